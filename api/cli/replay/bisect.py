@@ -29,7 +29,7 @@ from replay.verify.chain_proof import prove
 
 
 class BisectQuery(NamedTuple):
-    """What is to be looked through."""
+    """The range and the replicas to search."""
 
     recording: Recording
     moments: tuple[Moment | None, Moment | None]
@@ -38,12 +38,12 @@ class BisectQuery(NamedTuple):
     replicas: set[ReplicaId] | None
 
     def gaps(self) -> Gaps:
-        """What the recording lacks."""
+        """The gaps of the recording."""
         return prove(self.recording).gaps
 
 
 class BisectResult(NamedTuple):
-    """What came of it."""
+    """The result of a search."""
 
     what: str
     parts: bool

@@ -20,7 +20,7 @@ from replay.whatif.scenario import Scenario
 
 
 class ClosedLoopArguments(NamedTuple):
-    """What only a closed loop can be told."""
+    """The options of a closed loop alone."""
 
     engine: tuple[str, ...] = ()
     """KEY=VALUE."""

@@ -24,7 +24,7 @@ AFTER_MS = 900_000
 BEFORE_MS = 60_000
 """And so much before it, for what was under way then."""
 LAST_MS = 3_600_000
-"""How far a list of a running deployment's requests goes back if no start is given."""
+"""A list of a running deployment's requests goes back so far if no start is given."""
 LIMIT = 20
 KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
@@ -102,10 +102,10 @@ def _list(source: RecordingSource, chosen: dict[str, Any], *, as_json: bool) -> 
     start, end = (_moment(chosen.pop(name), now_ms) for name in ("start", "end"))
     if start is None and source.connection is not None:
         start = AtTime(now_ms - LAST_MS)
-    wanted = RecordingRange(start, AtTime(end.time_ms + AFTER_MS) if isinstance(end, AtTime) else None)
+    range_ = RecordingRange(start, AtTime(end.time_ms + AFTER_MS) if isinstance(end, AtTime) else None)
     ranked = chosen["slowest"] is not None or chosen["mispredicted"] is not None
     limit = chosen.pop("limit") or (None if ranked or as_json else LIMIT)
-    with source.opened(wanted) as recording:
+    with source.opened(range_) as recording:
         found = list_requests(recording, **chosen, start=start, end=end, limit=limit)
     print_result(requests_text(found, _where(source)), {"requests": found}, as_json=as_json)
 

@@ -41,7 +41,7 @@ def export(
     """Write the log, or a range of it, to FILE: compressed, with checksums, and with the snapshot before it.
 
     Every command that takes `--log FILE` then works without a server. The file holds no prompt and no token; the
-    deployment's key is not in it: who has a copy of that can prove elsewhere that nothing was changed.
+    deployment's key is not in it. With a copy of the key, the file's chains can be proved elsewhere.
 
     With --redact, names of workers, replicas and tenants are replaced, addresses and free texts are gone. Models and
     request ids stay, because decisions rest on them.
@@ -54,23 +54,23 @@ def export(
     """
     clock = SystemClock()
     started_ms, now_ms = clock.monotonic_ms(), source.now_ms
-    wanted = RecordingRange(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
+    range_ = RecordingRange(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
     with draft(target, force=force) as written:
-        archived, done = _redacted(source, written, wanted, clock) if without_names else _plain(source, written, wanted)
-        found = summarize_export(target, written, wanted, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
+        archived, done = _redacted(source, written, range_, clock) if without_names else _plain(source, written, range_)
+        found = summarize_export(target, written, range_, archived, done, (clock.monotonic_ms() - started_ms) / 1000)
     print_result(export_text(found), found, as_json=as_json)
 
 
-def _plain(source: RecordingSource, written: Path, wanted: RecordingRange) -> tuple[ExportedRange, None]:
-    return source.copied(written, wanted, show_progress()), None
+def _plain(source: RecordingSource, written: Path, range_: RecordingRange) -> tuple[ExportedRange, None]:
+    return source.copied(written, range_, show_progress()), None
 
 
 def _redacted(
-    source: RecordingSource, written: Path, wanted: RecordingRange, clock: Clock
+    source: RecordingSource, written: Path, range_: RecordingRange, clock: Clock
 ) -> tuple[ExportedRange, RedactionResult]:
-    with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # for nobody else to read
+    with tempfile.TemporaryDirectory(prefix="contrail-") as folder:  # readable by this user alone
         path = Path(folder) / "log"
-        archived = source.copied(path, wanted, show_progress())
+        archived = source.copied(path, range_, show_progress())
         with ArchiveReader.open(path) as whole:
             done = redact(
                 whole,

@@ -52,12 +52,12 @@ async def _serve(source: RecordingSource, host: str, port: int, *, browser: bool
             server = HttpServer(create_page(shown.questions, token), listener)
             address = await server.start()
             where = f"http://{join_address(address.host, address.port)}/debug"
-            _say(where if token is None else f"{where}?token={token}", browser=browser)
+            _print_address(where if token is None else f"{where}?token={token}", browser=browser)
             await _until_over(shown, ending)
             await server.stop(GRACE_S)
 
 
-def _say(where: str, *, browser: bool) -> None:
+def _print_address(where: str, *, browser: bool) -> None:
     click.echo(where)
     click.echo("Ctrl-C ends it.", err=True)
     if browser:
@@ -65,7 +65,7 @@ def _say(where: str, *, browser: bool) -> None:
 
 
 async def _until_over(shown: PageBackend, ending: asyncio.Future[str]) -> None:
-    """We are told to end, or the recording cannot grow any more: then the error is raised."""
+    """Returns at the signal to end; if the recording cannot grow any more, its error is raised."""
     both: list[asyncio.Future[Any]] = [ending, shown.over]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     if shown.over.done():

@@ -25,7 +25,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "c
 
 
 class PromptInput(NamedTuple):
-    """What the caller gave: one of the two."""
+    """The prompt as text or as tokens, one of the two."""
 
     text: Path | None
     tokens: str | None

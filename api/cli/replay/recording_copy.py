@@ -37,25 +37,25 @@ LAST_MS = 253_402_300_799_000
 
 
 async def copy_log(
-    connection: DeploymentRef, path: Path, wanted: RecordingRange, progress: Progress | None = None
+    connection: DeploymentRef, path: Path, range_: RecordingRange, progress: Progress | None = None
 ) -> ExportedRange:
-    """The wanted part of the deployment's log stands in the file, with the snapshot before it."""
+    """The range of the deployment's log stands in the file, with the snapshot before it."""
     chain_key = connection.key.chain_key
     async with open_log(connection) as log:
         writer = ArchiveWriter(path, connection.namespace, chain_key, program(), SystemClock().wall_ms())
         with _finished(writer):
-            bounds = await _bounds(log, wanted, SystemClock().wall_ms())
+            bounds = await _bounds(log, range_, SystemClock().wall_ms())
             store = SnapshotStore(log, connection.namespace, chain_key)
-            tell = show_progress() if progress is None else progress
-            found = await archive(log, store, writer, bounds.range, tell, fold_version=FOLD_VERSION)
+            report = show_progress() if progress is None else progress
+            found = await archive(log, store, writer, bounds.range, report, fold_version=FOLD_VERSION)
             writer.finish(writer.contents(bounds.from_ms, bounds.to_ms))
     return found
 
 
 async def copy_archive(
-    source: ArchiveReader, key: DeploymentKey | None, path: Path, wanted: RecordingRange, progress: Progress
+    source: ArchiveReader, key: DeploymentKey | None, path: Path, range_: RecordingRange, progress: Progress
 ) -> ExportedRange:
-    """The same of an archive. Whatever can be told of the key can be told of the copy too."""
+    """The same of an archive. Proofs by the key hold for the copy too."""
     contents = source.contents
     if key is not None and not contents.redacted and key_check(key.chain_key) != contents.key_check:
         raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
@@ -64,9 +64,9 @@ async def copy_archive(
         path, contents.namespace, chain_key, program(), SystemClock().wall_ms(), check=contents.key_check
     )
     with _finished(writer):
-        bounds = await _bounds(ArchiveLog(source), wanted, contents.end_ms)
+        bounds = await _bounds(ArchiveLog(source), range_, contents.end_ms)
         found = await cut(source, writer, bounds.range, show_progress() if progress is None else progress)
-        from_ms = contents.from_ms if wanted.start is None else bounds.from_ms
+        from_ms = contents.from_ms if range_.start is None else bounds.from_ms
         writer.finish(writer.contents(from_ms, bounds.to_ms, redacted=contents.redacted))
     return found
 
@@ -76,13 +76,13 @@ def _finished(writer: ArchiveWriter) -> Iterator[None]:
     """The writer's file is whole in the end, or gone."""
     try:
         yield
-    except BaseException:  # whatever it was, half a file is of no use
+    except BaseException:  # half a file is of no use
         writer.abandon()
         raise
 
 
 def program() -> str:
-    """Who writes an archive."""
+    """The name and version of this program, as archives record it."""
     return f"{PROGRAM} {version(PROGRAM)}"
 
 
@@ -98,18 +98,18 @@ class _Bounds(NamedTuple):
     to_ms: int
 
 
-async def _bounds(log: EventLog, wanted: RecordingRange, now_ms: int) -> _Bounds:
+async def _bounds(log: EventLog, range_: RecordingRange, now_ms: int) -> _Bounds:
     """CallerError if nothing lies between."""
     streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
-    start, end = [await _place(log, streams, moment, now_ms) for moment in wanted]
+    start, end = [await _place(log, streams, moment, now_ms) for moment in range_]
     if start is not None or end is not None:
         starts, ends = start or dict.fromkeys(streams, StreamSeq(1)), end or await _beyond(log, streams)
         if not any(starts[stream] < ends[stream] for stream in streams):
             has = await _reach(log, streams)
-            asked = f"what lies from {_words(wanted.start, 'its start')} up to {_words(wanted.end, 'its end')}"
+            asked = f"what lies from {_words(range_.start, 'its start')} up to {_words(range_.end, 'its end')}"
             raise CallerError(f"the log has nothing between these moments: {has}, and asked for is {asked} (UTC)")
-    from_ms = 0 if start is None else await _time_ms(log, wanted.start, start, now_ms)
-    return _Bounds(Range(start, end), from_ms, min(now_ms, await _time_ms(log, wanted.end, end or {}, now_ms)))
+    from_ms = 0 if start is None else await _time_ms(log, range_.start, start, now_ms)
+    return _Bounds(Range(start, end), from_ms, min(now_ms, await _time_ms(log, range_.end, end or {}, now_ms)))
 
 
 async def _reach(log: EventLog, streams: list[StreamName]) -> str:

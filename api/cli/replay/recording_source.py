@@ -37,18 +37,18 @@ from streams.archive.archive_reader import ArchiveReader
 
 @dataclass(frozen=True, slots=True)
 class RecordingSource:
-    """Where the history comes from: a file, or a deployment."""
+    """The source of a recording: a file, or a deployment."""
 
     file: Path | None
     key: DeploymentKey | None
-    """For a file; None if nobody gave it."""
+    """The key given for a file; None if none was."""
     connection: DeploymentRef | None
     spare_keys: tuple[Path, ...] = ()
-    """Files that may hold a file's key, if nobody gave it."""
+    """Files that may hold the key of `file`, if none was given."""
 
     @contextmanager
-    def opened(self, wanted: RecordingRange = RecordingRange()) -> Iterator[Recording]:  # noqa: B008 - immutable
-        """The recording, which holds at least what is wanted and all that it takes to fold it. CallerError, Corrupt or
+    def opened(self, range_: RecordingRange = RecordingRange()) -> Iterator[Recording]:  # noqa: B008 - immutable
+        """The recording, which holds at least the range and all that it takes to fold it. CallerError, Corrupt or
         Unavailable if there is none."""
         if self.file is not None:
             with ArchiveReader.open(self.file) as archived:
@@ -57,13 +57,13 @@ class RecordingSource:
         assert self.connection is not None
         with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
             path = Path(folder) / "log"
-            asyncio.run(copy_log(self.connection, path, wanted))
+            asyncio.run(copy_log(self.connection, path, range_))
             with Recording.open(path, self.connection.key) as recording:
                 yield recording
 
     @property
     def now_ms(self) -> int:
-        """What `-15m` goes back from: now, or the end of an export."""
+        """The time that `-15m` goes back from: now, or the end of an export."""
         if self.file is None:
             return SystemClock().wall_ms()
         with ArchiveReader.open(self.file) as archived:
@@ -79,19 +79,19 @@ class RecordingSource:
         return self.key
 
     def chain_key_of(self, contents: Contents) -> bytes:
-        """What the messages of an archive from this source are sealed with; empty if nobody knows it."""
+        """The chain key of an archive from this source; empty if it is unknown."""
         if contents.redacted:
             return bytes.fromhex(contents.chain_key)
         key = self.connection.key if self.connection is not None else self.key_of(contents)
         return b"" if key is None else key.chain_key
 
-    def copied(self, path: Path, wanted: RecordingRange, progress: Progress) -> ExportedRange:
-        """What is wanted stands in a new file. CallerError if there is nothing."""
+    def copied(self, path: Path, range_: RecordingRange, progress: Progress) -> ExportedRange:
+        """The range is copied into a new file. CallerError if it is empty."""
         if self.connection is not None:
-            return asyncio.run(copy_log(self.connection, path, wanted, progress))
+            return asyncio.run(copy_log(self.connection, path, range_, progress))
         assert self.file is not None
         with ArchiveReader.open(self.file) as archived:
-            return asyncio.run(copy_archive(archived, self.key_of(archived.contents), path, wanted, progress))
+            return asyncio.run(copy_archive(archived, self.key_of(archived.contents), path, range_, progress))
 
 
 LOG_OPTION = click.option(

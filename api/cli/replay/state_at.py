@@ -64,7 +64,7 @@ def at(
     given = PromptInput(asked.pop("text"), asked.pop("tokens"), asked.pop("tokenizer"))
     asks = given.text is not None or given.tokens is not None
     _check(given, asks=asks, differs=until is not None)
-    with source.opened(_wanted(source, moments, BACK_MS if replica is None else BELIEF_BACK_MS)) as recording:
+    with source.opened(_range_around(source, moments, BACK_MS if replica is None else BELIEF_BACK_MS)) as recording:
         stands = [state_at(recording, each, replica, show_progress("folding the log")) for each in moments]
         if asks:
             _ask(source, recording, stands[0], given, as_json=as_json, **asked)
@@ -115,7 +115,7 @@ def _key(source: RecordingSource, recording: Recording) -> DeploymentKey:
     return key
 
 
-def _wanted(source: RecordingSource, moments: list[Moment], back_ms: int) -> RecordingRange:
+def _range_around(source: RecordingSource, moments: list[Moment], back_ms: int) -> RecordingRange:
     """The part of a running deployment's log that leads up to these moments; all of a file."""
     return RecordingRange() if source.connection is None else asyncio.run(_around(source, moments, back_ms))
 

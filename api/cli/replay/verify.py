@@ -80,7 +80,7 @@ def verify(
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[Callable[[Verdict], Any]]:
-    """What writes verdicts to the file, if there is to be one."""
+    """A function that writes verdicts to the file, if there is one."""
     if path is None:
         yield lambda _: None
         return

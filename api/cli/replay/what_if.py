@@ -55,23 +55,22 @@ def what_if(
     as_json: bool,
     changes: bool,
 ) -> None:
-    """Decide the recorded requests again under other settings, and say what that would have won or cost.
+    """Decide the recorded requests again under other settings, and compare the outcomes.
 
     Several scenarios (--try, --sweep) make one table, the best first. Without any option, the usual ones are tried:
     weights of `time` and of `kv`, and the simpler policies.
     Milliseconds are estimated from the record itself; caches and loads stay as recorded.
 
-    What deciding again cannot know: what an engine would have cached or evicted, had other requests come to it; how
-    much longer or shorter a request would have taken there (each takes as long as it took); when a client would have
-    sent what follows on a late answer; and whether requests that were refused or held would have been. So a scenario
-    finds too little cached where it moves requests, the more so the more it moves, and too little waiting where it
-    crowds them: trust small changes of weights more than another policy, and ask again with --closed-loop.
+    A new decision does not change the record: caches and durations of requests stay, clients send follow-ups at the
+    same time, and refused or held requests stay refused or held. So a scenario finds too few cached blocks where it
+    moves requests, and too little waiting where it crowds them. Trust small changes of weights more than another
+    policy, and repeat the question with --closed-loop.
 
-    With --closed-loop the requests are run again instead, on simulated engines that are as fast as the record shows:
-    what would have happened, caches, queues and times included. The recorded settings are run, too, beside what was
-    really recorded: that says how far the simulation is off. A request whose prompt goes on with that of an earlier
-    one comes as long after that one's end as it did; --open-arrivals has all come when they came. Caches begin empty:
-    what came before --from is run and not counted. Of a deployment its whole log is read: for less, `contrail export`.
+    With --closed-loop the requests run again on simulated engines that are as fast as the record shows, with caches,
+    queues and times. The recorded settings run too: compared with the record, they show the error of the simulation.
+    A request that continues an earlier prompt arrives as long after the earlier answer as in the record; with
+    --open-arrivals all requests arrive at their recorded times. Caches begin empty; requests before --from run
+    without being counted. The whole log of a deployment is read: use `contrail export` for a part.
 
     \b
     contrail replay what-if --log incident.contrail
@@ -106,7 +105,7 @@ def _refuse_with_loop() -> None:
 
 
 def _base(given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int) -> dict[str, Any]:
-    """What all scenarios have in common."""
+    """The settings that all scenarios share."""
     base = pairs(given)
     if policy is not None:
         base["policy"] = policy

@@ -79,7 +79,7 @@ def test_before_its_first_snapshot_the_silent_are_not_known(stage: Stage, tmp_pa
             "routing begins at 3, without a snapshot",
         ]
         assert (believed.cut, believed.seat and believed.seat.request) == (held.cut, "s")
-        said = f"{', '.join(held.cut)}: who was silent since then is not known"
+        said = f"{', '.join(held.cut)}: sources silent since then are unknown"
         assert said in render(state_text(held))
         assert said in render(state_text(believed))
         recording.keep(recording.end, b"".join(encode(recording.state_at(recording.end))))

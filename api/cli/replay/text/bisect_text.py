@@ -1,4 +1,4 @@
-"""What `contrail replay bisect` found, for people: where two part, and what came just before it."""
+"""The result of `contrail replay bisect` as text: the first difference, and the events just before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a closed loop found, as a page of text: the verdict, the table, and what it rests on."""
+"""The result of a closed loop as text: the verdict, the table, and its basis."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def closed_loop_text(answer: ClosedLoopResult) -> Text:
     """The page."""
     basis, best = answer.basis, answer.best
     first, last = time_text(basis.first_ms), time_text(basis.last_ms)
-    came = f"{count_text(basis.requests, 'request')} that came from {first} to {last}"
-    yield f"{came}, run again on {count_text(len(basis.workers), 'simulated worker')}"
+    requests = f"{count_text(basis.requests, 'request')} that came from {first} to {last}"
+    yield f"{requests}, run again on {count_text(len(basis.workers), 'simulated worker')}"
     yield ""
     if best is None:
         yield "None of them is better than the recorded settings." if answer.outcomes else "Nothing else was asked."
@@ -116,7 +116,7 @@ def _model_lines(answer: ClosedLoopResult) -> Iterator[str]:
 
 
 def _prefill_line(basis: ClosedLoopBasis, speeds: EngineSpeeds) -> str:
-    """How fast prompts are computed in the runs, and where that is from."""
+    """The speed of prefills in the runs, and its source."""
     engine, given = basis.engine, PREFILL_SPEEDS & set(basis.given)
     by = (
         f", by {count_text(speeds.prefill_samples, 'first token')} {speeds.prefill_of}"
@@ -183,7 +183,7 @@ def _fleet_lines(answer: ClosedLoopResult) -> Iterator[str]:
 
 
 def notes(answer: ClosedLoopResult) -> list[str]:
-    """What the runs do not have that a deployment has, and which of the settings asked for that makes vain."""
+    """Differences between the runs and a deployment, and the settings without effect because of them."""
     found = ["Routers know at once what engines do."]
     if answer.unread:
         vain = ", ".join(answer.unread)

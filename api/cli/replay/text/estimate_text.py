@@ -1,4 +1,4 @@
-"""A decision by estimated time, or by a session's order, as lines of text: how a cost comes about, and who was held."""
+"""A decision by estimated time, or by a session's order, as lines of text: the cost formula, and held requests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SOURCES = {
     "learned": "as this replica had learned from first tokens",
     "default": "by default: this replica had not learned it yet",
 }
-"""What is behind the words of `EstimateBasis.source`."""
+"""The words of `EstimateBasis.source` as phrases."""
 SOURCES_ASKED = {
     "set": "as set",
     "learned": "as was learned from first tokens by the newest decision that says it",
     "default": "by default: no decision by then says what was learned",
 }
-"""The same of a decision that nobody made."""
+"""The same for a decision that was not made."""
 
 
 def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
-    """How the costs in the table come about; none under a policy that estimates nothing."""
+    """The formula of the costs in the table; none under a policy that estimates nothing."""
     if estimates is not None:
         yield "cost", _formula(estimates)
         if "own_weight" in estimates.weights:
@@ -37,7 +37,7 @@ def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] =
 
 
 def hold_lines(attempt: AttemptExplanation) -> Iterator[Line]:
-    """Why it was held in the router, and who was held beside it; to be read behind its wait."""
+    """The reason why it was held in the router, and the requests held beside it; follows the line on its wait."""
     hold = attempt.hold
     if hold is None:
         return
@@ -70,7 +70,7 @@ def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
 
 
 def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
-    """What stands above the costs of a table of such candidates."""
+    """The heads of the cost columns of such candidates."""
     held = ("+ held",) if _held(rows) else ()
     if not _by_terms(rows):
         return ("cost, ms", "wait", *held)

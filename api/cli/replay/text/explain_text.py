@@ -1,6 +1,4 @@
-"""An explanation as a page of text: what was known, why that worker, what it would have taken, what came of it; and a
-list of requests as a table, one attempt a line.
-"""
+"""An explanation as text: the reason of the decision, its candidates, and the outcome; and a table of requests."""
 
 from __future__ import annotations
 
@@ -34,11 +32,11 @@ WAITED_FOR = {
     "behind": "others came first",
     "prefill": "its worker computed other prompts",
 }
-"""What is behind the words of `core.events.routing.WAITS_FOR`."""
+"""The words of `core.events.routing.WAITS_FOR` as phrases."""
 
 
 def explain_text(explanation: Explanation) -> Text:
-    """The page; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
+    """The explanation; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
     yield f"request {explanation.request}, model {explanation.model}"
     if explanation.uses > 1:
         yield f"{explanation.uses} requests had this id; this is the last one that was routed"
@@ -100,14 +98,14 @@ def _waited(queued: QueueWait) -> str:
 
 def _goes_on(attempt: AttemptExplanation) -> str:
     count = attempt.told_tokens
-    told = f"{count} {plural(count, 'token')} that the client has"
+    tokens = f"{count} {plural(count, 'token')} that the client has"
     if attempt.compared:
-        return f"from the start: the {told} {plural(count, 'was', 'were')} made again and compared"
-    return f"behind {told}; {plural(count, 'it is', 'they are')} in the prompt"
+        return f"from the start: the {tokens} {plural(count, 'was', 'were')} made again and compared"
+    return f"behind {tokens}; {plural(count, 'it is', 'they are')} in the prompt"
 
 
 def _setting(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
-    """What it was decided on."""
+    """The inputs of the decision."""
     changed = ", ".join(f"{name} {value}" for name, value in attempt.settings_changed.items() if name != "policy")
     if attempt.settings is None:
         settings = f"revision {attempt.settings_revision}, which the log does not have"
@@ -181,7 +179,7 @@ def _work(row: CandidateRow) -> tuple[str, ...]:
 
 
 def _known(row: CandidateRow) -> tuple[str, ...]:
-    """What was in flight, and how old was what the index knew."""
+    """The load in flight, and the age of the index's knowledge."""
     flying, known = row.in_flight, row.knowledge
     tokens = flying.prefill_tokens
     return (
@@ -199,7 +197,7 @@ def _ago(age_ms: int | None) -> str:
 
 
 def _then(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
-    """What came of it."""
+    """The outcome."""
     if attempt.real_cached_tokens is None:
         yield "then", "no first token is in the log"
     else:
@@ -228,11 +226,11 @@ def _phases(phases: FirstTokenPhases | None) -> str:
 def _cache(attempt: AttemptExplanation) -> str:
     real, reuse = attempt.real_cached_tokens, attempt.reuse
     prompt = f"{attempt.prompt_tokens} {plural(attempt.prompt_tokens, 'prompt token')}"
-    said = f"{real} of {prompt} came from the cache"
+    cached = f"{real} of {prompt} came from the cache"
     if reuse is None or reuse.verdict == "as_predicted":
-        return f"{said}, as predicted"
+        return f"{cached}, as predicted"
     where = f" ({reuse.stream}:{reuse.seq})" if reuse.stream is not None else ""
-    return f"{said}, predicted {attempt.predicted_cached_tokens}; {reuse.text}{where}"
+    return f"{cached}, predicted {attempt.predicted_cached_tokens}; {reuse.text}{where}"
 
 
 def left_out(excluded: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -249,11 +247,11 @@ _HEADS = ("time", "request", "worker", "replica", "prompt", "cached", "predicted
 def requests_text(listed: list[RequestListEntry], where: str) -> Text:
     """The table; `where` is what to add to a command for it to ask the same log."""
     if not listed:
-        yield "no request in the log is like that"
+        yield "No request in the log matches."
         return
     yield Table(_HEADS, [_cells(each) for each in listed], "<<<<>>>>><")
     yield ""
-    yield Command(f"contrail explain {listed[0].request}{where}    says why, and what came of it")
+    yield Command(f"contrail explain {listed[0].request}{where}    explains its decision and outcome")
 
 
 def _cells(each: RequestListEntry) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What an export holds, for whoever made it: as JSON with stable keys, and as one line with warnings behind it."""
+"""The content of an export, as JSON with stable keys, and as one line with warnings behind it."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True, rename={"start": 
     snapshots: list[str]
     """Ids, oldest first."""
     ranged: bool
-    """Whether a beginning was asked for."""
+    """True if a start was given."""
     base: str | None
     """The snapshot that the range begins with; null if it begins where the log does."""
     base_time: str | None
     cut: dict[str, int]
-    """Streams whose head retention took with no snapshot in its place, and where they begin."""
+    """Streams without their head, which retention took and no snapshot has, with their first sequences."""
     redacted: bool
     names_replaced: int
     foreign_request_ids: int
@@ -58,18 +58,18 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True, rename={"start": 
 def summarize_export(
     file: Path,
     draft: Path,
-    wanted: RecordingRange,
+    range_: RecordingRange,
     archived: ExportedRange,
     done: RedactionResult | None,
     took_s: float,
 ) -> ExportSummary:
-    """What the draft holds, which is read once from end to end. Corrupt if the disk gives back something else than it
-    was given."""
+    """The content of the draft, which is read once from end to end. Corrupt if the disk gives back other bytes than
+    were written."""
     with ArchiveReader.open(draft) as archive:
         for _ in archive.check():
             pass
         contents = archive.contents
-    start, end = _range(contents, wanted)
+    start, end = _range(contents, range_)
     return ExportSummary(
         file=str(file),
         size_bytes=draft.stat().st_size,
@@ -78,7 +78,7 @@ def summarize_export(
         end=end,
         streams=_streams(contents),
         snapshots=[saved.manifest.id for saved in contents.snapshots],
-        ranged=wanted.start is not None,
+        ranged=range_.start is not None,
         base=None if archived.base is None else archived.base.id,
         base_time=None if archived.base is None else time_text(archived.base.made_ms),
         cut={str(stream): first for stream, first in archived.cut.items()},
@@ -107,12 +107,12 @@ def export_text(found: ExportSummary) -> Text:
     yield from (Mark(f"warning: {warning}", WARNING) for warning in found.warnings)
 
 
-def _range(contents: Contents, wanted: RecordingRange) -> tuple[str | None, str | None]:
+def _range(contents: Contents, range_: RecordingRange) -> tuple[str | None, str | None]:
     if not contents.blocks:
         return None, None
     first_ms, last_ms = min(b.first_ms for b in contents.blocks), max(b.last_ms for b in contents.blocks)
-    from_ms = first_ms if wanted.start is None else contents.from_ms
-    return time_text(from_ms), time_text(last_ms if wanted.end is None else contents.to_ms)
+    from_ms = first_ms if range_.start is None else contents.from_ms
+    return time_text(from_ms), time_text(last_ms if range_.end is None else contents.to_ms)
 
 
 def _streams(contents: Contents) -> dict[str, ExportedStream]:

@@ -1,4 +1,4 @@
-"""Where a prompt was computed, as lines of text: the verdict, the job by its events, and what came of it."""
+"""The place where a prompt was computed, as lines of text: the decision, the job by its events, and the outcome."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def prefill_lines(attempt: AttemptExplanation) -> Iterator[Line]:
         yield "prefer", f"no prefill worker held more of the prompt than {attempt.worker_name}"
     if attempt.job is not None:
         yield from _job(attempt.job)
-    told = attempt.job is not None and attempt.job.outcome in {"pulled", "cancelled"}
-    if attempt.prefill is not None and attempt.prefill.came and not told:
+    has_end = attempt.job is not None and attempt.job.outcome in {"pulled", "cancelled"}
+    if attempt.prefill is not None and attempt.prefill.came and not has_end:
         yield "", attempt.prefill.came
 
 
 def of_which(attempt: AttemptExplanation) -> str:
-    """How much of the time to the first token went into having the prompt computed elsewhere; empty if none."""
+    """The part of the time to the first token that a remote prefill took; empty if none."""
     it = attempt.prefill
     if it is None or not it.outcome:
         return ""
@@ -42,9 +42,9 @@ def _job(job: PrefillJobTrace) -> Iterator[Line]:
         yield "job", job.job
     else:
         tokens = f"{job.prompt_tokens} {plural(job.prompt_tokens, 'token')}"
-        wanted = f"{tokens}, of which it had {job.cached_tokens}"
+        prompt = f"{tokens}, of which it had {job.cached_tokens}"
         asked = f"asked for by {job.requester_name} at jobs:{job.asked_seq} ({job.asked})"
-        yield "job", f"{job.job}, {asked}: {wanted}; it waits {job.wait_max_ms} ms at most"
+        yield "job", f"{job.job}, {asked}: {prompt}; it waits {job.wait_max_ms} ms at most"
     for each in job.tries:
         yield from _try(each)
     yield from _end(job)

@@ -28,9 +28,9 @@ _REPLICAS = (
 
 
 def state_text(held: StateSummary) -> Text:
-    """Whose state it is and when, then who was there."""
+    """The state and its time, then the workers and replicas in it."""
     names = {each.replica: each.name for each in held.replicas}
-    yield from _whose(held)
+    yield from _header(held)
     yield Facts([("settings", _settings(held))], 10, indent="")
     yield ""
     if held.workers:
@@ -57,31 +57,31 @@ def _by_name(each: WorkerSummary | ReplicaSummary) -> tuple[str, str]:
     return each.name, each.worker if isinstance(each, WorkerSummary) else each.replica
 
 
-def _whose(held: StateSummary) -> Text:
+def _header(held: StateSummary) -> Text:
     """The log's state, or what a replica believed."""
     upto = ", ".join(f"{stream}:{seq}" for stream, seq in held.cursor.items())
-    seat, more = held.seat, list[str]()
-    if seat is None:
+    belief, more = held.seat, list[str]()
+    if belief is None:
         yield f"{held.time}  the log up to {upto}"
     else:
-        yield f"{held.time}  {_believed(seat)}"
+        yield f"{held.time}  {_belief_text(belief)}"
         more.append(f"it had read the log up to {upto}")
-        if ahead := seat.ahead_events:
-            events = plural(ahead, "event of its own that was", "events of its own that were")
-            more.append(f"and knew of {ahead} {events} not in there")
+        if own := belief.ahead_events:
+            events = plural(own, "event of its own that was", "events of its own that were")
+            more.append(f"and knew of {own} {events} not in there")
     if held.cut:
-        more.append(f"{', '.join(held.cut)}: who was silent since then is not known")
-    if seat is not None:
-        more += [f"in doubt: {doubt}" for doubt in seat.doubts]
+        more.append(f"{', '.join(held.cut)}: sources silent since then are unknown")
+    if belief is not None:
+        more += [f"in doubt: {reason}" for reason in belief.doubts]
     yield Facts([("", line) for line in more], 10, indent="")
 
 
-def _believed(seat: BeliefSummary) -> str:
-    who = f"{seat.name} ({seat.replica})"
-    if seat.request is None:
-        return f"{who} had decided nothing that this log knows: the log's own state, and what it had said"
-    attempt = f", attempt {seat.attempt}" if seat.attempt else ""
-    return f"what {who} believed when it routed {seat.request}{attempt} (routing:{seat.seq})"
+def _belief_text(belief: BeliefSummary) -> str:
+    who = f"{belief.name} ({belief.replica})"
+    if belief.request is None:
+        return f"{who} has no earlier decision in this log: the log's own state, and the replica's own settings"
+    attempt = f", attempt {belief.attempt}" if belief.attempt else ""
+    return f"the view of {who} when it routed {belief.request}{attempt} (routing:{belief.seq})"
 
 
 def _settings(held: StateSummary) -> str:
@@ -118,8 +118,8 @@ def _remarks(worker: WorkerSummary, names: dict[str, str]) -> list[str]:
     if worker.load is not None and worker.load.draining:
         remarks.append("draining")
     for replica, reasons in worker.local.items():
-        said = ", ".join(reasons).replace("_", " ")
-        remarks.append(f"{said} to {names.get(replica, replica)}")
+        text = ", ".join(reasons).replace("_", " ")
+        remarks.append(f"{text} to {names.get(replica, replica)}")
     return remarks
 
 
@@ -141,28 +141,26 @@ def _replica(replica: ReplicaSummary) -> tuple[str, ...]:
 
 
 def difference_text(difference: StateDiff) -> Text:
-    """What changed, workers first."""
+    """The changes, workers first."""
     first, second = difference.time
     moved = ", ".join(f"{count:,} in {stream}" for stream, count in difference.messages.items() if count)
     yield f"from {first} to {second}, messages: {moved or 'none'}"
     if difference.nothing:
-        yield "nothing that a state holds has changed"
+        yield "nothing has changed in the state"
         return
-    for said, people in (
+    for sentence, joined in (
         ("worker {} joined", difference.workers_joined),
         ("worker {} is gone", difference.workers_gone),
         ("replica {} joined", difference.replicas_joined),
         ("replica {} is gone", difference.replicas_gone),
     ):
-        yield from (said.format(f"{each.name} ({each.id})") for each in people)
+        yield from (sentence.format(f"{each.name} ({each.id})") for each in joined)
     for replica in difference.replicas:
         for name, (before, after) in replica.settings.items():
             yield f"replica {replica.name}: {name} {before} became {after}"
     made = sum(replica.decisions for replica in difference.replicas)
     started, ended = difference.requests_started, difference.requests_ended
-    came = plural(started, "request came and is under way", "requests came and are under way")
-    gone = plural(ended, "that was is not any more", "that were are not any more")
-    yield f"{count_text(made, 'decision')}; {started} {came}, {ended} {gone}"
+    yield f"{count_text(made, 'decision')}; {count_text(started, 'request')} started, {ended:,} ended"
     if difference.workers:
         heads = ("worker", "blocks gained", "lost", "requests", "active blocks", "waiting")
         rows = [_change(each) for each in sorted(difference.workers, key=lambda each: each.name)]
@@ -196,8 +194,8 @@ def _pair(pair: Sequence[int | None]) -> str:
 
 
 def asked_text(asked: PromptRoute, held: StateSummary) -> Text:
-    """Where the prompt would have gone, and why."""
-    yield from _whose(held)
+    """The worker that the prompt would have gone to, and the reason."""
+    yield from _header(held)
     goes = "the draw decides; one with seed 0 gives " if asked.drawn else "would go to "
     where = f"{goes}{asked.worker_name} ({asked.worker})" if asked.worker else "no worker could have taken it"
     size = size_text(asked.prompt_tokens, asked.prompt_blocks, asked.block_size)

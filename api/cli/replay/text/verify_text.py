@@ -1,4 +1,4 @@
-"""The result of `contrail replay verify`, as a page and as JSON: the answer first, then what it rests on."""
+"""The result of `contrail replay verify`, as a verdict with tables and as JSON."""
 
 from __future__ import annotations
 
@@ -8,182 +8,104 @@ from typing import Any
 import msgspec
 
 from api.cli.quantities import count_text, plural
-from api.cli.renderer import OK, PROBLEM, WARNING, Facts, Mark, Text
+from api.cli.renderer import OK, PROBLEM, WARNING, Facts, Mark, Table, Text
 from core.event_json import hash_text, time_text
+from core.subjects import ROUTING
 from replay.playback.fold_reports import FoldDifference
 from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
 from replay.verify.judge import TERMS, DecisionDifference, DecisionSide
-from replay.verify.prefills import PREFILL_TERMS, PrefillDifference, PrefillResult
+from replay.verify.prefills import PREFILL_TERMS, JobCounts, PrefillDifference
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10
-"""Of each list, in text; JSON has all that is kept."""
+"""Items shown of each list in text; JSON has all that are kept."""
 MILLI = 1000
-NOT_JUDGED = {"version": "given by another version of the program's rules"}
-
-
-def _prefill_answer(found: PrefillResult) -> str:
-    """The sentence for a record in which these alone differ; empty if they do not."""
-    if found.different:
-        verdicts = f"{found.different:,} of {count_text(found.total, 'verdict')} on where to compute a prompt"
-        rested = plural(
-            found.different, "does not follow from what it rested on", "do not follow from what they rested on"
-        )
-        return f"Every decision follows from the log, but {verdicts} {rested}."
-    if found.jobs.different:
-        times = count_text(found.jobs.different, "time")
-        return f"Every decision follows from the log, but {times} a prefill job was not as told."
-    return ""
-
-
-def _prefill_differences(found: PrefillResult) -> Iterator[str]:
-    """Each with both sides."""
-    for it in found.differences[:SHOWN]:
-        about = f"{it.request} attempt {it.attempt}, " if it.request else ""
-        about += f"job {it.job}, " if it.job else ""
-        yield f"  {about}said by {it.source_name} at {it.stream}:{it.seq} ({time_text(it.time_ms)})"
-        yield f"    differs: {PREFILL_TERMS.get(it.term, it.term)} ({it.term})"
-        yield f"      recorded {value_text(it.recorded)}, recomputed {value_text(it.recomputed)}"
-    more = found.differ - SHOWN
-    if more > 0:
-        yield f"  … and {more:,} more of prefills"
-
-
-def _prefill_counts(found: PrefillResult) -> Iterator[tuple[str, str]]:
-    """Nothing where no worker could have had a prompt computed elsewhere."""
-    if found.total:
-        told = f"{count_text(found.verified, 'verdict')} verified, {found.remote:,} of {found.total:,} asked others"
-        told += f", {found.different:,} different" if found.different else ""
-        yield "prefills", told
-        for reason, count in found.not_judged.items():
-            yield "not judged", f"{count_text(count, 'verdict')}: {NOT_JUDGED.get(reason, reason)}"
-    jobs = found.jobs
-    if jobs.asked:
-        ends = [
-            f"{jobs.pulled:,} pulled",
-            *(f"{count:,} {reason.replace('_', ' ')}" for reason, count in jobs.cancelled.items()),
-            *([f"{jobs.requester_ended:,} ended with their worker"] * bool(jobs.requester_ended)),
-            *([f"{jobs.open:,} open"] * bool(jobs.open)),
-            *([f"{count_text(jobs.different, 'time')} not as told"] * bool(jobs.different)),
-        ]
-        yield "jobs", f"{jobs.asked:,}: {', '.join(ends)}"
-    if unjudged := jobs.not_judged + jobs.untold:
-        yield "not judged", f"{count_text(unjudged, 'job')} or more: their messages are not all here"
-
-
-def _prefills_json(found: PrefillResult) -> dict[str, Any]:
-    """Stable snake_case keys."""
-    said: dict[str, Any] = msgspec.to_builtins(found)
-    said["differences"] = [_difference_json(it) for it in found.differences]
-    return said
-
-
-def _difference_json(it: PrefillDifference) -> dict[str, Any]:
-    said: dict[str, Any] = msgspec.to_builtins(it)
-    return said | {"time": time_text(said.pop("time_ms")), "request": it.request or None, "job": it.job or None}
-
-
 REASONS = {
     "version": "decided by another version of the program's rules",
     "settings": "their settings are not in this recording",
-    "replaced": "the history that they rest on was replaced",
-    "end": "they rest on messages behind the end of this recording",
-    "cut": "they rest on messages that retention took",
-    "deleted": "they rest on messages that are missing here",
+    "replaced": "the history that they depend on was replaced",
+    "end": "they depend on messages behind the end of this recording",
+    "cut": "they depend on messages that retention took",
+    "deleted": "they depend on messages that are missing here",
     "unknown": "messages of their own replica are missing",
-    "gap": "they rest on messages that are missing in a chain",
+    "gap": "they depend on messages that are missing in a chain",
     "repeat": "the same messages once more",
-    "foreign": "signed by somebody else than the owner of the subject",
+    "foreign": "signed by another source than the owner of the subject",
     "ended": "behind the end of their replica",
     "unreadable": "in messages that this program cannot read",
 }
 
 
-def verified_text(found: VerifyResult, names: Participants) -> Text:
-    """The page."""
-    left = bool(found.not_judged) or not found.decisions
-    yield Mark(_answer(found), PROBLEM if not found.holds else WARNING if left else OK)
-    yield from _chains(found.proof)
-    for difference in found.differences[:SHOWN]:
-        yield from difference_lines(difference)
-    more = found.different + found.refusals.different - SHOWN
-    if more > 0:
-        yield f"  … and {more:,} more; --write FILE has every decision"
-    yield from (f"  {_fold_difference(each, names)}" for each in found.folds.differences[:SHOWN])
-    yield from _prefill_differences(found.prefills)
-    yield ""
-    yield Facts(_counts(found), 12)
-    yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
-    if len(found.gaps) > SHOWN:
-        yield f"    … and {len(found.gaps) - SHOWN:,} more"
-
-
-def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
-    """Stable snake_case keys."""
-    return {
-        "holds": found.holds,
-        "decisions": found.decisions,
-        "verified": found.verified,
-        "different": found.different,
-        "not_judged": found.not_judged,
-        "not_judged_why": found.not_judged_why,
-        "unaccounted": found.unaccounted,
-        "differences": [difference_json(each) for each in found.differences],
-        "refusals": msgspec.to_builtins(found.refusals),
-        "folds": _folds_json(found, names),
-        "prefills": _prefills_json(found.prefills),
-        "chains": _chains_json(found.proof),
-        "gaps": [_gap_json(lack) for lack in found.gaps],
-        "replicas": [
-            {"replica": replica, "name": names.replica(replica), "decisions": count}
-            for replica, count in found.replicas.items()
-        ],
-        "seconds": round(found.seconds, 3),
-        "decisions_per_s": round(found.decisions_per_s, 1),
-        "digest": found.digest,
-    }
-
-
 # --- text --------------------------------------------------------------------------------------------------------
 
 
-def _answer(found: VerifyResult) -> str:
+def verified_text(found: VerifyResult, names: Participants) -> Text:
+    """The verdict, then the differences, then the counts."""
+    is_partial = bool(found.not_judged) or not found.decisions
+    yield Mark(_verdict(found), PROBLEM if not found.holds else WARNING if is_partial else OK)
+    broken, folds, prefills = found.proof, found.folds, found.prefills
+    yield from (f"  {each.kind}: {each.what}" for each in broken.breaks[:SHOWN])
+    yield from _more(broken.broken, "")
+    for difference in found.differences[:SHOWN]:
+        yield from difference_lines(difference)
+    yield from _more(found.different + found.refusals.different, "; --write FILE has every decision")
+    yield from (f"  {_fold_difference(each, names)}" for each in folds.differences[:SHOWN])
+    yield from _more(folds.different, " of folds")
+    for each in prefills.differences[:SHOWN]:
+        yield from _prefill_difference(each)
+    yield from _more(prefills.differ, " of prefills")
+    yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
+    yield Facts(_facts(found), 12)
+    yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
+    yield from _more(len(found.gaps), " gaps")
+
+
+def _verdict(found: VerifyResult) -> str:
+    different, refusals = found.different, found.refusals.different
+    decisions = count_text(found.decisions, "decision")
     if not found.proof.holds:
-        broken = f"The record does not hold: {count_text(found.proof.broken, 'break')} in its chains"
-        differ = found.different + found.refusals.different
-        follow = plural(differ, "does not follow", "do not follow")
-        return f"{broken}, and {count_text(differ, 'decision')} {follow} from it." if differ else f"{broken}."
-    if found.different or found.refusals.different:
-        refused = f", nor {count_text(found.refusals.different, 'refusal')}" if found.refusals.different else ""
-        follow = plural(found.different, "does not follow", "do not follow")
-        return f"{found.different:,} of {count_text(found.decisions, 'decision')} {follow} from the log{refused}."
-    if found.folds.different:
-        return "Every decision follows from the log, but a replica's fold was not what the log gives."
-    if prefills := _prefill_answer(found.prefills):
-        return prefills
+        differ = different + refusals
+        and_differ = f", and {count_text(differ, 'decision')} {_follow(differ)} from it" if differ else ""
+        return f"The record does not hold: {count_text(found.proof.broken, 'break')} in its chains{and_differ}."
+    if different or refusals:
+        refused = f", nor {count_text(refusals, 'refusal')}" if refusals else ""
+        return f"{different:,} of {decisions} {_follow(different)} from the log{refused}."
+    if exception := _exception(found):
+        return f"Every decision follows from the log, but {exception}."
     if found.unaccounted:
         return f"{count_text(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
-    return _all_well(found)
-
-
-def _all_well(found: VerifyResult) -> str:
-    left = sum(found.not_judged.values())
-    if left:
+    if not_judged := sum(found.not_judged.values()):
         follow = plural(found.verified, "follows", "follow")
-        decisions = count_text(found.decisions, "decision")
-        return f"{found.verified:,} of {decisions} {follow} from the log; {left:,} not judged."
-    if not found.decisions:
-        return "No decision is in this range."
-    return f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log."
+        return f"{found.verified:,} of {decisions} {follow} from the log; {not_judged:,} not judged."
+    all_follow = (
+        f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log."
+    )
+    return all_follow if found.decisions else "No decision is in this range."
 
 
-def _chains(proof: ChainProof) -> Iterator[str]:
-    for each in proof.breaks[:SHOWN]:
-        yield f"  {each.kind}: {each.what}"
-    if proof.broken > SHOWN:
-        yield f"  … and {proof.broken - SHOWN:,} more"
+def _exception(found: VerifyResult) -> str:
+    """A finding beside the decisions that does not follow from the log; empty if all do."""
+    prefills, jobs = found.prefills, found.prefills.jobs
+    if found.folds.different:
+        return "a replica's fold was not the fold of the log"
+    if prefills.different:
+        verdicts = f"{prefills.different:,} of {count_text(prefills.total, 'verdict')} on where to compute a prompt"
+        return f"{verdicts} {_follow(prefills.different)} from {plural(prefills.different, 'its', 'their')} inputs"
+    if jobs.different:
+        contradict = plural(jobs.different, "contradicts", "contradict")
+        return f"{count_text(jobs.different, 'event')} of prefill jobs {contradict} it"
+    return ""
+
+
+def _follow(count: int) -> str:
+    return plural(count, "does not follow", "do not follow")
+
+
+def _more(count: int, what: str) -> Iterator[str]:
+    if count > SHOWN:
+        yield f"  … and {count - SHOWN:,} more{what}"
 
 
 def difference_lines(it: DecisionDifference) -> Iterator[str]:
@@ -209,40 +131,67 @@ def value_text(value: Any) -> str:
 
 
 def _fold_difference(it: FoldDifference, names: Participants) -> str:
-    who, said = f"{names.replica(it.replica)} ({it.replica})", f"routing:{it.reported_seq}"
-    ours, theirs = hash_text(it.refolded), hash_text(it.digest)
-    return f"{who} had {theirs} as its fold of {it.stream} at {it.seq}, said at {said}; the log gives {ours}"
+    replica = f"{names.replica(it.replica)} ({it.replica})"
+    reported = f"{it.stream}:{it.seq} had digest {hash_text(it.digest)} by the report at routing:{it.reported_seq}"
+    return f"{replica}: the fold at {reported}; the log gives {hash_text(it.refolded)}"
 
 
-def _counts(found: VerifyResult) -> Iterator[tuple[str, str]]:
-    yield "verified", f"{found.verified:,}"
-    if found.different:
-        yield "different", f"{found.different:,}"
+def _prefill_difference(it: PrefillDifference) -> Iterator[str]:
+    about = f"{it.request} attempt {it.attempt}, " if it.request else ""
+    about += f"job {it.job}, " if it.job else ""
+    yield f"  {about}by {it.source_name} at {it.stream}:{it.seq} ({time_text(it.time_ms)})"
+    yield f"    differs: {PREFILL_TERMS.get(it.term, it.term)} ({it.term})"
+    yield f"      recorded {value_text(it.recorded)}, recomputed {value_text(it.recomputed)}"
+
+
+def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
+    """The rows of the table; kinds that the recording does not have are left out."""
+    refusals, folds, prefills = found.refusals, found.folds, found.prefills
+    rows = {
+        "decisions": (found.verified, found.different, sum(found.not_judged.values())),
+        "refusals": (refusals.verified, refusals.different, refusals.not_judged),
+        "folds": (folds.compared - folds.different - folds.not_judged, folds.different, folds.not_judged),
+        "prefills": (prefills.verified, prefills.different, sum(prefills.not_judged.values())),
+    }
+    return [(kind, *(f"{each:,}" for each in row)) for kind, row in rows.items() if kind == "decisions" or any(row)]
+
+
+def _facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
     for reason, count in found.not_judged.items():
         why = found.not_judged_why.get(reason, "")
         yield "not judged", f"{count:,}: {REASONS.get(reason, reason)}{f'; the first: {why}' if why else ''}"
-    refusals = found.refusals
-    if refusals.verified or refusals.different or refusals.not_judged:
-        told = f"{refusals.verified:,} verified"
-        told += f", {refusals.different:,} different" if refusals.different else ""
-        told += f", {refusals.not_judged:,} not judged" if refusals.not_judged else ""
-        yield "refusals", told
+    for reason, count in found.prefills.not_judged.items():
+        yield "not judged", f"{count_text(count, 'prefill verdict')}: {REASONS.get(reason, reason)}"
+    prefills, jobs = found.prefills, found.prefills.jobs
+    if prefills.total:
+        prompts = count_text(prefills.total, "prompt")
+        yield "prefills", f"{prefills.remote:,} of {prompts} requested from prefill workers"
+    if jobs.asked:
+        yield "jobs", _jobs(jobs)
+    if unjudged := jobs.not_judged + jobs.untold:
+        yield "not judged", f"{count_text(unjudged, 'job')} or more: their messages are not all here"
     yield "replicas", str(len(found.replicas))
-    yield "chains", _chains_told(found.proof)
-    folds = found.folds
-    not_judged = f", {folds.not_judged:,} not judged" if folds.not_judged else ""
-    compared = f"{folds.compared:,} compared with what replicas said of theirs"
-    yield "folds", f"{compared}, {folds.different:,} {plural(folds.different, 'differs', 'differ')}{not_judged}"
-    yield from _prefill_counts(found.prefills)
+    yield "chains", _chains(found.proof)
     yield "digest", found.digest
     yield "speed", f"{found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
     yield "gaps", f"{len(found.gaps) or 'none'}"
 
 
-def _chains_told(proof: ChainProof) -> str:
+def _jobs(jobs: JobCounts) -> str:
+    ends = {
+        "pulled": jobs.pulled,
+        **{reason.replace("_", " "): count for reason, count in jobs.cancelled.items()},
+        "ended with their worker": jobs.requester_ended,
+        "open": jobs.open,
+        "contradicted": jobs.different,
+    }
+    return f"{jobs.asked:,}: {', '.join(f'{count:,} {end}' for end, count in ends.items() if count)}"
+
+
+def _chains(proof: ChainProof) -> str:
     what = f"{count_text(proof.messages, 'message')} of {count_text(proof.sources, 'source')}"
     if not proof.keyed:
-        return f"{what} in order; not proved: give the deployment's key (--key-file) to prove what they say"
+        return f"{what} in order; not proved: give the deployment's key (--key-file) to prove their content"
     if not proof.origin:
         return f"{what} in order; the export is redacted: its chains prove order, not origin"
     state = "hold" if proof.holds else f"do not hold, {count_text(proof.broken, 'break')}"
@@ -252,71 +201,66 @@ def _chains_told(proof: ChainProof) -> str:
 # --- JSON --------------------------------------------------------------------------------------------------------
 
 
-def difference_json(it: DecisionDifference) -> dict[str, Any]:
-    """The same with stable keys."""
+def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
+    """Stable snake_case keys."""
+    prefills = [_timed(it, request=it.request or None, job=it.job or None) for it in found.prefills.differences]
     return {
-        "request": it.request,
-        "attempt": it.attempt,
-        "replica": it.replica,
-        "replica_name": it.replica_name,
-        "stream": "routing",
-        "seq": it.seq,
-        "time": time_text(it.time_ms),
-        "term": it.term,
-        "term_worker": it.term_worker or None,
-        "term_worker_name": it.term_worker_name or None,
-        "term_recorded": it.term_recorded,
-        "term_recomputed": it.term_recomputed,
-        "recorded": msgspec.to_builtins(it.recorded),
-        "recomputed": msgspec.to_builtins(it.recomputed),
-    }
-
-
-def _folds_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
-    folds = found.folds
-    return {
-        "compared": folds.compared,
-        "different": folds.different,
-        "not_judged": folds.not_judged,
-        "differences": [
-            {
-                "replica": it.replica,
-                "replica_name": names.replica(it.replica),
-                "stream": it.stream,
-                "seq": it.seq,
-                "reported_seq": it.reported_seq,
-                "time": time_text(it.time_ms),
-                "digest": hash_text(it.digest),
-                "refolded": hash_text(it.refolded),
-            }
-            for it in folds.differences
+        "holds": found.holds,
+        "decisions": found.decisions,
+        "verified": found.verified,
+        "different": found.different,
+        "not_judged": found.not_judged,
+        "not_judged_why": found.not_judged_why,
+        "unaccounted": found.unaccounted,
+        "differences": [_difference_json(it) for it in found.differences],
+        "refusals": found.refusals,
+        "folds": {**_fields(found.folds), "differences": [_fold_json(it, names) for it in found.folds.differences]},
+        "prefills": {**msgspec.to_builtins(found.prefills), "differences": prefills},
+        "chains": {
+            "holds": found.proof.holds,
+            **{key: value for key, value in _fields(found.proof).items() if key not in {"gaps", "untold"}},
+        },
+        "gaps": [_gap_json(gap) for gap in found.gaps],
+        "replicas": [
+            {"replica": replica, "name": names.replica(replica), "decisions": count}
+            for replica, count in found.replicas.items()
         ],
+        "seconds": round(found.seconds, 3),
+        "decisions_per_s": round(found.decisions_per_s, 1),
+        "digest": found.digest,
     }
 
 
-def _chains_json(proof: ChainProof) -> dict[str, Any]:
-    return {
-        "holds": proof.holds,
-        "keyed": proof.keyed,
-        "origin": proof.origin,
-        "messages": proof.messages,
-        "sources": proof.sources,
-        "witnessed": proof.witnessed,
-        "broken": proof.broken,
-        "breaks": msgspec.to_builtins(proof.breaks),
-    }
+_fields = msgspec.structs.asdict
 
 
-def _gap_json(lack: RecordingGap) -> dict[str, Any]:
+def _timed(it: msgspec.Struct, **changes: Any) -> dict[str, Any]:
+    """The fields with these changes, and the time as text."""
+    fields = {**_fields(it), **changes}
+    return dict(("time", time_text(value)) if key == "time_ms" else (key, value) for key, value in fields.items())
+
+
+def _difference_json(it: DecisionDifference) -> dict[str, Any]:
+    value = _timed(it, term_worker=it.term_worker or None, term_worker_name=it.term_worker_name or None)
+    first = ("request", "attempt", "replica", "replica_name")
+    return {**{key: value.pop(key) for key in first}, "stream": ROUTING, **value}
+
+
+def _fold_json(it: FoldDifference, names: Participants) -> dict[str, Any]:
+    value = _timed(it, digest=hash_text(it.digest), refolded=hash_text(it.refolded))
+    return {"replica": value.pop("replica"), "replica_name": names.replica(it.replica), **value}
+
+
+def _gap_json(it: RecordingGap) -> dict[str, Any]:
     return {
-        "kind": lack.kind,
-        "stream": lack.stream,
-        "source": lack.source,
-        "name": lack.name or None,
-        "messages": lack.messages,
-        "n_from": lack.n_from,
-        "n_to": lack.n_to,
-        "after_seq": lack.after,
-        "noticed_seq": lack.noticed,
-        "text": lack.text,
+        "kind": it.kind,
+        "stream": it.stream,
+        "source": it.source,
+        "name": it.name or None,
+        "messages": it.messages,
+        "n_from": it.n_from,
+        "n_to": it.n_to,
+        "after_seq": it.after,
+        "noticed_seq": it.noticed,
+        "text": it.text,
     }

@@ -1,4 +1,4 @@
-"""Outcomes of what-if as a page of text: what would have been, then by how much, then how far that can be trusted."""
+"""Outcomes of what-if as text: the verdict, tables of both sides, and the basis of the estimates."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def _basis(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def left_out_texts(outcome: Outcome) -> Iterator[str]:
-    """How many decisions are not judged, and why."""
+    """The number of decisions that are not judged, and the reasons."""
     for reason, count in outcome.left_out.items():
         why = "their workers declined them, and the next decisions on the same requests count"
         if reason != DECLINED:
@@ -224,12 +224,12 @@ def left_out_texts(outcome: Outcome) -> Iterator[str]:
 
 
 def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What of the question the record cannot answer."""
+    """Parts of the question that the record cannot answer."""
     unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
     if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
         yield _unread(unread)
-    if told := [name for name in unread if name in QUEUEING]:
-        yield f"What {', '.join(told)} changes is told with --closed-loop, which runs the requests again."
+    if queueing := [name for name in unread if name in QUEUEING]:
+        yield f"What {', '.join(queueing)} changes is told with --closed-loop, which runs the requests again."
     if unlearned := max(each.unlearned for each in outcomes):
         recorded, do = plural(unlearned, "decision was", "decisions were"), plural(unlearned, "does", "do")
         yield (

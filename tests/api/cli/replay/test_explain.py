@@ -103,7 +103,7 @@ def test_lists(log: Path) -> None:
     assert [each["request"] for each in told(log)["requests"]] == ["slow", "open"]
     assert [each["request"] for each in told(log, "--outcome", "under_way", "--replica", "r1")["requests"]] == ["open"]
     assert [each["request"] for each in told(log, "--from", "slow", "--to", "open")["requests"]] == ["slow"]
-    assert run(log, "--outcome", "abort").stdout == "no request in the log is like that\n"
+    assert run(log, "--outcome", "abort").stdout == "No request in the log matches.\n"
     assert told(log, "--outcome", "abort") == {"requests": []}
     with pytest.raises(CallerError, match="--outcome nonsense: no request ends so; there are abort, "):
         run(log, "--outcome", "nonsense")

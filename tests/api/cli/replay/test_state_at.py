@@ -72,7 +72,7 @@ def test_a_page_of_the_state(folder: Path) -> None:
     assert "1,500 ms ago" in page
     assert "r1" in page
     believed = run(folder, "kv:4", "--replica", "r1").stdout
-    assert f"what r1 ({R}) believed when it routed first (routing:3)" in believed
+    assert f"the view of r1 ({R}) when it routed first (routing:3)" in believed
     assert "it had read the log up to kv_0:2, load:1, routing:2" in believed
     assert max(map(len, page.splitlines())) < 200
 
@@ -99,7 +99,7 @@ def test_the_difference(folder: Path) -> None:
     assert told(folder, "-1h", "--diff", "-0s")["workers_joined"][0] == {"id": A, "name": "a"}
     page = run(folder, "routing:3", "--diff", "kv_0:4,load:1,routing:3").stdout
     assert f"worker b ({B}) is gone" in page
-    assert "nothing that a state holds has changed" in run(folder, "routing:3", "--diff", "routing:3").stdout
+    assert "nothing has changed in the state" in run(folder, "routing:3", "--diff", "routing:3").stdout
 
 
 def test_a_prompt(folder: Path) -> None:

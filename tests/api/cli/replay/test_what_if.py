@@ -80,7 +80,7 @@ def test_one_scenario_is_a_page(log: Path) -> None:
     assert "Times are estimates: tiny takes 1000 ms per 1000 tokens" in page
     assert "Caches stay as recorded" in page
     assert "Loads stay as recorded" in page
-    assert "What deciding again cannot know" in ask(log, "--help").stdout
+    assert "A new decision does not change the record" in ask(log, "--help").stdout
 
 
 def test_several_are_one_table_with_the_best_first(log: Path) -> None:
