@@ -103,7 +103,7 @@ class Operation:
 
     path: str
     name: str
-    """Unique: clients that are generated call it so."""
+    """Unique operation id: generated clients use it as a name."""
     summary: str
     body: type[msgspec.Struct] | None = None
     """None: GET; else POST with this body."""
@@ -111,17 +111,17 @@ class Operation:
     answer: Json
     """The JSON schema of the answer that is not streamed."""
     streams: bool = False
-    """Whether `"stream": true` is answered with server-sent events."""
+    """True if `"stream": true` is answered with server-sent events."""
     generates: bool = False
-    """Whether it goes to a worker: the headers about tenant, priority and deadline count."""
+    """True if a worker computes the answer: the headers of tenant, priority and deadline apply."""
     statuses: tuple[int, ...] = ()
-    """Of errors that it has beside those that all have."""
+    """Statuses of errors beside those that all operations have."""
     open: bool = False
-    """Whether it needs no API key."""
+    """True if it needs no API key."""
 
     @property
     def method(self) -> str:
-        """In small letters, as the description has it."""
+        """HTTP method in lower case, as OpenAPI has it."""
         return "get" if self.body is None else "post"
 
 
@@ -231,7 +231,7 @@ SURFACE = (
         path="/openapi.json", name="showDescription", summary="This description.", answer={"type": "object"}, open=True
     ),
 )
-"""All of it but the debugging page, which is for people and keeps its own form."""
+"""All operations but those of the debugging page, which is for people and has its own form."""
 
 
 REFERENCE = "#/components/schemas/{name}"
@@ -242,7 +242,7 @@ Fields that nobody knows are ignored; a known one that cannot be had is refused 
 keys no key is asked for. Models that cannot generate, or cannot embed, refuse what they cannot do.
 """
 ALWAYS = (400, 401, 413)
-"""Statuses of errors that every route that takes a body may have."""
+"""Statuses of errors that every operation with a body may have."""
 HEADERS: tuple[tuple[str, str, Json], ...] = (
     ("x-contrail-tenant", "Who asks; of the key, if keys are asked for.", {"pattern": "^[A-Za-z0-9._-]{1,64}$"}),
     ("x-contrail-priority", "Lower is served first.", {"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
@@ -328,7 +328,7 @@ def _phrase(status: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Patterns as JSON Schema writes them: Python's end of a text is its end of all lines."""
+    """The value with patterns in the form of JSON Schema: `$` in place of Python's end of the text."""
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list):

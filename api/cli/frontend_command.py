@@ -68,7 +68,7 @@ def frontend(
     fd: int | None,
     neighbour_fd: tuple[int, ...],
     journal: Path | None,
-    **told: Any,
+    **flags: Any,
 ) -> None:
     """Start one front end: the OpenAI API with a router of its own, rebuilt from the log.
 
@@ -76,8 +76,8 @@ def frontend(
     contrail frontend --data data --name frontend-1 --listen 127.0.0.1:8001
     contrail frontend -f prod.yaml --key-file key --name edge-0 --listen 10.0.0.2:8000 --ops 10.0.0.2:9090
 
-    Addresses alone (--nats, --etcd, --namespace) find the log and not the deployment's file: then nobody is asked for
-    an API key unless --keys says so, and decisions go by live settings and the defaults.
+    Addresses alone (--nats, --etcd, --namespace) find the log and not the deployment's file: then no API key is asked
+    for without --keys, and decisions use the live settings and the defaults.
 
     With --fd, or started by systemd's socket activation, the socket outlives the front end: while one follows the
     other, clients wait for a moment, and none is refused.
@@ -86,7 +86,7 @@ def frontend(
     use_one_malloc_arena()
     if tls_key and not tls_cert:
         raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
-    told["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None
+    flags["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None
     arguments = FrontendArguments(
         name=name,
         ops=ops,
@@ -95,17 +95,17 @@ def frontend(
         neighbour_fd=neighbour_fd,
         home=connection.data if supervised else None,
         journal=journal,
-        section=_section(connection.deployment.frontend, told),
+        section=_section(connection.deployment.frontend, flags),
     )
     uvloop.run(serve_frontend(connection, arguments, DebugPage(connection)))
 
 
-def _section(given: FrontendSection, told: dict[str, Any]) -> FrontendSection:
-    """What the deployment says of front ends, but for what the command line does."""
-    delays = {name: f"{told[name]}s" for name in ("stop_delay", "drain_timeout") if told[name] is not None}
-    more = {name: told[name] for name in ("listen", "advertise", "keys", "tls") if told[name]}
+def _section(configured: FrontendSection, flags: dict[str, Any]) -> FrontendSection:
+    """The deployment's section of front ends, with the flags given on the command line."""
+    delays = {name: f"{flags[name]}s" for name in ("stop_delay", "drain_timeout") if flags[name] is not None}
+    more = {name: flags[name] for name in ("listen", "advertise", "keys", "tls") if flags[name]}
     try:
-        split_address(more.get("listen", given.listen))
+        split_address(more.get("listen", configured.listen))
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    return msgspec.structs.replace(given, **more, **delays)
+    return msgspec.structs.replace(configured, **more, **delays)

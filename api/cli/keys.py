@@ -47,7 +47,9 @@ def keys() -> None:
 
 @keys.command()
 @_file_option
-@click.option("--tenant", required=True, help="Who asks with it: stands in the log, and apart in the cache if so set.")
+@click.option(
+    "--tenant", required=True, help="Its owner's name: in the log, and with a cache of its own if so configured."
+)
 @click.option("--name", help="For people; one of a kind in the file.  [default: the tenant, with a number if taken]")
 @click.option("--expires", metavar="WHEN", help="A duration (90d), or a moment (2027-01-01T00:00:00Z).")
 @click.option("--model", "models", multiple=True, help="Only this model, by its own name; may be given several times.")

@@ -15,7 +15,7 @@ from core.errors import ContrailError
 
 
 class LazyCommand(NamedTuple):
-    """Where a command is, and what it is for."""
+    """A command that is imported when it runs, and its line in the help."""
 
     target: str
     """`module:attribute`."""
@@ -100,10 +100,10 @@ COMMANDS = {
 
 
 class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
-    """All of them; Ctrl-C ends any without another word."""
+    """All commands; Ctrl-C ends any of them without a message."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """What the command returns; exit status 130 if it was interrupted."""
+        """The command's result; exit status 130 if it was interrupted."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -126,7 +126,7 @@ def contrail() -> None:
 
 
 def main() -> None:
-    """Runs the command; what a caller can mend is one sentence and status 2."""
+    """Runs the command; an error that the caller can mend is printed as one sentence, with status 2."""
     try:
         contrail.main(prog_name="contrail")
     except ContrailError as error:

@@ -1,4 +1,4 @@
-"""`contrail debug`: where the page of a running deployment is, with the token that it asks for beyond loopback."""
+"""`contrail debug`: the addresses of a running deployment's pages, with the token that they need beyond loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from api.debug.page_access import token_of
 from api.process.planes import open_registry
 from core.errors import CallerError
 
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on, not where we listen
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that others listen on
 
 
 class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     url: str
-    """With the token, if one is asked for: who has it sees everything that the log has."""
+    """The address, with the token where one is needed: it opens all that the log has."""
 
 
 @click.command()
@@ -66,5 +66,5 @@ def _url(part: RegisteredProcess, scheme: str, token: str) -> str:
         host, port = split_address(str(part.about.get("address", "")))
     except ValueError:
         return ""
-    where = f"{scheme}://{join_address(ANYWHERE.get(host, host), port)}/debug"
-    return where if is_loopback(host) else f"{where}?token={token}"
+    url = f"{scheme}://{join_address(ANYWHERE.get(host, host), port)}/debug"
+    return url if is_loopback(host) else f"{url}?token={token}"

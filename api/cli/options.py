@@ -15,16 +15,16 @@ from replay.recording.moment import Moment
 
 _AGO = re.compile(r"-\d+(?:\.\d+)?(?:ms|s|m|h|d)")
 _MARK = "\0"
-"""No word of a command line has it."""
+"""A character that no word of a command line has."""
 
 
 class MomentType(click.ParamType[str]):
-    """The text of a moment; what it means depends on what is asked (`replay.recording.moment.parse_moment`)."""
+    """The text of a moment, parsed later against the log (`replay.recording.moment.parse_moment`)."""
 
     name = "moment"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As it was typed."""
+        """The text as it was typed."""
         del param, ctx
         return str(value).removeprefix(_MARK)
 
@@ -34,16 +34,18 @@ MOMENT_HELP = "MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, routing:1234, or a req
 
 
 class MomentCommand(click.Command):
-    """A command whose arguments may be moments: `-1h` is not taken for `-1` and `-h`. All options that may be given
-    one have the type MOMENT."""
+    """A command with moments as arguments: `-1h` is not read as `-1` and `-h`.
+
+    All its options that take a moment have the type MOMENT.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does, with times ago told apart."""
+        """Click's parsing, with times such as `-1h` kept apart from options."""
         return super().parse_args(ctx, [f"{_MARK}{word}" if _AGO.fullmatch(word) else word for word in args])
 
 
 class RecordingRange(NamedTuple):
-    """The part of the history that a command is about; None is open."""
+    """A range of the history; None is open."""
 
     start: Moment | None = None
     end: Moment | None = None
@@ -54,8 +56,10 @@ PREFIX = "routing."
 
 
 def pairs_of(words: tuple[str, ...]) -> dict[str, Any]:
-    """`KEY VALUE KEY VALUE`; a value is a number if it reads as one. CallerError if one is missing or given twice, or
-    what should be a key is an option that there is not."""
+    """Settings from `KEY VALUE KEY VALUE`; a value is a number if it parses as one.
+
+    CallerError if a value is missing, a key is given twice, or a word is an unknown option.
+    """
     if option := next((word for word in words if word.startswith("--")), None):
         raise CallerError(f"{option}: no such option; `contrail settings set --help` lists them")
     if len(words) % 2:
@@ -74,8 +78,10 @@ def _value(word: str) -> object:
 
 
 def pairs(texts: Iterable[str]) -> dict[str, Any]:
-    """Each `KEY=VALUE`, or several with commas between, as `contrail settings set` understands them; the last word on
-    a key counts. CallerError names what is none."""
+    """Settings from texts `KEY=VALUE`, or several with commas between; the last value of a key counts.
+
+    CallerError names a text of another form.
+    """
     found: dict[str, Any] = {}
     for text in texts:
         words: list[str] = []
@@ -89,7 +95,7 @@ def pairs(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def sweeps(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Each `KEY=VALUE,VALUE,…`; CallerError names what is none, and a key that is given twice."""
+    """Values by setting from texts `KEY=VALUE,VALUE,…`; CallerError names a wrong text or a repeated key."""
     found: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")

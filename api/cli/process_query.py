@@ -1,4 +1,4 @@
-"""Process query: the registered processes, and the state that each of them returns over HTTP."""
+"""Process query: the registered processes, and the state that each returns over HTTP."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streams.registry import Change, Registry
 
 REPLICAS, WORKERS = "replicas/", "workers/"
 ANSWER_S = 2.0
-"""Longest wait for one part's answer."""
+"""Longest wait for one process's answer."""
 ASKED_AT_ONCE_MAX = 64
-"""Parts that are asked in parallel; the rest wait for their turn."""
+"""Processes that are asked in parallel; the rest wait for their turn."""
 QUERY_S = 30.0
-"""Longest wait for all parts together."""
+"""Longest wait for all processes together."""
 
 
 class RegisteredProcess(NamedTuple):
@@ -29,18 +29,18 @@ class RegisteredProcess(NamedTuple):
     ops: str
     """HOST:PORT of its operations listener; empty if it registered none."""
     about: dict[str, Any]
-    """All that it registered."""
+    """Its whole registration."""
     revision: int
-    """The registry's, when it registered."""
+    """The registry's revision of its registration."""
 
 
 class ProcessReply(NamedTuple):
-    """What a part said of itself, or why it said nothing."""
+    """The state of a process, or the reason why there is none."""
 
     part: RegisteredProcess
     state: dict[str, Any] | None
     why: str = ""
-    """In words, if there is no state."""
+    """The reason, if there is no state."""
 
 
 async def registered_processes(registry: Registry, prefix: str) -> list[RegisteredProcess]:
@@ -49,7 +49,7 @@ async def registered_processes(registry: Registry, prefix: str) -> list[Register
 
 
 async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
-    """What each says, in the order given; all are asked at once, and the slowest takes ANSWER_S."""
+    """Each process's reply, in the order given. All are asked at once; each may take ANSWER_S."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
 
     async def ask(part: RegisteredProcess) -> ProcessReply:
@@ -77,9 +77,9 @@ async def _ask(part: RegisteredProcess) -> ProcessReply:
         return ProcessReply(
             part, None, f"answers {found.status} at {part.ops}/state, and not as a part of Contrail does"
         )
-    said = state.get("replica") or state.get("worker")
-    if said is not None and said != part.id:
-        return ProcessReply(part, None, f"is gone: {part.ops} is now {said}")
+    owner = state.get("replica") or state.get("worker")
+    if owner is not None and owner != part.id:
+        return ProcessReply(part, None, f"is gone: {part.ops} is now {owner}")
     return ProcessReply(part, state)
 
 
@@ -90,5 +90,7 @@ def _part(change: Change) -> RegisteredProcess:
         about = {}
     if not isinstance(about, dict):
         about = {}
-    who = change.key.rpartition("/")[2]
-    return RegisteredProcess(who, str(about.get("name") or who), str(about.get("ops") or ""), about, change.revision)
+    process_id = change.key.rpartition("/")[2]
+    return RegisteredProcess(
+        process_id, str(about.get("name") or process_id), str(about.get("ops") or ""), about, change.revision
+    )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 UNKNOWN, NONE = "?", "-"
-"""Stand where a quantity is not known, and where there is none."""
+"""Texts for an unknown quantity, and for none."""
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("", 2**60))
 _SECONDS = (("s", 1), ("m", 60), ("h", 3600), ("d", 86_400), ("", 86_400_000))
 
@@ -24,7 +24,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def number_text(number: float | None) -> str:
-    """Thousands apart; a question mark if it is not known."""
+    """`1,234`; a question mark if it is not known."""
     return UNKNOWN if number is None else f"{number:,.0f}"
 
 

@@ -16,9 +16,9 @@ OK, WARNING, PROBLEM = "ok", "warning", "problem"
 COLOURS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}
 GAP = "  "
 NOTES_WIDTH = 110
-"""Of notes in a pipe, and on wider terminals."""
+"""Width of notes in a pipe, and on wider terminals."""
 TEXT_WIDTH_MIN = 16
-"""Texts in a table are not wrapped to less."""
+"""Least width to which texts in a table are wrapped."""
 
 
 class Mark(NamedTuple):
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A line to be copied into a shell, which is never broken."""
+    """A line to be copied into a shell, which is never wrapped."""
 
     text: str
 
@@ -49,11 +49,11 @@ class Table(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Titles, each with a text beside it; a text whose title is empty goes on with the one above."""
+    """Titles, each with a text beside it; a text without a title continues the one above."""
 
     rows: Iterable[tuple[str, str]]
     column: int
-    """Where texts begin, behind the indent."""
+    """Column where texts begin, behind the indent."""
     indent: str = "  "
 
 

@@ -19,8 +19,8 @@ from api.deployment.signals import RESTARTS
 from core.errors import CallerError, Unavailable
 
 POLL_S = 0.2
-TAKEN_MAX_S = 20.0
-"""How soon a `contrail up` that is not in the middle of a restart must have begun."""
+BEGIN_MAX_S = 20.0
+"""Longest wait until a `contrail up` without another restart begins this one."""
 STATUS = {DONE: OK, FAILED: PROBLEM}
 FRONTEND_KIND, WORKER_KIND = "frontend", "worker"
 
@@ -69,7 +69,7 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
 
 
 def _running(folder: DataFolder, data: Path) -> RunFile:
-    """What runs there, ready; CallerError if nothing does."""
+    """The run file of the deployment that is ready there; CallerError if there is none."""
     run = read_run(folder.run)
     if run is None or run.state != READY:
         state = f" (it is {run.state})" if run else ""
@@ -87,33 +87,33 @@ def _check(asked: tuple[str, ...], run: RunFile) -> None:
 
 
 def _followed(folder: DataFolder, data: Path, request: RestartRequest, *, quiet: bool) -> Restart:
-    """The restart, once it has ended; each change is said. Unavailable if nobody takes it or the deployment ends."""
-    said: dict[str, str] = {}
-    taken_until_s = time.monotonic() + TAKEN_MAX_S
+    """The restart when it has ended; each change is printed. Unavailable if it does not begin."""
+    states: dict[str, str] = {}
+    begin_until_s = time.monotonic() + BEGIN_MAX_S
     while True:
         run = _running(folder, data)
         restart = run.restart
         if restart is not None and restart.id == request.id:
             if not quiet:
-                _say(restart, said)
+                _print_changes(restart, states)
             if restart.state != RUNNING:
                 return restart
         elif restart is not None and restart.state == RUNNING:
-            taken_until_s = time.monotonic() + TAKEN_MAX_S  # another one's turn
-        elif time.monotonic() > taken_until_s:
+            begin_until_s = time.monotonic() + BEGIN_MAX_S  # another restart runs
+        elif time.monotonic() > begin_until_s:
             folder.restart.unlink(missing_ok=True)
-            raise Unavailable(f"`contrail up` (pid {run.pid}) did not begin within {TAKEN_MAX_S:g} s: see what it says")
+            raise Unavailable(f"`contrail up` (pid {run.pid}) did not begin within {BEGIN_MAX_S:g} s: see what it says")
         time.sleep(POLL_S)
 
 
-def _say(restart: Restart, said: dict[str, str]) -> None:
+def _print_changes(restart: Restart, states: dict[str, str]) -> None:
     for step in restart.parts:
-        if step.state not in (said.get(step.name), WAITING):
-            said[step.name] = step.state
-            print_text([Mark(f"  {step.name}  {_told(step)}", STATUS.get(step.state, ""))])
+        if step.state not in (states.get(step.name), WAITING):
+            states[step.name] = step.state
+            print_text([Mark(f"  {step.name}  {_step_text(step)}", STATUS.get(step.state, ""))])
 
 
-def _told(step: RestartStep) -> str:
+def _step_text(step: RestartStep) -> str:
     if step.state == DONE:
         return f"restarted in {step.took_s:.1f} s"
     return f"failed: {step.why}" if step.state == FAILED else step.state

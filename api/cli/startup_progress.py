@@ -16,18 +16,18 @@ from api.cli.renderer import OK, Mark, Table, render
 from api.deployment.readiness import Progress, ProgressRow
 
 REPEAT_EVERY_S = 15.0
-"""Without a terminal, how often it is said what is still waited for."""
+"""Without a terminal, the interval at which processes that are not ready are printed."""
 
 
 class TerminalOutput:
-    """A stream that may lose its reader; what is written after that is gone."""
+    """A stream that may lose its reader; later output is dropped."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._gone = False
 
     def write(self, text: str) -> None:
-        """The text has been handed on, if anybody is there."""
+        """The text is written, unless the reader is gone."""
         if self._gone:
             return
         try:
@@ -35,16 +35,16 @@ class TerminalOutput:
             self._out.flush()
         except OSError:
             self._gone = True
-            # what is left in its buffer would fail again when the interpreter ends
+            # bytes left in the buffer would fail again when the interpreter ends
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
 
 
 class PlainProgress:
-    """Lines: each change once, and from time to time what is still waited for."""
+    """Lines: each change once, and every REPEAT_EVERY_S the processes that are not ready."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = TerminalOutput(out)
-        self._said: dict[str, str] = {}
+        self._states: dict[str, str] = {}
         self._repeat_at_s = REPEAT_EVERY_S
 
     def say(self, line: str) -> None:
@@ -52,25 +52,25 @@ class PlainProgress:
         self._out.write(f"{line}\n")
 
     def show(self, rows: Sequence[ProgressRow]) -> None:
-        """Rows that changed are said; all that wait, every REPEAT_EVERY_S."""
+        """Changed rows are printed; those not ready are printed again every REPEAT_EVERY_S."""
         waited_s = max((row.waited_s for row in rows), default=0.0)
         repeat = waited_s >= self._repeat_at_s
         if repeat:
             self._repeat_at_s = waited_s + REPEAT_EVERY_S
         lines = render([_table(rows)]).splitlines() if rows else []
         for row, line in zip(rows, lines, strict=True):
-            if self._said.get(row.name) != row.state or (repeat and not row.ready):
-                self._said[row.name] = row.state
+            if self._states.get(row.name) != row.state or (repeat and not row.ready):
+                self._states[row.name] = row.state
                 self.say(line)
 
     def done(self) -> None:
         """The next show starts anew."""
-        self._said.clear()
+        self._states.clear()
         self._repeat_at_s = REPEAT_EVERY_S
 
 
 class TableProgress:
-    """A table that is written over itself; lines that are said stay above it."""
+    """A table that is written over itself; lines stay above it."""
 
     def __init__(self, out: TextIO, *, coloured: bool = False) -> None:
         self._out = TerminalOutput(out)
@@ -95,15 +95,15 @@ class TableProgress:
         return render([_table(rows)], width, coloured=self._coloured).splitlines() if rows else []
 
     def done(self) -> None:
-        """The table stays as it is; what comes next stands below it."""
+        """The table stays as it is; later output stands below it."""
         self._shown = []
 
     def _erased(self) -> str:
-        """What takes the table away."""
+        """The control sequence that erases the table."""
         return f"\x1b[{len(self._shown)}F\x1b[J" if self._shown else ""
 
     def _drawn(self, lines: list[str]) -> str:
-        """What puts these lines there as the table."""
+        """The text that writes these lines as the table."""
         self._shown = lines
         return "".join(f"{line}\n" for line in lines)
 

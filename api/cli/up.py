@@ -177,7 +177,7 @@ def describe(deployment: Deployment) -> str:
 
 
 def welcome(launch: Launcher, deployment: Deployment, data: DataFolder, took_s: float) -> str:
-    """What a person needs next: the address, a line that works, where things are."""
+    """The address, a first request as a command, and the places of log and files."""
     model = launch.models[0]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     key = " -H 'Authorization: Bearer KEY'" if deployment.frontend.keys else ""
@@ -195,7 +195,7 @@ Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{b
 
 
 def command_name() -> str:
-    """How a person here calls this program: by its name, if that is found, else by its path."""
+    """The command that runs this program here: its name if the shell finds it, else its path."""
     ours = Path(sys.executable).with_name("contrail")
     return "contrail" if shutil.which("contrail") == str(ours) or not ours.exists() else shown_path(ours)
 

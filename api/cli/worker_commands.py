@@ -1,4 +1,4 @@
-"""`contrail worker`: one worker, an engine whose cache events go to the log. `contrail prefill-worker`: a worker that
+"""`contrail worker`: one worker, an engine with its cache events in the log. `contrail prefill-worker`: a worker that
 computes prompts for decode workers and answers no request itself.
 """
 
@@ -107,8 +107,15 @@ def worker(
         check_names((rest["model"], *aliases))
     except ValueError as error:
         raise CallerError(f"--alias: {error}") from error
-    manner = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
-    run_worker(connection, role, moves_blocks=DECODE if remote_prefill else "", manner=manner, aliases=aliases, **rest)
+    chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
+    run_worker(
+        connection,
+        role,
+        moves_blocks=DECODE if remote_prefill else "",
+        chat_format=chat_format,
+        aliases=aliases,
+        **rest,
+    )
 
 
 def run_worker(
@@ -118,18 +125,18 @@ def run_worker(
     name: str,
     moves_blocks: str,
     slots: int | None = None,
-    manner: ChatFormat | None = None,
+    chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     **given: Any,
 ) -> None:
-    """The worker lived and ended as it should; `given` is what `worker_options` gave. Exit status 1 if it failed."""
+    """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `worker_options`."""
     configure_logging()
     configure_engine_logging()
     try:
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    manner = manner or ChatFormat()
+    chat_format = chat_format or ChatFormat()
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -143,7 +150,7 @@ def run_worker(
         drain_timeout_s=given["drain_timeout"],
         engine_stall_s=given["engine_stall"],
         prefill_slots=slots or PREFILL_SLOTS,
-        manner=manner,
+        manner=chat_format,
         aliases=aliases,
     )
     arguments = EngineArguments(
@@ -154,12 +161,12 @@ def run_worker(
         moves_blocks=moves_blocks,
         block_host=block_host(host, given["advertise"]),
         home=connection.data if given["supervised"] else None,
-        reasoning_parser=manner.reasoning_parser,
+        reasoning_parser=chat_format.reasoning_parser,
     )
     reason = uvloop.run(serve_worker(connection, options, arguments, given["ops"]))
     if reason.startswith(FAILED):
-        click.echo(f"contrail: {reason}", err=True)  # the last words, which the supervisor repeats
-        raise SystemExit(1)  # whoever supervises starts another
+        click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
+        raise SystemExit(1)  # the supervisor starts another
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

@@ -35,7 +35,7 @@ class EventRange(NamedTuple):
 @click.option("--stream", "chosen", help="kv, kv_0, load, jobs or routing; all if not given.")
 @click.option("--from", "start", help="MOMENT: 2026-11-20T14:03:05Z, 14:03, -15m, kv:1234, or a request id.")
 @click.option("--to", "end", help="MOMENT up to which, not included.")
-@click.option("--follow", is_flag=True, help="Go on with what comes.")
+@click.option("--follow", is_flag=True, help="Go on with new events.")
 def events(connection: DeploymentRef, chosen: str | None, start: str | None, end: str | None, follow: bool) -> None:
     """Print the log, one event a line, as JSON with stable keys; all streams together by time.
 
@@ -52,7 +52,7 @@ def events(connection: DeploymentRef, chosen: str | None, start: str | None, end
     try:
         asyncio.run(_print(connection, chosen, span, follow))
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has had enough
+        sys.stderr.close()  # the reader of the output is gone
 
 
 async def _print(connection: DeploymentRef, chosen: str | None, span: EventRange, follow: bool) -> None:
@@ -102,13 +102,13 @@ async def merge_by_time(streams: list[AsyncIterator[Record]]) -> AsyncIterator[R
 
 
 async def _follow(log: EventLog, names: list[StreamName], span: EventRange) -> None:
-    """Shows what comes until nobody reads it any more: then BrokenPipeError."""
+    """New records are shown until the reader of the output is gone: then BrokenPipeError."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def shown(record: Record) -> None:
         try:
             show(record)
-        except BrokenPipeError as error:  # nobody would hear of it there, where records come from
+        except BrokenPipeError as error:  # an error raised here would be lost in the tail
             if not ended.done():
                 ended.set_exception(error)
 
@@ -120,7 +120,7 @@ async def _follow(log: EventLog, names: list[StreamName], span: EventRange) -> N
 
 
 def show(record: Record) -> None:
-    """The record's events, a line each; what is no message of ours is shown as that."""
+    """The record's events are printed, a line each; a record that is no message becomes a line `Corrupt`."""
     try:
         message = decode_message(record.payload)
     except Corrupt as error:

@@ -69,7 +69,7 @@ def _cursor(it: ReplicaStatus) -> str:
 
 
 ROUNDS_MAX = 10
-"""How often the replicas are asked, at most, until they are found at equal cursors."""
+"""Most rounds of questions until the replicas are found at equal cursors."""
 ROUND_PAUSE_S = 0.1
 WATCH_ROUNDS_MAX = 3
 WATCH_PAUSE_S = 1.0
@@ -77,14 +77,14 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 class ReplicaOverview(NamedTuple):
-    """The replicas as they were just found."""
+    """The replicas' statuses at one time, and the comparison of their digests."""
 
     replicas: list[ReplicaStatus]
     verdict: ComparisonResult
 
     @property
     def well(self) -> bool:
-        """Whether all answer and none differs."""
+        """True if all answer and none differs."""
         return bool(self.replicas) and self.verdict.agree is not False and all(it.answered for it in self.replicas)
 
 
@@ -176,7 +176,7 @@ async def _ask(parts: list[RegisteredProcess], comparison: ReplicaDigestComparis
 
 
 def _open(replicas: list[ReplicaStatus], comparison: ReplicaDigestComparison) -> bool:
-    """Whether another round may tell more."""
+    """True if another round may decide the comparison."""
     return sum(it.answered for it in replicas) > 1 and comparison.verdict(replicas).agree is None
 
 

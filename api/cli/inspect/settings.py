@@ -60,7 +60,7 @@ MEANINGS = {
     "queue_wait_max_ms": "a request that waits so many milliseconds, or would have to, is refused",
     "prefill_wait_max_ms": "after so many milliseconds a decode worker computes the prompt itself",
 }
-"""By key; a test demands one for every setting."""
+"""Meaning of each setting, with its unit, in one line; a test demands one for every setting."""
 
 UNDER: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("prefill_weight", "decode_weight", "request_weight"), ("kv", APPROXIMATE)),
@@ -69,11 +69,11 @@ UNDER: Mapping[str, tuple[str, ...]] = {
     "session_wait_max_ms": ("session",),
     **dict.fromkeys(("approximate_ttl_s", "approximate_blocks_max"), (APPROXIMATE,)),
 }
-"""The policies that look at a setting, where not all do."""
+"""The policies that use a setting, where not all do."""
 
 
 def without_effect(keys: Iterable[str], policy: str) -> list[str]:
-    """Of these settings, those that change nothing under the policy, each with the policies that look at it."""
+    """The settings among these that have no effect under the policy, each with the policies that use it."""
     return [f"{key} (for {', '.join(UNDER[key])})" for key in keys if policy not in UNDER.get(key, (policy,))]
 
 
@@ -82,7 +82,7 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     value: Any
-    """What decisions go by."""
+    """The value that decisions use."""
     source: str
     """`live`, `configured` or `default`."""
     configured: Any
@@ -116,16 +116,16 @@ def settings_text(settings: list[SettingRow], revision: int, use: SettingsRollou
 
 def _usage_text(revision: int, use: SettingsRollout) -> Text:
     """The revision and, by replica, whether it is used."""
-    says = f"revision {revision}" if revision else "nothing is set live: everything is as configured (revision 0)"
+    stored = f"revision {revision}" if revision else "nothing is set live: everything is as configured (revision 0)"
     count = len(use.replicas)
     if not use.replicas:
-        yield f"{says}; no replica is registered"
+        yield f"{stored}; no replica is registered"
     elif use.everywhere:
-        yield f"{says}; {plural(count, 'the only replica uses', f'all {count} replicas use')} it"
+        yield f"{stored}; {plural(count, 'the only replica uses', f'all {count} replicas use')} it"
     else:
         behind = [it for it in use.replicas if not it.uses]
         do = plural(len(behind), "does", "do")
-        yield Mark(f"{says}; {len(behind)} of {count_text(count, 'replica')} {do} not use it:", PROBLEM)
+        yield Mark(f"{stored}; {len(behind)} of {count_text(count, 'replica')} {do} not use it:", PROBLEM)
         yield from (f"  {it.name} ({it.id}): {it.why or f'uses revision {it.settings_revision}'}" for it in behind)
 
 
@@ -134,7 +134,7 @@ def _shown(value: object) -> str:
 
 
 class SettingsGroup(DefaultGroup):
-    """Shows, unless told otherwise."""
+    """Commands of settings; `show` is the default."""
 
     default: ClassVar[str] = "show"
 
@@ -206,7 +206,7 @@ def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool, as
 
 
 def _check_known(connection: DeploymentRef, unknown: frozenset[str]) -> None:
-    """What is no setting can be unset only if somebody stored it."""
+    """CallerError if an unknown name is not stored: only then it can be unset."""
     if not unknown:
         return
     stored = asyncio.run(_stored(connection))
@@ -242,8 +242,10 @@ def _changed_text(stored: StoredSettings, use: SettingsRollout, idle: Sequence[s
 
 
 def _report(stored: StoredSettings, use: SettingsRollout, as_json: bool, idle: Sequence[str] = ()) -> None:
-    """The live settings as they are now, and which of those given change nothing; exit status 1 if they do not count
-    everywhere."""
+    """The present live settings are printed, with those given that have no effect.
+
+    Exit status 1 if a replica does not use them.
+    """
     value = {
         "revision": stored.revision,
         "live": stored.values,

@@ -1,11 +1,11 @@
-"""Snapshots listed by whether the log can be folded on from them, taken under a claim, and verified against the log.
+"""Snapshots: their usability, taking one under a claim, and their verification against the log.
 
-A snapshot is taken under a claim, so that of two writers the later one counts. Verification:
+The claim orders two writers: the later one counts. Verification:
 
 1. Its content has the checksum and, decoded, the digests that its manifest names.
 2. Folded on to the log's present end, it is what the log gives alone. Streams move meanwhile, so each is compared at
    the newest message that both folds have applied; both keep the digests of their last messages.
-3. A log whose head was cut may not know a source without the snapshot: then nothing is said about that stream.
+3. Without the snapshot, a log with its head cut may not know a source: then that stream is not compared.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from streams.snapshot_store import SnapshotStore
 
 
 class SnapshotStatus(NamedTuple):
-    """One snapshot that stands in the log."""
+    """One snapshot in the log, and whether it is usable."""
 
     manifest: Manifest
     why: str
-    """Why it is of no use, as far as its manifest shows; empty if it is usable."""
+    """The reason why it is unusable, as far as its manifest shows; empty if it is usable."""
 
     @property
     def usable(self) -> bool:
-        """Whether a start may be made from it."""
+        """True if a replica may start from it."""
         return not self.why
 
 
@@ -60,7 +60,7 @@ async def snapshot_statuses(
 
 
 def unusable(manifest: Manifest, streams: dict[StreamName, StreamState], fold_version: int) -> str:
-    """Why the streams as they are cannot be folded on from it; empty if they can. Pure."""
+    """The reason why the present streams cannot be folded on from the snapshot; empty if they can. Pure."""
     if manifest.fold_version != fold_version:
         return f"made by fold version {manifest.fold_version}, and this program folds by {fold_version}"
     for name, at in manifest.cursor.items():
@@ -77,7 +77,7 @@ def unusable(manifest: Manifest, streams: dict[StreamName, StreamState], fold_ve
 
 
 async def _replaced(log: EventLog, manifest: Manifest, streams: dict[StreamName, StreamState], chain_key: bytes) -> str:
-    """Whether another message stands where the snapshot ends; one that retention took is not held against it."""
+    """A reason if the message at the snapshot's end was replaced, not if retention removed it; else empty."""
     for stream, at in manifest.cursor.items():
         if not at.seq or at.seq < streams[StreamName(stream)].first_seq:
             continue
@@ -88,11 +88,11 @@ async def _replaced(log: EventLog, manifest: Manifest, streams: dict[StreamName,
 
 
 async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, chain_key: bytes, by: str) -> Manifest:
-    """A snapshot of the log as it is now was taken, under a claim of our own, or of the elected writer's.
+    """A snapshot of the present log, taken under an own claim, or under that of the elected writer.
 
-    A replica keeps its claim for as long as it lives. Then ours is made in its name: with its fence both may write,
-    one at a time, and whoever is elected after it fences both. WrongSequence if that, or another snapshot, comes
-    between; Unavailable if a plane is away.
+    A replica keeps its claim while it lives. Then the snapshot is written with the replica's fence: both may write,
+    one at a time, and a newly elected writer fences both. WrongSequence if that, or another snapshot, comes between;
+    Unavailable if a plane is away.
     """
     claim = await registry.claim(CLAIM, b'{"by":"operator"}')
     try:
@@ -104,14 +104,14 @@ async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, c
 
 
 async def _newest_fence(store: SnapshotStore) -> int:
-    """Revisions start again in a registry that was wiped: a claim of now must not lose to one from before."""
+    """The fence of the newest snapshot: in a wiped registry, revisions start again below it."""
     async with aclosing(store.newest_first()) as manifests:
         newest = await anext(manifests, None)
     return newest.fence if newest is not None else 0
 
 
 async def _holder(registry: Registry) -> int:
-    """The claim of whoever holds it."""
+    """The revision of the present claim; Unavailable if its holder has just gone."""
     for change in await registry.get(CLAIM):
         if change.key == CLAIM and change.value is not None:
             return change.revision
@@ -119,7 +119,7 @@ async def _holder(registry: Registry) -> int:
 
 
 class SnapshotDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the snapshot's fold and the log's differ."""
+    """A point at which the snapshot's fold and the log's differ."""
 
     stream: str
     seq: int
@@ -128,26 +128,26 @@ class SnapshotDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, as `contrail snapshots verify --json` shows it."""
+    """Result of a verification, as `contrail snapshots verify --json` shows it."""
 
     id: str
     whole: bool
     """Content, checksum and digests are those that the manifest names."""
     why: str = ""
-    """Why it is not."""
+    """The reason why it is not."""
     agree: bool | None = None
     """With the log folded without it; None if that could not be seen for any stream."""
     compared: dict[str, int] = {}
-    """At which sequence of each stream."""
+    """The compared sequence of each stream."""
     not_compared: dict[str, str] = {}
-    """Why, by stream."""
+    """The reason, by stream."""
     differences: list[SnapshotDifference] = []
     messages: int = 0
     blocks: int = 0
 
     @property
     def well(self) -> bool:
-        """Whether a start may rest on it."""
+        """True if a replica may start from it."""
         return self.whole and self.agree is not False
 
 
@@ -203,8 +203,8 @@ def _compared(state: State, folded: State) -> tuple[dict[str, int], dict[str, st
         else:
             compared[stream] = seq
             if one.digest != other.digest:
-                said = (f"{one.digest:016x}", f"{other.digest:016x}")
-                differences.append(SnapshotDifference(stream=stream, seq=seq, snapshot=said[0], log=said[1]))
+                digests = {"snapshot": f"{one.digest:016x}", "log": f"{other.digest:016x}"}
+                differences.append(SnapshotDifference(stream=stream, seq=seq, **digests))
     return compared, not_compared, differences
 
 

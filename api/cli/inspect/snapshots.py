@@ -1,5 +1,4 @@
-"""`contrail snapshots`: snapshots of the folds, from which replicas start: listed with their coverage, taken,
-verified."""
+"""`contrail snapshots`: lists, takes and verifies snapshots of the folds, from which replicas start."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ ALIGN = "<<<>>><<"
 
 
 class SnapshotListing(NamedTuple):
-    """All snapshots, and what they cover."""
+    """All snapshots, and their coverage of the log."""
 
     snapshots: list[SnapshotStatus]
     coverage: list[Coverage]
@@ -60,12 +59,12 @@ def snapshots_text(found: SnapshotListing) -> Text:
 
 
 def messages(manifest: Manifest) -> int:
-    """How many messages of all streams the snapshot stands for."""
+    """The count of messages, over all streams, that the snapshot replaces."""
     return sum(at.seq for at in manifest.cursor.values())
 
 
 def warnings(covered: Sequence[Coverage]) -> list[str]:
-    """What of the history is not covered, and what to do."""
+    """A sentence for each stream with a gap before its newest snapshot, with the remedy."""
     return [
         f"{it.stream}: retention took messages that follow the newest snapshot; take snapshots more often "
         "(log.snapshot_every), or give log.max_bytes more"
@@ -101,7 +100,7 @@ PROGRESS_S = 1.0
 
 
 class SnapshotsGroup(DefaultGroup):
-    """Lists, unless told otherwise."""
+    """Commands of snapshots; `list` is the default."""
 
     default: ClassVar[str] = "list"
 
@@ -174,7 +173,7 @@ def verify_command(connection: DeploymentRef, snapshot: str | None, as_json: boo
 
 
 def verified_text(found: SnapshotVerification) -> Text:
-    """What was found, in sentences."""
+    """The result of a verification, in sentences."""
     if not found.whole:
         yield Mark(f"snapshot {found.id} is broken: {found.why}; a start takes the one before it", PROBLEM)
         return
@@ -232,7 +231,7 @@ async def _verify(connection: DeploymentRef, named: str | None) -> SnapshotVerif
 
 @asynccontextmanager
 async def _progress() -> AsyncIterator[None]:
-    """Whoever waits at a terminal sees for how long it has been going on."""
+    """The elapsed time is shown on a terminal inside the context."""
 
     async def tick() -> None:
         started_ms = SystemClock().monotonic_ms()

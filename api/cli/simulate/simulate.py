@@ -28,11 +28,11 @@ from replay.simulate.trace_file import AUTO, FORMATS, TraceFile
 from replay.simulate.workload import Pace
 
 BLOCKS = 16_384
-"""Per worker; of 64 tokens, a million tokens."""
+"""Blocks in the cache of each worker; of 64 tokens, a million tokens."""
 
 
 class SimulationRequest(NamedTuple):
-    """What is asked."""
+    """A run, or a sweep, that was asked for."""
 
     setup: Setup
     sweeps: Mapping[str, Sequence[Any]]
@@ -78,7 +78,7 @@ OPTIONS = (
 
 
 def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has these, and gets an `SimulationRequest` as its argument `request`."""
+    """The command has these options, and gets a `SimulationRequest` as its argument `request`."""
 
     @wraps(command)
     def with_request(
@@ -133,12 +133,14 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def engine_settings(timing: str, block_size: int, blocks: int, given: Mapping[str, Any]) -> SimulatedSettings:
-    """An engine whose passes take what `timing` says, with these settings changed; all else as Dynamo's mock engine.
-    CallerError names what cannot be."""
-    usual = mocker_settings(block_size, blocks)
+    """An engine with this timing of passes and these changed settings, otherwise like Dynamo's mock engine.
+
+    CallerError names a setting that is wrong.
+    """
+    engine = mocker_settings(block_size, blocks)
     if timing == LINEAR:
-        usual = dataclasses.replace(usual, timing=LINEAR)
-    return changed_engine(usual, given)
+        engine = dataclasses.replace(engine, timing=LINEAR)
+    return changed_engine(engine, given)
 
 
 def _lags(text: str | None) -> tuple[int, ...]:
@@ -170,13 +172,13 @@ def simulate(
 ) -> None:
     """Simulate the requests of TRACE: the router's own folds and decisions, on simulated engines, in virtual time.
 
-    TRACE is a file in Mooncake's format, or an export of ours (`contrail export FILE`). Nothing is asked but the file;
+    TRACE is a file in Mooncake's format, or an export of ours (`contrail export FILE`). Only the file is read;
     equal calls give equal results, byte for byte, here and elsewhere. Of the run `--out` keeps the log, as if it had
     happened: `contrail explain REQUEST --log FILE`, `contrail replay verify --log FILE` and `contrail replay open`.
     FILE.key is its key, which is no secret: with `--key-file` every message is proved, too.
 
     Requests wait for a place as they would in a router: active_max, queue_max and queue_wait_max_ms count (`--set`).
-    Whoever fails is counted with the reason.
+    Requests that fail are counted by reason.
 
     Public traces round their times (the conversation trace to 3 s): --jitter 3000 spreads them again.
 
@@ -197,8 +199,8 @@ def simulate(
     if plot is not None and plot.suffix != ".svg":
         raise CallerError("--plot draws SVG: give a file name that ends in .svg")
     with ExitStack() as drafts:
-        wanted = (out, plot, write)
-        files = _OutputFiles(*(file and drafts.enter_context(draft(file, force=force)) for file in wanted))
+        paths = (out, plot, write)
+        files = _OutputFiles(*(file and drafts.enter_context(draft(file, force=force)) for file in paths))
         if out is not None:
             drafts.enter_context(draft(Path(f"{out}.key"), force=force)).write_text(KEY.secret.hex() + "\n")
         if request.sweeps:
@@ -208,7 +210,7 @@ def simulate(
 
 
 class _OutputFiles(NamedTuple):
-    """What is written, each as a draft."""
+    """The files to write, each as a draft."""
 
     out: Path | None
     plot: Path | None
@@ -227,9 +229,9 @@ def _run(setup: Setup, files: _OutputFiles, *, as_json: bool) -> None:
 
 def _sweep(request: SimulationRequest, files: _OutputFiles, jobs: int, *, as_json: bool) -> None:
     setup = request.setup
-    asked = combinations(request.sweeps)
-    tell = show_progress(f"simulating {len(asked):,} runs", "requests")
-    found = list(sweep(setup, asked, jobs, tell))
+    points = combinations(request.sweeps)
+    progress = show_progress(f"simulating {len(points):,} runs", "requests")
+    found = list(sweep(setup, points, jobs, progress))
     value = sweep_json(setup, found)
     if files.plot is not None:
         files.plot.write_text(sweep_plot(found, setup_line(setup)))

@@ -49,7 +49,7 @@ WORKERS_SHOWN_MAX = 16
 
 
 def setup_line(setup: Setup) -> str:
-    """What was simulated, in one line."""
+    """Trace, fleet, policy and disturbances of a simulation, in one line."""
     options, pace = setup.options, setup.pace
     engine = options.engine
     parts = [
@@ -142,7 +142,7 @@ def _numbers(found: SimulationReport) -> Table:
 
 
 def _failed(found: SimulationReport) -> str:
-    """How many, and why."""
+    """The count of failed requests, with those of each reason."""
     return f"{number_text(found.failed)} ({_counts(found.failures)})" if found.failed else "0"
 
 
@@ -158,7 +158,7 @@ def _each(it: Spread) -> str:
 
 
 def _prefills(it: Disaggregation) -> Text:
-    """Where prompts were computed."""
+    """Prompts, jobs and waits of prefill workers."""
     blocks, tokens = count_text(it.pulled_blocks, "block"), count_text(it.pulled_tokens, "token")
     rows = [
         ("prompts computed by prefill workers", _percent(it.remote_share)),
