@@ -27,7 +27,7 @@ from typing import NamedTuple
 from actors.engines.simulated.simulated_settings import mocker_settings
 from bench import routing
 from bench.figures import Figure, main
-from replay.simulate.mooncake import PART_TOKENS
+from replay.simulate.trace_file import PART_TOKENS
 from replay.simulate.workload import Trace
 
 WORKERS = (4, 8, 16)

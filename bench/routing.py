@@ -28,8 +28,7 @@ from api.cli.options import pairs
 from bench.figures import PEERS, Figure, main, number, peer_python, refuse
 from replay.simulate.options import Options
 from replay.simulate.report import SimulationReport
-from replay.simulate.setup import SEED, Setup
-from replay.simulate.sweep import sweep
+from replay.simulate.setup import SEED, Setup, sweep
 from replay.simulate.trace_file import MOONCAKE, TraceFile
 from replay.simulate.workload import US_PER_MS, Pace, Trace
 

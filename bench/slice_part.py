@@ -12,10 +12,10 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings, mocke
 from bench.streamed import completion
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulate.mooncake import Vocabulary, block_hashes, read_mooncake, token_ids
 from replay.simulate.options import Options
 from replay.simulate.report import SimulationReport, report
 from replay.simulate.simulation import simulate
+from replay.simulate.trace_file import Vocabulary, block_hashes, read_mooncake, token_ids
 from replay.simulate.workload import US_PER_MS, Arrival, Pace, Trace
 
 MODEL = "sim"

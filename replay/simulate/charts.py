@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from replay.simulate.report import LatencySummary, ServedRequest, SimulationReport, latency_summary
-from replay.simulate.setup import label
-from replay.simulate.sweep import SweepPoint
+from replay.simulate.setup import SweepPoint, label
 
 WIDTH, HEIGHT = 880, 300
 """Of a panel, in pixels."""

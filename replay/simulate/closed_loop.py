@@ -11,26 +11,28 @@ Equal recordings and equal questions give equal answers, but for the seconds tha
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
+from core.ids import RequestId
 from core.settings import RoutingSettings
-from replay.parallel import Progress
+from replay.parallel import Progress, parallel_results
 from replay.recording.recording import Recording
 from replay.simulate.engine_fit import SAMPLES_MIN, EngineSpeeds, engine_samples, fit_speeds
 from replay.simulate.options import Options
 from replay.simulate.recorded_fleet import RecordedFleet, read_fleet
-from replay.simulate.recorded_requests import RecordedRequest, RecordedRequests, read_requests
-from replay.simulate.recorded_workload import find_follow_ups
+from replay.simulate.recorded_requests import RecordedRequest, RecordedRequests, find_follow_ups, read_requests
 from replay.simulate.report import ServedRequest, SimulationReport, report
-from replay.simulate.sweep import RunRequests, run_all
-from replay.simulate.workload import Arrival
+from replay.simulate.simulation import simulate
+from replay.simulate.workload import Arrival, FollowUp
 from replay.whatif.scenario import QUEUEING, Scenario
 
 
@@ -140,6 +142,31 @@ def rank_reruns(reruns: Sequence[Rerun]) -> list[Rerun]:
 
 def _more(found: float, was: float) -> float:
     return found / was - 1 if was else 0.0
+
+
+class RunRequests(NamedTuple):
+    """What is the same for all runs."""
+
+    arrivals: list[Arrival]
+    follows: Mapping[RequestId, FollowUp]
+    counted: frozenset[RequestId]
+    """Those that reports are about."""
+
+
+def run_all(
+    requests: RunRequests, asked: Sequence[Options], jobs: int, progress: Progress
+) -> dict[Options, SimulationReport]:
+    """What comes of each way, equal ones run once."""
+    ways = list(dict.fromkeys(asked))
+    with parallel_results(partial(_run_requests, requests), ways, jobs, progress) as reports:
+        return dict(zip(ways, reports, strict=True))
+
+
+def _run_requests(requests: RunRequests, options: Options, progress: Progress) -> SimulationReport:
+    started_s = time.perf_counter()
+    found = simulate(options, requests.arrivals, progress, follows=requests.follows)
+    counted = [it for it in found.served if it.id in requests.counted]
+    return report(counted, options.workers, found.digest, time.perf_counter() - started_s)
 
 
 US_PER_MS = 1000

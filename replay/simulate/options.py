@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
-from replay.simulate.fleet_schedule import WorkerLife
 
 WORKERS_MAX = 4096
 REPLICAS_MAX = 256
@@ -18,6 +18,24 @@ FAILURES_PER_HOUR_MAX = 3600
 """One a second."""
 SEED_MAX = 2**64 - 1
 TWO_LAGS = "lag_ms: each replica has a lag of its own here: leave either out"
+
+
+FOREVER = -1
+
+
+class WorkerLife(NamedTuple):
+    """All times are virtual microseconds since the start of the run."""
+
+    place: int
+    """In the fleet, from 0. Several lives may follow each other in one place."""
+    from_us: int = 0
+    until_us: int = FOREVER
+    """When it ends."""
+    told_us: int = FOREVER
+    """When the log hears that it was lost; FOREVER for one that leaves by itself: it gets nothing new from its end on,
+    and ends what it has."""
+    capacity_blocks: int = 0
+    """Of its cache; 0 for those of `Options.engine`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

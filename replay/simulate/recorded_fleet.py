@@ -14,8 +14,7 @@ from core.events.kv import DECODE
 from core.ids import LOST_SUFFIX, WorkerId
 from core.subjects import is_kv, owner
 from replay.recording.recording import Recording
-from replay.simulate.fleet_schedule import FOREVER, WorkerLife
-from replay.simulate.options import WORKERS_MAX
+from replay.simulate.options import FOREVER, WORKERS_MAX, WorkerLife
 from replay.simulate.recorded_requests import UNKNOWN_TIME, RecordedRequests
 
 US_PER_MS = 1000

@@ -1,10 +1,16 @@
-"""Setup: everything that a simulation depends on, and how a setting is changed by its name."""
+"""Setup: everything that a simulation depends on, how a setting is changed by its name, and sweeps over settings.
+
+The results of a sweep and their order depend on the question alone, not on how many processes share the work or which
+ends first.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +19,7 @@ import msgspec
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
+from replay.parallel import Progress, parallel_results
 from replay.simulate.options import TWO_LAGS, Options
 from replay.simulate.report import PrefillFleet, PrefillVerdict, ServedRequest, SimulationReport, report
 from replay.simulate.simulation import simulate
@@ -28,9 +35,6 @@ LINEAR_ONLY = ("prefill_us_per_token", "prefill_us_per_pass", "decode_us_per_ste
 """Settings of an engine that no other timing goes by."""
 SEED = "seed"
 """Of all that is drawn: jitter, failures, decisions."""
-
-Progress = Callable[[int, int], None]
-"""Told requests that ended, and how many there are."""
 
 
 class SetupResult(NamedTuple):
@@ -131,3 +135,44 @@ def _typed(given: Mapping[str, Any], types: Mapping[str, type]) -> dict[str, Any
             except msgspec.ValidationError as error:
                 raise CallerError(f"{key}: {given[key]!r} is no {'whole ' if kind is int else ''}number") from error
     return found
+
+
+POINTS_MAX = 1000
+"""Runs of one sweep."""
+
+
+class SweepPoint(NamedTuple):
+    """One run of a sweep."""
+
+    given: Mapping[str, Any]
+    """What was set for it."""
+    report: SimulationReport
+
+
+def combinations(sweeps: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination, the last name's values changing fastest. CallerError if there are more than POINTS_MAX."""
+    count = prod(map(len, sweeps.values()))
+    if count > POINTS_MAX:
+        raise CallerError(f"{count} runs are too many: sweep over {POINTS_MAX} combinations at most")
+    return [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]
+
+
+def sweep(
+    base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int, progress: Progress = lambda _done, _of: None
+) -> Iterator[SweepPoint]:
+    """A run of `base` with each of these changes, in their order, each given as soon as it and those before it are
+    there; progress is told the requests that were run, over all runs. CallerError before the first run if one of them
+    cannot be; PeerError if a process was ended."""
+    setups = [base.changed(given) for given in asked]
+    return _runs(asked, setups, jobs, progress)
+
+
+def _runs(
+    asked: Sequence[Mapping[str, Any]], setups: Sequence[Setup], jobs: int, progress: Progress
+) -> Iterator[SweepPoint]:
+    with parallel_results(_run, setups, jobs, progress) as reports:
+        yield from map(SweepPoint, asked, reports)
+
+
+def _run(setup: Setup, progress: Progress) -> SimulationReport:
+    return setup.run(progress).report

@@ -26,8 +26,12 @@ from core.settings import RoutingSettings
 from projections.folds.jobs_fold import JobsFold
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_log import SimulatedSource
-from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
-from replay.simulate.simulated_prefill_role import SimulatedConnection, SimulatedPeers, to_request
+from replay.simulate.simulated_prefill_role import (
+    SimulatedConnection,
+    SimulatedPeers,
+    SimulatedPrefillQueue,
+    to_request,
+)
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda, VirtualShell

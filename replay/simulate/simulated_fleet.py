@@ -20,13 +20,11 @@ from actors.membership.failure_detector import (
 from core.events.kv import DECODE, PREFILL
 from core.ids import WorkerId
 from core.subjects import JOBS, answered_token, asked_token, job_kind
-from replay.simulate.fleet_schedule import FOREVER, FailureSchedule, WorkerLife
-from replay.simulate.options import Options
+from replay.simulate.options import FOREVER, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
-from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
-from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillRole
+from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillQueue, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
 from replay.simulate.virtual_time import Agenda
@@ -37,6 +35,33 @@ OBSERVE_EVERY_US = round(OBSERVE_EVERY_S * 1_000_000)
 """From one observation of an absent worker to the next."""
 RESTART_US = 30_000_000
 """How long after its end another one takes its place, with an empty cache."""
+
+
+HOUR_US = 3_600_000_000
+
+
+class FailureSchedule:
+    """One falls into each stretch of equal length, at a moment of the seed's: the number of them does not vary."""
+
+    def __init__(self, per_hour: int, workers: int, seed: int) -> None:
+        """`per_hour` above 0."""
+        self._every_us = HOUR_US // per_hour
+        self._workers = workers
+        self._seed = seed
+        self._number = 0
+
+    def __repr__(self) -> str:
+        return f"<Failures, {self._number} so far, one in {self._every_us} us>"
+
+    def next(self) -> tuple[int, int]:
+        """The time of the next one, and the place in the fleet whose worker it takes; times rise."""
+        number, self._number = self._number, self._number + 1
+        at_us = number * self._every_us + self._draw(number, "time") % self._every_us
+        return at_us, self._draw(number, "place") % self._workers
+
+    def _draw(self, number: int, what: str) -> int:
+        drawn: int = xxhash.xxh3_64_intdigest(f"{what}/{number}".encode(), self._seed)
+        return drawn
 
 
 class SimulatedFleet:

@@ -21,9 +21,8 @@ from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulate.charts import run_plot, sweep_plot
 from replay.simulate.options import Options
-from replay.simulate.setup import Setup, changed_engine
+from replay.simulate.setup import Setup, changed_engine, combinations, sweep
 from replay.simulate.simulated_log import KEY
-from replay.simulate.sweep import combinations, sweep
 from replay.simulate.trace_file import AUTO, FORMATS, TraceFile
 from replay.simulate.workload import Pace
 

@@ -11,8 +11,7 @@ import msgspec
 from api.cli.quantities import bytes_text, count_text, ms_text, number_text, percent_text, plural
 from api.cli.renderer import Table, Text
 from replay.simulate.report import Disaggregation, LatencySummary, SimulationReport, Spread
-from replay.simulate.setup import Setup, label
-from replay.simulate.sweep import SweepPoint
+from replay.simulate.setup import Setup, SweepPoint, label
 
 
 def run_json(setup: Setup, found: SimulationReport) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from core.subjects import JOBS
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import SimulatedLog, SimulatedSource
-from replay.simulate.simulated_prefill_queue import SimulatedPrefillQueue
-from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillRole
+from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillQueue, SimulatedPrefillRole
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 

@@ -20,7 +20,7 @@ from replay.simulate.charts import (
     sweep_plot,
 )
 from replay.simulate.report import ServedRequest, SimulationReport, report
-from replay.simulate.sweep import SweepPoint
+from replay.simulate.setup import SweepPoint
 from tests.replay.simulate.test_report import failed, served
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -18,8 +18,7 @@ from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.recording.recording import Recording
 from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop, rank_reruns
-from replay.simulate.fleet_schedule import WorkerLife
-from replay.simulate.options import Options
+from replay.simulate.options import Options, WorkerLife
 from replay.simulate.report import report
 from replay.simulate.simulation import simulate
 from replay.simulate.workload import Arrival, FollowUp

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from core.ids import RequestId
-from replay.simulate.recorded_requests import AttemptTiming, RecordedRequest
-from replay.simulate.recorded_workload import find_follow_ups
+from replay.simulate.recorded_requests import AttemptTiming, RecordedRequest, find_follow_ups
 from replay.simulate.workload import FollowUp
 from tests.projections.facts import prompt, routed
 from tests.replay.staged import A

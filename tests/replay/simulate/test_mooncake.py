@@ -10,7 +10,7 @@ import pytest
 
 from core.errors import CallerError
 from core.prompt import HASH_BYTES, Prompt
-from replay.simulate.mooncake import LINE_BYTES_MAX, Vocabulary, block_hashes, read_mooncake, token_ids
+from replay.simulate.trace_file import LINE_BYTES_MAX, Vocabulary, block_hashes, read_mooncake, token_ids
 from replay.simulate.workload import TraceRequest
 from tests.replay.simulate.talks import talks, written
 

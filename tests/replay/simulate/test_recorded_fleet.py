@@ -11,7 +11,7 @@ from core.errors import CallerError
 from core.events import WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, WorkerId
 from core.subjects import LOAD
-from replay.simulate.fleet_schedule import FOREVER, WorkerLife
+from replay.simulate.options import FOREVER, WorkerLife
 from replay.simulate.recorded_fleet import RecordedFleet, read_fleet
 from replay.simulate.recorded_requests import RecordedRequests, read_requests
 from tests.projections.facts import finished, joined, prompt, routed

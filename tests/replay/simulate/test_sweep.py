@@ -14,8 +14,7 @@ from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulate.options import Options
 from replay.simulate.report import SimulationReport
-from replay.simulate.setup import Setup, label
-from replay.simulate.sweep import POINTS_MAX, combinations, sweep
+from replay.simulate.setup import POINTS_MAX, Setup, combinations, label, sweep
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 from tests.replay.simulate.talks import talks, written

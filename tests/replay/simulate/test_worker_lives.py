@@ -10,8 +10,7 @@ from core.errors import CallerError
 from core.events import RequestRouted, WorkerJoined, WorkerLost
 from core.ids import RequestId
 from core.subjects import ROUTING
-from replay.simulate.fleet_schedule import WorkerLife
-from replay.simulate.options import Options
+from replay.simulate.options import Options, WorkerLife
 from replay.simulate.simulated_log import KV
 from replay.simulate.simulation import simulate
 from replay.simulate.workload import FollowUp

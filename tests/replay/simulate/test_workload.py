@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import CallerError
-from replay.simulate.mooncake import block_hashes, read_mooncake
+from replay.simulate.trace_file import block_hashes, read_mooncake
 from replay.simulate.workload import JITTER_MS_MAX, SPEED_UP_MAX, Pace, Trace
 from tests.replay.simulate.talks import talks, written
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.ids import WorkerId
-from replay.simulate.simulated_prefill_queue import ACK_WAIT_US, SimulatedDelivery, SimulatedPrefillQueue
+from replay.simulate.simulated_prefill_role import ACK_WAIT_US, SimulatedDelivery, SimulatedPrefillQueue
 from replay.simulate.virtual_time import Agenda
 from streams.log import QUEUE_LIMITS
 

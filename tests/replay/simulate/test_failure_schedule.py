@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay.simulate.fleet_schedule import HOUR_US, FailureSchedule
+from replay.simulate.simulated_fleet import HOUR_US, FailureSchedule
 
 
 def first(count: int, per_hour: int, seed: int) -> list[tuple[int, int]]:
