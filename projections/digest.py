@@ -25,7 +25,7 @@ def mix(*values: object) -> int:
 
 
 def mix_repr(values: str) -> int:
-    """The same of their repr as a tuple, for who can make that for less."""
+    """The same hash from the repr of the values as a tuple, for callers that have the repr already."""
     return xxhash.xxh3_64_intdigest(values.encode())
 
 

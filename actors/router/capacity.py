@@ -90,7 +90,7 @@ def find_capacity(
         return None
     workers = sure or doubtful
     with_prefill = has_prefill_workers(view.state, model)
-    folded, pending = view.state.routing.in_flight_load.busy, view.ahead.in_flight_load.busy
+    folded, pending = view.state.routing.in_flight_load.busy, view.pending_events.in_flight_load.busy
     taken = sum(load[worker].requests for worker in workers for load in (folded, pending) if worker in load)
     return Capacity(
         slots=sum(settings.active_max or _slots(slots(worker), with_prefill=with_prefill) for worker in workers),

@@ -1,15 +1,15 @@
 """ApproximateIndex: the blocks that a replica assumes its workers hold, from its own decisions alone.
 
-Under the policy `approximate` a block counts as cached on the worker that a request was sent to, from the request's
-first token on (until then it is pending there, as under any policy), for as long as the decision's record says
-(`CacheRetention`), or until others push it out: the least recently used goes first, of one prompt the last block. So
-engines need report no cache events.
+Under the policy `approximate`, a block counts as cached on the worker that a request was sent to. It counts from the
+request's first token on; until then it is pending there, as under any policy. It counts for as long as the decision's
+record says (`CacheRetention`), or until other blocks push it out: the least recently used prompt first, its last block
+first. So engines need report no cache events.
 
-Each replica's part rests on its own chain alone and is void when it restates itself or ends: it is whole wherever the
-rest of its part is. Nothing is judged by a clock in here: a decision asks for what was used since a moment, and what
-is dropped for its age goes by the time in the record that is folded. A use is dated by the newest decision whose first
-token came by then, so times never go back from use to use; and as a use is one of all blocks of a prompt, none of them
-is dated later than one before it: a lookup is a binary search.
+Each replica's part rests on its own chain alone. It is void when the replica restates itself or ends, and whole
+wherever the rest of its part is. No clock is read here: a decision asks for uses since a time, and expiry goes by the
+time in the folded record. A use has the time of the newest decision with a first token by then, so times never fall
+from use to use. A use covers all blocks of a prompt, so no block is dated later than one before it, and a lookup is a
+binary search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NEVER = -1
 
 
 class CacheRetention(NamedTuple):
-    """What the worker of one decision is taken to keep of the prompts that its replica sends there."""
+    """The retention that one decision records: the blocks that its worker is taken to keep of this replica's
+    prompts."""
 
     blocks: int
     """So many at most, this prompt's included."""
@@ -89,7 +90,7 @@ class ApproximateIndex:
         self._fit()
 
     def reach(self, prompt: Prompt, since_ms: int) -> Iterator[tuple[WorkerId, int]]:
-        """Who has how many first blocks of the prompt, of those that were used there later than that.
+        """Workers with leading blocks of the prompt that were used after `since_ms`, each with their number.
 
         At most those that an engine can reuse. One probe per worker, and O(log blocks) more where the first block is.
         """
@@ -148,7 +149,7 @@ class ApproximateIndex:
 
 
 def _depth(table: dict[int, int], prompt: Prompt, since_ms: int, limit: int) -> int:
-    """How many first blocks of the prompt are there since then, the first one certainly."""
+    """Number of leading blocks of the prompt in the table that were used since then; the first one is in it."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2

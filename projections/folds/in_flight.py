@@ -15,7 +15,7 @@ class OutstandingPrefill(NamedTuple):
     """One prefill that was not done when last heard of; they are ordered as a worker takes them."""
 
     begins_us: int
-    """When it was expected to begin, by its replica's clock; 0 if nobody said."""
+    """Expected start of its prefill, by its replica's clock; 0 if unknown."""
     request: RequestId
     attempt: int
     tokens: int
@@ -55,8 +55,8 @@ class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Entries = dict[int, tuple[AttemptKey, InFlight]]
-"""By the object's own identity: two replicas may have the same request, with an id that its client chose. Whoever goes
-through them must not depend on their order."""
+"""Entries by the identity of the object: two replicas may have one request id, chosen by their clients. No result may
+depend on their order."""
 
 
 class WorkerLoad(msgspec.Struct):
@@ -82,7 +82,7 @@ class InFlightLoad:
         """Their entries, by the first block of their prompts where that is known."""
 
     def add(self, key: AttemptKey, entry: InFlight) -> None:
-        """The entry counts. Whoever adds it keeps the object until it is subtracted: it is known by its identity."""
+        """The entry counts. The caller keeps the object until it subtracts it: the object's identity is its key."""
         self.weigh(entry, 1)
         if not entry.prefill_tokens:
             return
@@ -129,7 +129,7 @@ class InFlightLoad:
             del self.busy[entry.worker]
 
     def pending(self, prompt: Prompt) -> Collection[tuple[AttemptKey, InFlight]]:
-        """Requests being prefilled whose first block is the prompt's."""
+        """Requests in prefill that share the first block of the prompt."""
         if not self._pending or not prompt.blocks_reusable:
             return ()
         same_start = self._pending.get(prompt.block(1))
@@ -144,8 +144,8 @@ def _drop(table: dict[Place, dict[int, Row]], place: Place, entry: InFlight) -> 
 
 
 def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
-    """How many first blocks the two have in common, at most those reusable; O(log blocks) probes, two where it is
-    what was guessed."""
+    """Number of leading blocks that the two share, at most those reusable. O(log blocks) probes, two if `guess` is
+    right."""
     low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
     block = prompt.block
     if 0 < guess <= high:
@@ -167,8 +167,7 @@ def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
 
 
 def hash_beyond(prompt: Prompt, depth: int) -> HashAt:
-    """What the hashes of another prompt must have, and where, if it shares more than its first `depth` blocks; one
-    probe."""
+    """The hash, with its depth, that another prompt has if it shares more than its first `depth` blocks; one probe."""
     if depth >= prompt.blocks_reusable:
         return NO_HASH
     start = depth * HASH_BYTES

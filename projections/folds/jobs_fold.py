@@ -1,13 +1,13 @@
 """JobsFold: the prefill jobs that decode workers requested and that are not over, and the worker that computes each.
 
-How a part becomes whole again. Behind a gap a part counts no job, so all that it counts later is open: an event that
-opens a job adds it, one that ends a job takes it out if it was counted. What a part counts is thus always among what
-is open, and as soon as there are as many of them as the worker says (`open`), they are the same. Numbers that agree
-by accident would need a job counted that is not open. No gap makes one; an end that this program cannot read could,
-or a worker that miscounts: then the next number differs in all likelihood, and the part begins from nothing, too. Two
-such ends whose wrongs make up for each other between two numbers are not noticed before a number differs.
+How a part becomes whole again: behind a gap a part counts no job, so all jobs that it counts later are open. An event
+that opens a job adds it; an event that ends a job removes it if it was counted. The counted jobs are thus always a
+subset of the open ones, and equal to them as soon as their number is the one that the worker reports (`open`). Numbers
+that agree by accident would need a counted job that is not open. No gap makes one. An end that this program cannot
+read could, or a worker that miscounts: then the next number very likely differs, and the part begins from nothing
+again. Two such errors that cancel out between two numbers are noticed when a later number differs.
 
-`prefill_queue` is a pure view of these jobs: how many wait for prefill workers, and for how long.
+`prefill_queue` is a pure view of these jobs: their number, and the wait of the oldest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from projections.digest import MASK64, mix
 from projections.folds.source_fold import Chain, SourceFold, stamp
 
 ANSWERED_KEPT = 4096
-"""Jobs answered whose requesters have not said so yet: they wait for nobody. The oldest makes room."""
+"""Bound of answered jobs with requesters that have not ended them yet. The oldest makes room."""
 OPEN_MAX = 65_536
 """Jobs of one part at most; beyond, it is unknown until it has fewer. No worker of ours has a thousandth of that."""
 
@@ -51,7 +51,7 @@ class RequestedJob(msgspec.Struct, frozen=True):
 
 
 class JobsPart(msgspec.Struct):
-    """What one worker said in the jobs stream. A decode worker has jobs asked for, a prefill worker jobs taken."""
+    """One worker's part of the jobs stream: open jobs of a decode worker, claimed jobs of a prefill worker."""
 
     worker: WorkerId
     chain: Chain = msgspec.field(default_factory=Chain)
@@ -61,14 +61,14 @@ class JobsPart(msgspec.Struct):
     taken: dict[str, str] = msgspec.field(default_factory=dict)
     """Job to requester."""
     answers: bool = False
-    """Whether it speaks as a prefill worker: that is another subject. No part of the digest."""
+    """True for a prefill worker, which writes to another subject. No part of the digest."""
     kind: str = ""
     """Of the jobs that it asks for: they have a subject of their own. No part of the digest."""
     digest: int = 0
 
     @property
     def open(self) -> int:
-        """How many jobs are counted here."""
+        """Jobs that this part counts."""
         return len(self.asked) + len(self.taken)
 
 
@@ -78,7 +78,7 @@ class JobsFold(SourceFold[WorkerId, JobsPart]):
     def __init__(self) -> None:
         super().__init__()
         self.parts: dict[WorkerId, JobsPart] = {}
-        """Of everybody who said anything and has not ended."""
+        """The part of each worker that wrote jobs and has not ended."""
         self.dead_letters = 0
         """Jobs given up by the queue since this fold began; no part of the digest."""
         self.answered: dict[str, None] = {}
@@ -99,7 +99,7 @@ class JobsFold(SourceFold[WorkerId, JobsPart]):
         return sum(len(part.taken) for part in self.parts.values())
 
     def waiting(self) -> dict[str, RequestedJob]:
-        """Jobs that nobody has taken yet. O(workers + jobs open)."""
+        """Jobs that no prefill worker has claimed yet. O(workers + open jobs)."""
         taken = {job for part in self.parts.values() if part.taken for job in part.taken}
         return {
             job: asked
@@ -201,31 +201,31 @@ def _count(part: JobsPart, event: JobEvent, sent_ms: int) -> None:
 
 
 def _jobs_sum(*jobs: Iterable[str]) -> int:
-    """A sum over the jobs, the same in whatever order they came."""
+    """A sum over the jobs that does not depend on their order."""
     return sum(mix(side, job) for side, table in enumerate(jobs) for job in table) & MASK64
 
 
 class PrefillQueue(NamedTuple):
-    """How long the queue is. Of workers whose jobs are half known it is at least this."""
+    """Length and age of the prefill queue. A lower bound while jobs of some workers are unknown."""
 
     waiting: int
-    """Jobs that nobody has taken yet."""
+    """Jobs that no prefill worker has claimed yet."""
     waiting_tokens: int
     """Prompt tokens to be computed for these."""
     oldest_ms: int
-    """How long the oldest of them has waited; 0 if none does, or if the clock of who asked is ahead."""
+    """Wait of the oldest of them; 0 if none waits, or if the clock of its requester is ahead."""
     open: int
-    """Jobs asked for and not over: those that wait, that are computed, and whose blocks are fetched."""
+    """Jobs requested and not over: unclaimed, being computed, or with their blocks being pulled."""
     taken: int
     """Jobs that somebody computes, as prefill workers say."""
     dead_letters: int
     """Jobs handed out too often and given up, since the fold began."""
     unknown: int
-    """Workers of whose jobs some may be missing here."""
+    """Workers with jobs that this fold may lack."""
 
 
 def prefill_queue(jobs: JobsFold, now_ms: int, model: str | None = None) -> PrefillQueue:
-    """The queue of one model, or of all; `now_ms` is wall-clock time, compared with that of whoever asked.
+    """The queue of one model, or of all; `now_ms` is wall-clock time, compared with the requesters' clocks.
 
     What is taken, dead letters and what is unknown count for all models. O(workers + jobs open).
     """

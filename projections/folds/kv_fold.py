@@ -1,8 +1,8 @@
 """KvFold: one kv stream folded into its workers (members) and the blocks that each one holds (the index).
 
-Per worker: `known` while every message followed on the one before, `unknown` after a gap (its blocks are retired at
-once, stores and removals are skipped, until it has said who it is and the last part of a restatement), a tombstone
-for good after WorkerLeft or WorkerLost. Blocks on a tier that this program does not know are as good as none.
+A worker is `known` while every message followed on the one before. After a gap it is `unknown`: its blocks are retired
+at once, and stores and removals are skipped until it has restated its identity and its cache. After WorkerLeft or
+WorkerLost a tombstone is left for good. Blocks on a tier that this program does not know count as absent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Member(msgspec.Struct):
     identity: int = 0
     """64 bits of what it said when it joined."""
     digest: int = 0
-    """What this part adds to the projection's digest; 0 until it joined."""
+    """This part's contribution to the projection's digest; 0 until the worker joined."""
 
     @property
     def alive(self) -> bool:
@@ -62,7 +62,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.alive: dict[WorkerId, Member] = {}
         """Those of them that joined: a decision must not pay for others."""
         self.turnover = 0
-        """How often somebody joined or ended here."""
+        """Counts joins and ends."""
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
@@ -128,7 +128,8 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.alive[member.worker] = member
 
     def _restated(self, member: Member, event: CacheRestated) -> None:
-        """The last part makes the cache known if the worker said who it is; an interrupted restatement is void."""
+        """The last part makes the cache known if the worker restated its identity before; an interrupted restatement is
+        void."""
         if event.part != len(member.restated):
             member.restated = []
         if event.part == len(member.restated):

@@ -33,7 +33,7 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
 
     @property
     def chains(self) -> dict[WorkerId, Chain]:
-        """How far each of these workers was read. O(workers)."""
+        """The chain of each of these workers as far as it was read. O(workers)."""
         return {worker: part.chain for worker, part in self.parts.items()}
 
     def restore(self, worker: WorkerId, chain: Chain, report: LoadReported | None) -> None:

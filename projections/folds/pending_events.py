@@ -30,7 +30,7 @@ PENDING_PROMPTS_MAX = 64
 """Prompts that count as held by their workers before the log gives their first tokens back; more, and the oldest do not
 until it does."""
 EventKey = tuple[type, Any]
-"""What tells an event of this replica from its others that change anything here."""
+"""Key of an event among this replica's events with an effect here."""
 T = TypeVar("T")
 _UNCHANGED: Mapping[str, int] = MappingProxyType({})
 
@@ -44,11 +44,11 @@ class _Effect(NamedTuple):
     added: tuple[InFlightEntry, ...]
     routed: Mapping[str, int]
     computed: tuple[AttemptKey, InFlight, InFlight] | None = None
-    """Whose first token it is: as it was before, and as it is after that."""
+    """The request of a first token, as it counted before that token and as it counts after it."""
 
 
 class PendingEvents:
-    """What to add to the fold of this replica's own part to have it as it is now."""
+    """Events of this replica that the fold lacks, as additions to its own part of the fold."""
 
     def __init__(self) -> None:
         self.in_flight_load = InFlightLoad()
@@ -62,7 +62,7 @@ class PendingEvents:
         self._entries: dict[AttemptKey, InFlight] = {}
         self._effects: deque[_Effect] = deque()
         self._names: dict[EventKey, int] = {}
-        """How many of the effects have which name."""
+        """Number of effects by their key."""
 
     def __repr__(self) -> str:
         return f"<PendingEvents {len(self._effects)} events>"
@@ -162,7 +162,7 @@ class PendingEvents:
         return {key: entry for key, entry in known.items() if key not in self.computed} | self._entries
 
     def _uncounted(self, folded: ReplicaPart | None) -> dict[str, int]:
-        """What takes the counts of decisions back to 0."""
+        """Differences that take the counts of decisions back to 0."""
         known = folded.routed if folded is not None else {}
         return {model: -known.get(model, 0) - self.routed.get(model, 0) for model in known.keys() | self.routed.keys()}
 

@@ -35,12 +35,12 @@ MILLI = 1000
 
 
 class ReuseTotals(msgspec.Struct):
-    """What was expected of caches against what engines said."""
+    """Predicted cache hits against the hits that engines reported."""
 
     requests: int = 0
     prompt_tokens: int = 0
     predicted_tokens: int = 0
-    """Of requests whose first token came."""
+    """Sum over requests with a first token."""
     cached_tokens: int = 0
 
 
@@ -51,16 +51,16 @@ class ReplicaPart(msgspec.Struct):
     joined: ReplicaJoined | None = None
     ended: str = ""
     known: bool = True
-    """False after a gap, until it has said who it is and restated itself."""
+    """False after a gap, until the replica has restated its identity and its requests."""
     chain: Chain = msgspec.field(default_factory=Chain)
     in_flight: dict[AttemptKey, InFlight] = msgspec.field(default_factory=dict)
     predicted: dict[AttemptKey, tuple[int, int]] = msgspec.field(default_factory=dict)
-    """Predicted cached tokens and prompt tokens of requests whose first token has not come."""
+    """Predicted cached tokens and prompt tokens of requests without a first token yet."""
     routed: dict[str, int] = msgspec.field(default_factory=dict)
     """Decisions since it joined or last restated itself, per model: what round-robin goes by."""
     reuse: ReuseTotals = msgspec.field(default_factory=ReuseTotals)
     local: dict[WorkerId, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """What only it knows of workers: the reasons of LocalChanged."""
+    """Local reasons of workers, by LocalChanged."""
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     settings_revision: int = 0
     identity: int = 0
@@ -68,7 +68,7 @@ class ReplicaPart(msgspec.Struct):
     contents: int = 0
     """64 bits, a sum over what is in flight, what was routed and what only it knows."""
     digest: int = 0
-    """What this part adds to the projection's digest; 0 until it joined."""
+    """This part's contribution to the projection's digest; 0 until the replica joined."""
 
 
 class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
@@ -82,7 +82,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         """Those that have not ended."""
         self.in_flight_load = InFlightLoad()
         self.believed: dict[ReplicaId, ApproximateIndex] = {}
-        """What replicas take workers to hold; only of those that decided so since they restated themselves."""
+        """Approximate indexes of replicas; only of those with such a decision since their last restatement."""
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())
@@ -153,7 +153,8 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
                 assert_never(event)
 
     def _request(self, part: ReplicaPart, event: object) -> bool:
-        """Whether it was of a request: nearly all are, and to look at the type costs less than to try all there are."""
+        """True if the event was one of a request. Nearly all are, and a look at the type costs less than trying
+        each."""
         if type(event) is RequestRouted:
             self._routed(part, event)
         elif type(event) is RequestPrefilled:
@@ -201,7 +202,8 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         part.take(entry.worker, entry.hashes, max(0, entry.begins_us // MILLI), retention)
 
     def _restated(self, part: ReplicaPart, event: ReplicaRestated) -> None:
-        """What it says replaces all before it, and makes it known if it said who it is."""
+        """The restatement replaces all requests before it. It makes the replica known if its identity was restated
+        before."""
         self._forget(part)
         part.known = part.known or part.joined is not None
         part.routed.clear()
@@ -251,7 +253,7 @@ def _local_changed(part: ReplicaPart, event: LocalChanged) -> None:
 
 
 def in_flight(event: RequestRouted) -> InFlight:
-    """What a routed request weighs until its end."""
+    """The weight of a routed request until its end."""
     begins_us = event.now_ms * MILLI + event.wait_us
     return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us, event.believed)
 

@@ -1,11 +1,11 @@
 """Snapshot: a State as bytes and back. fold(snapshot + tail) is fold(all), in all that later events depend on.
 
-1. Content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
-   behind the other, as the head lists them. Columns are sorted: a state that was read is written as it was.
-2. What can be computed from the rest (digests, sums per worker) is not in it; points and gaps are not either.
-3. Form 2 has the jobs stream, form 3 what replicas take workers to hold, form 4 runs of blocks; a state without is
-   written in the form before, byte for byte as ever.
-4. A head of another form or of another fold version is refused: whoever reads it folds from elsewhere.
+1. The content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
+   behind the other, in the order of the head. Columns are sorted: reading and writing a state gives the same bytes.
+2. Derived values (digests, sums per worker) are not stored; points and gaps are not either.
+3. Form 2 has the jobs stream, form 3 the approximate indexes of replicas, form 4 runs of blocks. A state without one
+   of these is written in the earlier form, byte for byte.
+4. A head of another form or fold version is refused: its reader folds from an older snapshot or from the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SNAPSHOT_VERSION = 4
 SNAPSHOT_VERSION_WITHOUT_RUNS = 3
 SNAPSHOT_VERSION_WITHOUT_BELIEFS = 2
 SNAPSHOT_VERSION_WITHOUT_JOBS = 1
-"""What programs read that know of neither, and this one too."""
+"""The version for programs that know neither jobs nor runs; this program reads it, too."""
 HASH_BYTES = 8
 LOAD_BLOCKS_MAX = 8192
 """Taken into the index at once."""
@@ -75,7 +75,7 @@ class _Runs(msgspec.Struct, array_like=True):
     tier: str
     workers: tuple[WorkerId, ...]
     lengths: bytes
-    """How many blocks each run has."""
+    """Blocks of each run."""
 
 
 class _Jobs(msgspec.Struct):
@@ -158,7 +158,7 @@ def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
 
 
 def _finished(step: Generator[None, None, T]) -> T:
-    """What the generator returns, without a stop."""
+    """The return value of the generator, run without a pause."""
     while True:
         try:
             next(step)
@@ -168,7 +168,7 @@ def _finished(step: Generator[None, None, T]) -> T:
 
 
 def cursor_of(state: State) -> dict[str, At]:
-    """How far each stream is folded, as a manifest says it."""
+    """The position of each stream's fold, in the form of a manifest."""
     return {stream: _at(state, stream, position) for stream, position in sorted(state.cursor.items())}
 
 
@@ -190,7 +190,7 @@ def _check_versions(found: _Version) -> None:
 
 
 def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
-    loads, with_jobs, believed = state.loads, JOBS in state.cursor, _believed(state)
+    loads, with_jobs, believed = state.loads, JOBS in state.cursor, _approximate_indexes(state)
     without = SNAPSHOT_VERSION_WITHOUT_BELIEFS if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS
     without = SNAPSHOT_VERSION_WITHOUT_RUNS if believed else without
     return _Head(
@@ -208,7 +208,7 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
     )
 
 
-def _believed(state: State) -> dict[ReplicaId, list[WorkerBlocks]]:
+def _approximate_indexes(state: State) -> dict[ReplicaId, list[WorkerBlocks]]:
     """Of those replicas that are in the snapshot."""
     believed, replicas = state.routing.believed, state.routing.replicas
     return {replica: part.kept() for replica, part in sorted(believed.items()) if part.blocks and replica in replicas}

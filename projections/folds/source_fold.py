@@ -1,13 +1,13 @@
 """SourceFold: a pure fold of one stream, in parts, one per source, with a digest of all parts.
 
-1. An event changes only the part of its own source, so the order between sources cannot matter; what needs two
-   streams is joined in `projections.policy.view`. There is no clock, no randomness and no I/O in a fold: live tail,
-   rebuild and replay run the same code.
-2. Each source's messages form a chain. `Chain.follow` says whether the next message continues it. After a gap the
-   source is unknown until it restates itself.
-3. The digest is the sum over the parts that are alive, and covers only what a restatement makes whole. So a fold from
-   the log's start, one from a snapshot and one of a log whose head was cut have equal digests at an equal cursor as
-   soon as no source is unknown.
+1. An event changes only the part of its own source, so the order between sources cannot matter; facts of two streams
+   are joined in `projections.policy.view`. There is no clock, no randomness and no I/O in a fold: live tail, rebuild
+   and replay run the same code.
+2. Each source's messages form a chain. `Chain.follow` tells if the next message continues it. After a gap the source
+   is unknown until it restates itself.
+3. The digest is the sum over the parts that are alive, and covers only facts that a restatement makes whole. So three
+   folds have equal digests at an equal cursor once no source is unknown: one from the log's start, one from a
+   snapshot, and one of a log with its start cut off.
 4. A part that ended leaves an entry in `Tombstones` and nothing else.
 """
 
@@ -28,7 +28,7 @@ from projections.digest import MASK64
 
 
 class ChainVerdict(Enum):
-    """How a message stands to its source's chain."""
+    """Relation of a message to its source's chain."""
 
     NEXT = "next"
     """It follows: apply it."""
@@ -65,7 +65,7 @@ class ChainGap(NamedTuple):
 
 
 class Chain(msgspec.Struct):
-    """How far one source has been read; `n_next` 0 before its first message."""
+    """Position in the chain of one source; `n_next` is 0 before its first message."""
 
     n_next: int = 0
     head: bytes = CHAIN_START
@@ -81,7 +81,7 @@ class Chain(msgspec.Struct):
 
 
 def missing_before(before: int, message: Message) -> MissingMessages:
-    """What a gap before the message lacks, where `before` messages had been read.
+    """The messages that a gap lacks, where `before` messages had been read.
 
     If none is left out by number, the one just before it is another than the one that was read.
     """
@@ -89,8 +89,8 @@ def missing_before(before: int, message: Message) -> MissingMessages:
 
 
 TOMBSTONES_MAX = 4096
-"""Tombstones of one stream; the oldest goes first. Nobody writes after an end: the log itself refuses what follows
-it, so a tombstone is needed only for as long as a copy of an old message may still come."""
+"""Bound of one stream's tombstones; the oldest goes first. The log refuses messages after an end, so a tombstone is
+needed only while copies of old messages may still arrive."""
 REASON_CHARS_MAX = 120
 
 
@@ -109,7 +109,7 @@ class SourcePart(Protocol):
 
     chain: Chain
     digest: int
-    """What this part adds to the fold's digest; 0 before it counts."""
+    """This part's contribution to the fold's digest; 0 before it counts."""
 
 
 S = TypeVar("S", bound=str)
@@ -125,11 +125,11 @@ class SourceFold(ABC, Generic[S, P]):
     def __init__(self) -> None:
         self.ended = Tombstones()
         self.unknown: set[S] = set()
-        """Sources whose chain has a gap and that have not restated themselves since."""
+        """Sources with a gap in their chain and no restatement since."""
         self.unknown_events = 0
         """Events of types that this program does not know: kept in the log, not folded."""
         self.missing: list[MissingMessages] = []
-        """What the chains lacked since `State` emptied this."""
+        """Messages missing in the chains, since `State` emptied this list."""
         self._digest = 0
 
     @property
@@ -139,7 +139,7 @@ class SourceFold(ABC, Generic[S, P]):
 
     @property
     def incomplete(self) -> int:
-        """How many sources are unknown. O(1)."""
+        """Number of unknown sources. O(1)."""
         return len(self.unknown)
 
     def apply(self, owner: str, message: Message, digest: bytes) -> bool:
@@ -210,14 +210,14 @@ class SourceFold(ABC, Generic[S, P]):
 
     @abstractmethod
     def _weight(self, part: P) -> int:
-        """What the part adds to the digest now, in 64 bits; 0 before it counts."""
+        """The part's contribution to the digest now, in 64 bits; 0 before it counts."""
 
     def _is_known(self, part: P) -> bool:
-        """Whether the part is all that its source said since it last restated itself."""
+        """True if the part has all of its source since the last restatement."""
         del part
         return True
 
 
 def stamp(chain: Chain, identity: int) -> int:
-    """64 bits that depend on how far the source was read and on who it is. 0.2 us: it is made for every message."""
+    """64 bits from the source's position and its identity. 0.2 us: made for every message."""
     return xxhash.xxh3_64_intdigest(chain.head, (identity + chain.n_next) & MASK64)

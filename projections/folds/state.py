@@ -40,7 +40,7 @@ class DigestPoint(NamedTuple):
     head: bytes
     """Chain digest of the message at `seq`."""
     complete: bool
-    """Whether every source was known: only then may others be expected to have the same digest."""
+    """True if every source was known. Only complete folds of replicas must have equal digests."""
 
 
 class DigestPoints:
@@ -64,14 +64,14 @@ GAPS_KEPT = 256
 
 
 class Position(NamedTuple):
-    """How far one stream has been folded."""
+    """Position of one stream's fold."""
 
     epoch: Epoch
     seq: StreamSeq
 
 
 class Applied(NamedTuple):
-    """What one record was: for whoever must react to it."""
+    """Facts about one folded record, for the parts that react to it."""
 
     stream: StreamName
     seq: StreamSeq
@@ -81,7 +81,7 @@ class Applied(NamedTuple):
 
 
 def is_folded(stream: StreamName) -> bool:
-    """Whether this program has a fold for the stream; a newer one may write others too."""
+    """True if this program has a fold for the stream; newer programs may write other streams."""
     return is_kv(stream) or stream in (LOAD, ROUTING, JOBS)
 
 
@@ -122,8 +122,8 @@ class State:
         return self.cursor[stream].seq
 
     def resume(self, stream: StreamName, position: Position, head: bytes) -> None:
-        """What is folded of the stream now is its fold up to there; `head` is the chain digest of the message there
-        (empty if the log has it no more)."""
+        """The stream's fold is at this position; `head` is the chain digest of the message there (empty if the log
+        lacks it)."""
         self.cursor[stream] = position
         self._points[stream] = points = DigestPoints()
         if head and position.seq:
@@ -151,7 +151,8 @@ class State:
         self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
 
     def become(self, other: State) -> None:
-        """Everybody who holds this state sees the folds, cursor and points of `other`, which has what was here."""
+        """This state has the folds, cursor and points of `other`, and `other` has those of this one. All holders of
+        this object see the change."""
         assert other is not self
         assert other.chain_key == self.chain_key
         self.__dict__, other.__dict__ = other.__dict__, self.__dict__
@@ -205,7 +206,7 @@ class State:
         return self.projection(stream).digest
 
     def point(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
-        """Where the stream's fold stood after that message; None if it is not among the last POINTS_KEPT."""
+        """The stream's fold after that message; None if it is not among the last POINTS_KEPT."""
         points = self._points.get(stream)
         return points.at(seq) if points is not None else None
 
@@ -220,8 +221,8 @@ class State:
         return sum(self.projection(stream).unknown_events for stream in self.cursor)
 
     def unknown(self) -> list[WorkerId]:
-        """Workers of whose cache nothing is known until they restate it, by id; those of whom not even the start was
-        read are among them."""
+        """Workers with an unknown cache until they restate it, by id. Workers without a readable start of their chain
+        are among them."""
         return sorted({worker for projection in self.kv.values() for worker in projection.unknown})
 
     def member(self, worker: WorkerId) -> Member | None:
@@ -235,12 +236,12 @@ class State:
         return None
 
     def alive(self) -> list[Member]:
-        """Workers that joined and have not ended, by id; O(1) while nobody comes or goes. Not to be changed."""
+        """Workers that joined and have not ended, by id; O(1) while no worker joins or ends. Not to be changed."""
         self._sort_out()
         return self._alive
 
     def workers(self) -> list[WorkerId]:
-        """Their ids; the very list of the last time while nobody comes or goes."""
+        """Their ids; the same list object while no worker joins or ends."""
         self._sort_out()
         return self._workers
 

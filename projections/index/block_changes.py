@@ -1,14 +1,14 @@
-"""How a table changes: a worker holds more blocks, or fewer; told in pieces of spans, or block by block.
+"""Changes of a block table: a worker stores or removes blocks, given as pieces of spans or block by block.
 
-A piece that begins its span makes a run, one that goes on where a run of the same worker ends makes it longer, one
-that another worker's run equals joins it. Whatever else comes to a run (a fork, a second worker that holds less of it,
-a block from its middle) dissolves it into single blocks, of which everything can be said; the span's other blocks stay
-single until somebody holds its head alone, or nobody does. So runs are a matter of cost: who holds what does not
-depend on them, because blocks are told apart by their hashes, not by where they are said to lie.
+A piece that begins its span makes a run. A piece that goes on at the end of the same worker's run makes it longer, and
+a piece equal to another worker's run joins it. Any other change dissolves the run into single blocks, which can express
+everything: a fork, a second worker that holds less of it, a block from its middle. The span's other blocks stay single
+until one worker holds its head alone, or no worker does. Runs are a matter of cost only: the holders of a block do not
+depend on them, because blocks are told apart by their hashes, not by their reported positions.
 
-One thing is taken on trust: that a worker does not store again what it holds. Some such blocks are found, and are
-counted once; those behind a head that is missing, or that came back after them, are not looked for. A mirror never
-tells a block twice, as engines have one name for equal blocks (`actors.engines.engine`).
+One thing is taken on trust: that a worker does not store again a block that it holds. Some such blocks are found, and
+counted once; those behind a missing head, or behind one that came back after them, are not searched for. A mirror never
+reports a block twice, as engines have one name for equal blocks (`actors.engines.engine`).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _add_piece(
     mask &= sets.live
     start = place * HASH_BYTES
     there = run[start : start + len(part)]
-    if not mask and not place:  # nobody who is still there
+    if not mask and not place:  # no holder is left
         _put(table, head, _run(bit, part))
         return []
     if there == part and mask & bit:

@@ -1,14 +1,15 @@
-"""BlockTable: which workers hold each block on one tier, as many small dictionaries (shards) by the hash's first byte.
+"""BlockTable: the workers that hold each block on one tier, as many small dictionaries (shards) by the hash's first
+byte.
 
-An entry is of a single block: the mask of those who hold it. Or it is a run: blocks of one span (`core.block_spans`)
-from its head on, which the same workers hold; it stands under its head. Most blocks lie in runs, as most prompts are
-held by one worker or by all that hold their neighbours: an entry for sixteen blocks.
+An entry is a single block with the mask of its holders. Or it is a run, stored under its head: blocks of one span
+(`core.block_spans`) from the head on, with the same holders. Most blocks lie in runs, because most prompts are held by
+one worker, or by the same workers as their neighbours: one entry for sixteen blocks.
 
 A dictionary that grows copies itself: at ten million entries a single one would stand still for two seconds now and
 then. 256 small ones stand still for 2 ms each, and can be gone through one at a time.
 
-A shard's keys are what follows the first byte: 56 bits, which Python keeps in a third less memory than 64. In a column
-of hashes (little-endian uint64) the first byte is every eighth, so a column is split without a loop.
+A shard's keys are the hash without its first byte: 56 bits, which Python keeps in a third less memory than 64. In a
+column of hashes (little-endian uint64) the first byte is every eighth, so a column is split without a loop.
 
 The bits of workers that are gone are swept out of the tables, a bounded number of entries at a time.
 """
@@ -31,9 +32,9 @@ KEY_MASK = (1 << KEY_BITS) - 1
 _FIRST_BYTES = slice(HASH_BYTES - 1, None, HASH_BYTES)
 
 Run = tuple[int, bytes]
-"""The mask of those who hold all of these blocks (little-endian uint64): two or more of a span, from its head on."""
+"""The mask of the holders of all these blocks (little-endian uint64): two or more of a span, from its head on."""
 Entry = int | Run
-"""Of one block its holders, or a run that begins with it; never nobody, never nothing."""
+"""The holders of one block, or a run that begins with it; never an empty mask, never an empty run."""
 Shard = dict[int, Entry]
 """By the key of a block."""
 
@@ -46,7 +47,7 @@ class BlockTable(NamedTuple):
     shards: list[Shard]
 
     def get(self, block: int) -> Entry | None:
-        """What stands under this hash."""
+        """The entry under this hash."""
         return self.shards[block >> KEY_BITS].get(block & KEY_MASK)
 
 

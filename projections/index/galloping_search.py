@@ -1,14 +1,15 @@
-"""Galloping search: how deep each group of workers reaches into a prompt, by a few probes instead of a walk.
+"""Galloping search: the depth of each group of workers in a prompt, by a few probes instead of a walk.
 
-Whoever holds block d holds all before it, so holders only become fewer with depth. Depths that grow by leaps are
-probed until nobody is left; between two neighbours with different holders the range is halved until each group's
-last depth is found: O(groups * log blocks) probes, each one digest of a piece of the prompt and one lookup per tier.
+A worker that holds block d holds all blocks before it, so holders only become fewer with depth. Depths that grow by
+leaps are probed until no holder is left. Between two neighbouring probes with different holders, the range is halved
+until each group's last depth is found: O(groups * log blocks) probes. A probe is one digest of a piece of the prompt
+and one lookup per tier.
 
 Probes keep to the heads of spans (`core.block_spans`) as long as they can: a block inside one may stand in a run, which
 is found by its head, and then costs a second digest.
 
-Of a worker whose blocks have a hole (which its mirror never reports) this may find a depth beyond the hole, but
-always one whose block it holds, and never less than what it holds without a hole.
+For a worker with a hole in its blocks (which its mirror never reports) the depth found may lie beyond the hole. It is
+never less than the depth before the hole, and the worker always holds the block there.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from core.prompt import HASH_BYTES, Prompt
 from projections.index.block_table import KEY_BITS, KEY_MASK, BlockTable
 
 LEAP = 4
-"""How much deeper the next probe lies while a digest costs less than the probe itself…"""
+"""Factor between the depths of two probes, while a digest costs less than the probe itself."""
 STRIDE = 2
 """… and where it costs more, from this many blocks on: there a leap too far is work for nothing."""
 LEAPS_BLOCKS_MAX = 512
 
 HoldersAt = Callable[[int], int]
-"""From a depth to the mask of those who hold the block that ends there."""
+"""From a depth to the mask of the workers that hold the block that ends there."""
 
 
 class OverlapGroup(NamedTuple):
@@ -38,7 +39,8 @@ class OverlapGroup(NamedTuple):
 
 
 def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[OverlapGroup]:
-    """Who of `live` reaches how deep in the union of these tables, deepest first; who holds nothing is not told."""
+    """The overlap of each worker of `live` with the prompt in the union of these tables, deepest first; workers without
+    any block are left out."""
     limit = prompt.blocks_reusable
     if not limit:
         return []
@@ -51,7 +53,7 @@ def gallop(tables: list[BlockTable], prompt: Prompt, live: int) -> list[OverlapG
         depth = min(head_near(depth * (LEAP if depth < LEAPS_BLOCKS_MAX else STRIDE), depth), limit)
         mask = at(depth)
         passed.append(OverlapGroup(depth, mask))
-    found = [passed[-1]] if mask else []  # those who hold all of it
+    found = [passed[-1]] if mask else []  # holders of the whole prompt
     high, beyond = passed.pop()
     while passed:
         low, mask = passed.pop()
@@ -77,7 +79,7 @@ def _prober_of(table: BlockTable, prompt: Prompt, live: int) -> HoldersAt:
     key, shards = prompt.key, table.shards
 
     def at(depth: int) -> int:
-        """Of those who hold the block alone, and in the run of its span."""
+        """Holders of the block alone, and of the run of its span."""
         place = (depth - 1) % SPAN_BLOCKS
         head = key(depth - place)  # before the block's own: that goes on from its state
         found = shards[head >> KEY_BITS].get(head & KEY_MASK, 0)

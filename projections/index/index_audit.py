@@ -34,7 +34,7 @@ class IndexAudit:
         self._at = (0, 0)
         """Everything before this shard of this tier is passed."""
         self._touched = False
-        """Whether that shard changed while a part of it was added up."""
+        """True if that shard changed during its summation."""
 
     def slices(self, tables: Mapping[str, BlockTable], sets: WorkerSets) -> Iterator[None]:
         """Adds everything up, yielding between slices. A tier may come into use in the meantime."""
@@ -96,7 +96,7 @@ class IndexAudit:
 
 
 def _sums_of(table: BlockTable, keys: Iterable[int]) -> dict[int, int]:
-    """What the hashes of each mask's blocks add up to, of what stands under these hashes."""
+    """Sum of the block hashes of each mask, over the entries under these keys."""
     found = ((block, table.get(block)) for block in keys)
     return _added((block, entry) for block, entry in found if entry is not None)
 

@@ -20,14 +20,14 @@ PART_RUNS_MAX = 1024
 
 
 class HolderGroup(NamedTuple):
-    """These workers, and nobody else, hold these blocks as they stand in the table, single or in runs."""
+    """Blocks with exactly this set of holders, in the form of the table: single or in runs."""
 
     workers: tuple[WorkerId, ...]
     """By id."""
     hashes: bytes
     """Little-endian uint64; single ones ascending, runs one behind the other, by their heads."""
     runs: bytes = b""
-    """How many blocks each run has, a byte each; none if the blocks stand alone."""
+    """Blocks of each run, a byte each; empty if the blocks stand alone."""
 
 
 def dump_groups(shards: list[Shard], sets: WorkerSets) -> Generator[None, None, list[HolderGroup]]:
@@ -47,7 +47,7 @@ def dump_groups(shards: list[Shard], sets: WorkerSets) -> Generator[None, None, 
         for mask, together in columns.items():
             runs[mask].append(b"".join(together))
             lengths[mask].append(bytes([len(run) // HASH_BYTES for run in together]))
-    single.pop(0, None)  # held by nobody who is still there
+    single.pop(0, None)  # no holder is left
     runs.pop(0, None)
     found = [HolderGroup(sets.members(mask), b"".join(parts)) for mask, parts in single.items()]
     found += [HolderGroup(sets.members(mask), b"".join(parts), b"".join(lengths[mask])) for mask, parts in runs.items()]

@@ -35,7 +35,7 @@ from projections.index.worker_sets import WorkerSets
 
 
 class TierCounts:
-    """How many blocks one worker holds on one tier, and the sum of their hashes. The tier's table has the blocks."""
+    """Number of blocks of one worker on one tier, and the sum of their hashes. The tier's table has the blocks."""
 
     __slots__ = ("bit", "count", "factor", "table", "total", "worker")
 
@@ -46,7 +46,7 @@ class TierCounts:
         self.count = 0
         self.total = 0
         self.factor = xxhash.xxh3_64_intdigest(f"{worker}/{tier}".encode()) | 1
-        """An odd number per worker and tier: sums of hashes times it tell whose they are."""
+        """An odd number per worker and tier: sums of hashes times it differ between workers."""
 
     def __repr__(self) -> str:
         return f"<TierCounts of {self.worker}, {self.count} blocks>"
@@ -97,11 +97,11 @@ class PrefixIndex:
 
     @property
     def sweeping(self) -> bool:
-        """Whether something of a worker that is gone is still in the tables."""
+        """True if the tables still have bits of workers that are gone."""
         return bool(self._sets.retired)
 
     def blocks(self, worker: WorkerId, tier: str = TIERS[0]) -> int:
-        """How many blocks the worker holds on that tier."""
+        """Blocks that the worker holds on that tier."""
         counts = self._tier_counts.get(worker, _NONE).get(tier)
         return counts.count if counts else 0
 
@@ -132,8 +132,8 @@ class PrefixIndex:
         return dict(zip(workers, zip(*columns, strict=True), strict=True))
 
     def audit(self) -> Iterator[list[WorkerId] | None]:
-        """Every worker's digest is worked out anew from the tables, and compared: None between slices of at most
-        AUDIT_ENTRIES_MAX entries (some 1 to 2 ms), at the end the workers whose blocks are not what was told, by id.
+        """Recomputes every worker's digest from the tables and compares. Yields None between slices of at most
+        AUDIT_ENTRIES_MAX entries (some 1 to 2 ms), at the end the workers with wrong blocks, by id.
 
         Changes may go on between the slices; one audit at a time.
         """
@@ -150,8 +150,8 @@ class PrefixIndex:
         yield sorted({key[0] for key in every if (expected.get(key, 0) - audit.sums.get(key, 0)) & MASK64})
 
     def contents(self) -> dict[str, list[HolderGroup]]:
-        """Everything held, by tier: single blocks grouped by their exact set of holders, ascending. Equal contents
-        give equal answers, whatever happened before. About 1 s per million entries."""
+        """All blocks by tier, grouped by their exact set of holders, ascending. Equal contents give equal results,
+        in any order of changes. About 1 s per million entries."""
         found = {tier: block_groups(table.shards, self._sets) for tier, table in self._tables.items()}
         return {tier: found[tier] for tier in TIERS if found.get(tier)}
 
@@ -174,8 +174,8 @@ class PrefixIndex:
         return {tier: found[tier] for tier in TIERS if found.get(tier)}
 
     def load(self, tier: str, holding: HolderGroup) -> None:
-        """These workers hold exactly these blocks there, of which nobody held one: one group of a dump, or a part of
-        it. About 0.2 us per block that stands alone, 0.6 us per run. No audit may go on."""
+        """These workers hold exactly these blocks on that tier, which had no holder before: one group of a dump, or a
+        part of it. About 0.2 us per single block, 0.6 us per run. No audit may be under way."""
         assert self._audit is None
         all_counts = [self._counts_of(worker, tier) for worker in holding.workers]
         mask, table = self._sets.mask(holding.workers), self._table(tier)

@@ -1,7 +1,7 @@
 """WorkerSets: sets of workers as bit masks, one int object per distinct set.
 
-A worker has a bit from its first block on. When it goes, its bit is retired: it counts for nobody, and is given to
-another worker only when the index has swept it out of all tables.
+A worker has a bit from its first block on. When it leaves, its bit is retired: it stands for no worker, and another
+worker gets it only when the index has swept it out of all tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from core.ids import WorkerId
 MASKS_MAX = 1 << 16
 """Distinct masks remembered to be shared; beyond, all are forgotten, and equal ones are objects of their own again."""
 MEMBERS_MAX = 1 << 12
-"""Masks whose members are remembered; beyond, all are forgotten and worked out again."""
+"""Bound of masks with remembered members; beyond it, all are forgotten and computed again."""
 
 
 class WorkerSets:
@@ -46,7 +46,7 @@ class WorkerSets:
         return bit
 
     def retire(self, worker: WorkerId) -> bool:
-        """The worker's bit means nobody from now on; False if it had none."""
+        """The worker's bit stands for no worker from now on; False if it had none."""
         bit = self.bits.pop(worker, 0)
         if bit:
             del self._workers[bit]

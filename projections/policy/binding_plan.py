@@ -1,17 +1,17 @@
 """Binding plan: requests held in the router are bound to a worker as late as possible.
 
-Asked at each arrival and each first token, again and again until nobody is to go. Every held request is placed
+A plan is made at each arrival and each first token, until no request is to be sent. Every held request is placed
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
 outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
-shortest first. Then a worker without outstanding prefills, or with so few that one more fits into a pass of its engine
-with them, gets of its own, of those whose priority comes first, the one whose prefill is shortest, age counting for it.
-What is left stays held, to be placed anew.
+shortest first. Then a worker gets one of the requests placed on it, if it has no outstanding prefills, or so few that
+one more fits into the same pass of its engine. It gets the shortest prefill of the first priority, less its age. All
+others stay held and are placed anew.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
 up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
 
-Nobody is overtaken for ever by its equals: a request gains AGE_M of each millisecond that it waits. How long one may
-wait at most is its caller's to say.
+No request is overtaken for ever by its equals: it gains AGE_M of each millisecond that it waits. The caller bounds the
+wait.
 
 `BusyWorkers` are workers that declined a held request, because they compute prompts of other replicas that the log has
 not shown yet.
@@ -39,7 +39,7 @@ class BusyWorker(NamedTuple):
     """A worker that declined a request."""
 
     tokens: int
-    """What it computes for other replicas."""
+    """Tokens that it computes for other replicas."""
     until_us: int
     """When that should be over."""
 
@@ -49,7 +49,7 @@ class BusyWorkers:
 
     def __init__(self) -> None:
         self.count = 0
-        """How often a worker declined."""
+        """Counts refusals of workers."""
         self._reports: dict[WorkerId, BusyWorker] = {}
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class BusyWorkers:
 
     @property
     def stand(self) -> bool:
-        """Whether any may count."""
+        """True if any note may still count."""
         return bool(self._reports)
 
     def note(self, worker: WorkerId, tokens: int, until_us: int) -> None:
@@ -66,17 +66,17 @@ class BusyWorkers:
         self._reports[worker] = BusyWorker(tokens, until_us)
 
     def busy_us(self, known: Mapping[WorkerId, int], now_us: int) -> dict[WorkerId, int]:
-        """How long each should be busy yet with what the log has not told of, by worker's id.
+        """Time for which each worker should still be busy with prefills that the log has not shown, by id.
 
-        `known` are the tokens of its outstanding prefills. With as many as it said it is forgotten: what it declined
-        does not fit beside those either, so a plan knows all that it knew.
+        `known` are the tokens of its outstanding prefills. With as many as it reported, its report is dropped: the
+        declined request does not fit beside those either, so a plan knows all that the worker knew.
         """
         self._reports = {
-            worker: said
-            for worker, said in sorted(self._reports.items())
-            if said.until_us > now_us and known.get(worker, 0) < max(1, said.tokens)
+            worker: report
+            for worker, report in sorted(self._reports.items())
+            if report.until_us > now_us and known.get(worker, 0) < max(1, report.tokens)
         }
-        return {worker: said.until_us - now_us for worker, said in self._reports.items()}
+        return {worker: report.until_us - now_us for worker, report in self._reports.items()}
 
 
 class UnboundRequest(NamedTuple):
@@ -95,9 +95,9 @@ class ScoredRequest(NamedTuple):
     held: UnboundRequest
     scored: list[ScoredCandidate]
     tokens: list[int]
-    """What it would compute on each of those."""
+    """Tokens that it would compute on each of those."""
     own_us: list[int]
-    """How long that lasts."""
+    """Duration of that."""
 
 
 class PlacedRequest(NamedTuple):
@@ -108,11 +108,11 @@ class PlacedRequest(NamedTuple):
     tokens: int
     own_us: int
     held_us: dict[WorkerId, int]
-    """How long others would hold it up, by worker; what these compute that declined one is in it."""
+    """Expected wait behind other held requests, by worker, with the prefills of workers that declined."""
 
 
 class PlacementInputs:
-    """What all that are held see alike, at one moment."""
+    """Inputs that all held requests share at one moment."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class _PlacedQueue:
         self.placed.append(placed)
 
     def wait_us(self, own_us: int) -> int:
-        """How long one more that lasts so long waits for them: for each the shorter one of the two."""
+        """Wait of one more prefill of that duration behind these: for each the shorter one of the two."""
         if own_us <= self._shortest:  # nearly always: the longest are placed first
             return own_us * len(self.placed)
         if own_us >= self._longest:
@@ -218,7 +218,7 @@ def _place(
     busy_us: Mapping[WorkerId, int],
     turn: int,
 ) -> PlacedRequest:
-    """Where it costs least, with those that are placed already."""
+    """The cheapest placement of the request, given those that are placed already."""
     held_us: dict[WorkerId, int] = {}
     costs: list[int] = []
     for (candidate, cost, _), own_us in zip(asked.scored, asked.own_us, strict=True):
@@ -248,22 +248,22 @@ goes …"""
 PLACES_MAX = 1024
 """… and fewer where that times the workers were more than this: then a plan takes 5 ms."""
 AGE_M = 300
-"""What a request gains on shorter ones for each unit of time that it was held, in thousandths."""
+"""Credit of a request against shorter ones for each unit of time that it was held, in thousandths."""
 PASS_TOKENS = 4096
 """Prefills that together compute no more than this may be with a worker at a time: an engine computes them in one pass,
 or the last ones in its next."""
 
 
 def held_max(workers: int) -> int:
-    """How many requests of one model a replica may hold, with so many workers of it."""
+    """Bound of one model's held requests in a replica, for so many workers of it."""
     return min(HELD_MAX, max(1, PLACES_MAX // max(1, workers)))
 
 
 def tokens_in_progress(
     outstanding: Mapping[WorkerId, Iterable[OutstandingPrefill]], settings: RoutingSettings, now_ms: int
 ) -> dict[WorkerId, int]:
-    """The workers that others wait for, with the tokens of their outstanding prefills. Not for a prefill that should
-    have begun longer ago than anybody is held: who would tell of its end may be gone, or out of reach."""
+    """Workers with outstanding prefills, and the tokens of these. A prefill that should have begun longer ago than any
+    request is held is left out: the replica that would report its end may be gone."""
     since_us = (now_ms - settings.hold_max_ms) * MILLI
     found: dict[WorkerId, int] = {}
     for worker, all_ in outstanding.items():
@@ -274,27 +274,27 @@ def tokens_in_progress(
 
 
 def is_one_pass(tokens: int) -> bool:
-    """Whether prefills that compute so many tokens together may be with a worker at a time."""
+    """True if prefills of so many tokens together may be with a worker at a time."""
     return tokens <= PASS_TOKENS
 
 
 def fits(tokens: int, worker: WorkerId, computes: Mapping[WorkerId, int]) -> bool:
-    """Whether the worker may get a prefill of so many tokens now."""
+    """True if the worker may get a prefill of so many tokens now."""
     return worker not in computes or computes[worker] + tokens <= PASS_TOKENS
 
 
 SMALL_TOKENS = PASS_TOKENS // 8
-"""A prompt of so many tokens, cached or not, holds nobody up: it goes as if it were alone, ahead of longer ones, so
-that a crowd of such costs no more than their decisions."""
+"""A prompt of at most so many tokens, cached or not, delays no other: it is planned as if it were alone, ahead of
+longer ones, so that many of them cost no more than their decisions."""
 
 
 LIGHT_TOKENS = PASS_TOKENS // 4
-"""A prompt of so many tokens, where nobody waits, need not wait for what else comes at the same moment: it would hardly
-go elsewhere for that."""
+"""A prompt of at most so many tokens is sent at once where no request waits: other arrivals of the moment would hardly
+change its worker."""
 
 
 class PlannedRequest(NamedTuple):
-    """One of them that is to be sent now, or that nobody can serve."""
+    """A held request that is to be sent now, or that no worker can serve."""
 
     request: RouteRequest
     """With what else is held."""
@@ -308,17 +308,17 @@ def plan(
     now_ms: int,
     busy_us: Mapping[WorkerId, int],
 ) -> PlannedRequest | None:
-    """The one of the queue that is to be sent now, or that nobody can serve; None if all stay held.
+    """The request of the queue that is to be sent now, or that no worker can serve; None if all stay held.
 
-    Whoever sends it says so, takes it out of the queue, and asks again: the next one's view has this one. `busy_us` is
-    how long workers should compute yet what the view does not know of, as they said when they declined a request: they
-    are not free. `settings` are of the policy `time`. O(queue * (workers + queue)), or O(workers) if nobody is free;
+    The caller sends it, removes it from the queue, and plans again: the next view has this decision. `busy_us` is the
+    time for which workers that declined a request should still compute prefills that the view does not know: they are
+    not free. `settings` are of the policy `time`. O(queue * (workers + queue)), or O(workers) if no worker is free;
     the order of the queue does not matter. Requests have ids of their own.
     """
     assert settings.policy == "time"
     outstanding = view.outstanding()
     computes = tokens_in_progress(outstanding, settings, now_ms)
-    if _nobody_is_free(view, computes, busy_us):
+    if _none_is_free(view, computes, busy_us):
         return None
     if not busy_us:
         if len(queue) == 1:
@@ -330,9 +330,11 @@ def plan(
             return planned
     inputs = PlacementInputs(view, settings, now_ms, outstanding)
     asked = [inputs.asked(held) for held in queue]
-    nobody = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
-    if nobody is not None:
-        return PlannedRequest(nobody.request, decide(view, nobody.request, settings, now_ms, nobody.seed, outstanding))
+    unservable = min((each.held for each in asked if not each.scored), key=lambda held: held.request.id, default=None)
+    if unservable is not None:
+        return PlannedRequest(
+            unservable.request, decide(view, unservable.request, settings, now_ms, unservable.seed, outstanding)
+        )
     for worker, placed in sorted(place_all(asked, view, settings, busy_us).items()):
         if worker in busy_us or not fits(0, worker, computes):
             continue
@@ -351,7 +353,7 @@ def _arrival_order(held: UnboundRequest) -> tuple[int, int, str, int]:
     return held.request.priority, held.since_ms, held.request.id, held.request.attempt
 
 
-def _nobody_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
+def _none_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
     if not computes and not busy_us:
         return False
     serving = view.state.serving()
@@ -368,7 +370,7 @@ def _plan_alone(
     outstanding: dict[WorkerId, list[OutstandingPrefill]],
     computes: Mapping[WorkerId, int],
 ) -> PlannedRequest | None:
-    """As `plan` where nobody else is to be placed, at a third of its price."""
+    """The same as `plan` for a queue of one request, at a third of its price."""
     decision = decide(view, held.request, settings, now_ms, held.seed, outstanding)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return PlannedRequest(held.request, decision) if goes else None

@@ -13,14 +13,14 @@ LAST_RESORT_REASONS = ("suspected", "failed")
 
 
 class CandidateSet(NamedTuple):
-    """Who can be chosen, by id, and who is left out."""
+    """Candidates by id, and the excluded workers by reason."""
 
     left: list[Candidate]
     excluded: dict[str, list[WorkerId]]
 
 
 def find_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
-    """Of every worker: those in doubt only if nobody else can serve."""
+    """The candidates among all workers; workers of the last resort only if there are no others."""
     left, doubtful, excluded = _sort_candidates(view, request, settings, now_ms)
     if not left:
         return CandidateSet([candidate for _, candidate in doubtful], excluded)
@@ -36,7 +36,7 @@ class _SortedCandidates(NamedTuple):
 
 
 def _sort_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> _SortedCandidates:
-    """Who can serve, who only if nobody else can, and who cannot at all: all by id."""
+    """Candidates, candidates of the last resort, and excluded workers: all by id."""
     local: dict[WorkerId, str] = {}
     for reason in reversed(EXCLUSION_REASONS):  # the first one counts
         if workers := view.local.get(reason):

@@ -60,7 +60,7 @@ def score(
     if settings.policy in ESTIMATING_POLICIES:
         return _score_by_time(candidates, request, settings, stale, backlog)
     size, hold = request.prompt.block_size, request.prompt.blocks_to_hold
-    wanted_m = request.prompt.tokens * MILLI // size
+    needed_m = request.prompt.tokens * MILLI // size
     credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
     per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
     per_request = settings.request_weight_m * MILLI
@@ -79,8 +79,8 @@ def score(
         if worker in stale:
             credit = credit * settings.stale_credit_m // MILLI
         prefill_m = queued if queued > 0 else 0  # noqa: FURB136 — a call of max() costs as much as all of this
-        if wanted_m > credit:
-            prefill_m += wanted_m - credit
+        if needed_m > credit:
+            prefill_m += needed_m - credit
         cost = 0
         if kv:
             active_m = (active_blocks + hold) * MILLI
@@ -100,7 +100,7 @@ def _score_by_time(
 ) -> list[ScoredCandidate]:
     """`score` of the policies that estimate times. The blocks to prefill are the request's own."""
     size = request.prompt.block_size
-    wanted_m = request.prompt.tokens * MILLI // size
+    needed_m = request.prompt.tokens * MILLI // size
     credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
     (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
     per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
@@ -117,7 +117,7 @@ def _score_by_time(
             active_blocks -= shared
         if worker in stale:
             credit = credit * settings.stale_credit_m // MILLI
-        prefill_m = wanted_m - credit if wanted_m > credit else 0
+        prefill_m = needed_m - credit if needed_m > credit else 0
         cost = wait_us(worker, 0)
         if by_time:  # as estimate(…), without the call
             own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
@@ -130,7 +130,7 @@ def _score_by_time(
 
 
 class TimeCostTerms(NamedTuple):
-    """What the cost of `time` is the sum of; microseconds."""
+    """Terms of the cost of `time`; microseconds."""
 
     own: int
     wait: int
@@ -153,7 +153,7 @@ def estimate(
 
 
 class _Credits(dict[tuple[int, ...], int]):
-    """What cached blocks take off the prefill, in thousandths, by overlap: most candidates have one of a few."""
+    """Discount of cached blocks on the prefill, in thousandths, by overlap: most candidates have one of a few."""
 
     def __init__(self, credits_m: tuple[int, ...]) -> None:
         super().__init__()

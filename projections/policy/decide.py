@@ -27,7 +27,7 @@ _canonical = msgspec.msgpack.Encoder()
 
 
 class Decision(NamedTuple):
-    """What was decided, with everything that the record needs."""
+    """One decision, with everything that its record needs."""
 
     worker: WorkerId | None
     """None if every worker was left out."""
@@ -46,13 +46,13 @@ class Decision(NamedTuple):
     prefer: str = ""
     """The prefill worker that holds more of the prompt than the chosen one; empty if none does."""
     prefer_tokens: int = 0
-    """How much it holds."""
+    """Tokens of the prompt that it holds."""
     backlog: PrefillBacklog = NO_BACKLOG
-    """What was outstanding, where the policy looks at that."""
+    """Outstanding prefills, under policies that estimate times."""
     wait_us: int = 0
-    """How long that is expected to hold it up on the chosen worker."""
+    """Expected wait behind these on the chosen worker."""
     believed: CacheRetention | None = None
-    """What the chosen worker is taken to keep, where the policy goes by that."""
+    """Retention of the chosen worker under `approximate`."""
 
 
 def decide(
@@ -65,8 +65,8 @@ def decide(
 ) -> Decision:
     """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
 
-    `outstanding` is the view's, from whoever has it already.
-    A worker in doubt (LAST_RESORT_REASONS) still serves when nobody else can: a try costs less than a refusal.
+    `outstanding` is the view's, if the caller has computed it already.
+    A worker of the last resort (LAST_RESORT_REASONS) still serves when no other can: a try costs less than a refusal.
     """
     left, excluded = find_candidates(view, request, settings, now_ms)
     ranked: list[ScoredCandidate] = []
@@ -99,7 +99,7 @@ def conclude(
     backlog: PrefillBacklog,
     believed: CacheRetention | None,
 ) -> Decision:
-    """The decision for the first of the ranked, or for nobody, with its digest."""
+    """The decision for the first candidate of the ranking, or for no worker, with its digest."""
     prompt = request.prompt
     prefer = NO_PREFERENCE
     if ranked and view.state.prefilling():
@@ -185,7 +185,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
 
 
 def rejection(decision: Decision, request: RouteRequest, revision: int, status: int) -> RequestRejected:
-    """The event of a decision that chose nobody; `status` is what the client gets."""
+    """The event of a decision without a worker; `status` is that of its client's response."""
     return RequestRejected(
         request=request.id,
         attempt=request.attempt,

@@ -1,11 +1,11 @@
-"""FairQueue: who of those that wait is next: by priority, then fair between tenants, then by arrival.
+"""FairQueue: the order of waiting items: by priority, then fair between tenants, then by arrival.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) in integers. Within a priority each tenant has a tag: the virtual
-time at which its next request starts. The lowest tag is served, the clock of the priority goes to it, and the tag grows
-by what the request costs. So two tenants that both wait are never further apart than one request of each, however much
-more one of them asks for; one that comes anew starts at the clock, with no claim on what it did not use before.
+time at which its next request starts. The lowest tag is served, the clock of the priority moves to it, and the tag
+grows by the cost of the request. So the service of two waiting tenants never differs by more than one request of each,
+however many more one of them sends. A new tenant starts at the clock, without a claim on earlier time.
 
-When too many wait, the last request of whoever has most of them leaves, of the priority that is served last.
+When too many items wait, the last item of the tenant with most of them leaves, of the priority that is served last.
 """
 
 from __future__ import annotations
@@ -75,16 +75,17 @@ class FairQueue(Generic[T]):
 
     @property
     def tenants(self) -> int:
-        """How many wait; those of each priority by themselves. O(priorities)."""
+        """Waiting items of each tenant, by priority. O(priorities)."""
         return sum(each.waiting for each in self._priorities.values())
 
     def has_too_many(self, tenant: str, comes: str) -> bool:
-        """Whether the tenant would have more than its share of those that wait, with one more of the tenant `comes`."""
+        """True if the tenant would have more than its share of the waiting items, with one more of the tenant
+        `comes`."""
         tenants = self.tenants + (self.of_tenant(comes) == 0)
         return (self.of_tenant(tenant) + (tenant == comes)) * tenants > len(self) + 1
 
     def of_tenant(self, name: str) -> int:
-        """How many items of the tenant wait. O(priorities)."""
+        """Waiting items of the tenant. O(priorities)."""
         known = (each.tenants.get(name) for each in self._priorities.values())
         return sum(len(tenant.waiting) for tenant in known if tenant is not None)
 
@@ -129,8 +130,8 @@ class FairQueue(Generic[T]):
         return True
 
     def crowded_out(self, priority: int, tenant: str) -> T | None:
-        """Who should leave so that one more of this tenant can wait: the last of whoever has most, of the priority that
-        is served last. None if that would be the one that comes. O(tenants of that priority)."""
+        """The item that leaves so that one more of this tenant can wait: the last of the tenant with most items, of the
+        priority that is served last. None if that would be the new one. O(tenants of that priority)."""
         last = max(self._priorities, default=priority)
         if priority > last or not self._where:
             return None
@@ -143,7 +144,7 @@ class FairQueue(Generic[T]):
         return next(reversed(most.waiting))
 
     def _take(self, item: T, tenant: _Tenant[T]) -> None:
-        """The item is gone; whoever is its tenant's first now has its place in the order."""
+        """The item is gone; the tenant has the position of its next item in the order."""
         was_first = tenant.waiting.pop(item).number == tenant.head[1]
         del self._where[item]
         own = self._priorities[tenant.priority]
@@ -153,7 +154,7 @@ class FairQueue(Generic[T]):
         if was_first:
             self._lead(tenant)
         if not own.length:
-            del self._priorities[tenant.priority]  # nobody has a claim where nobody waits
+            del self._priorities[tenant.priority]  # without a waiting item, no tenant has a claim
         if len(self._heads) > 2 * len(self._where) + TENANTS_KEPT:
             self._heads = [entry for entry in self._heads if entry[3].head == entry[1:3]]
             heapify(self._heads)
@@ -168,6 +169,6 @@ class FairQueue(Generic[T]):
 
     @staticmethod
     def _forget(own: _Priority[T]) -> None:
-        """Of those who wait for nothing only so many are remembered; names are cheap to invent."""
+        """Bounds the tenants that are remembered without a waiting item: names are cheap to invent."""
         if len(own.tenants) > 2 * own.waiting + TENANTS_KEPT:
             own.tenants = {name: tenant for name, tenant in own.tenants.items() if tenant.waiting}

@@ -14,8 +14,8 @@ ALONE = 8
 """The first so many of those that begin alike are looked up one by one: the tables for all pay off from there on."""
 NOWHERE: Mapping[WorkerId, int] = MappingProxyType({})
 _Workers = dict[WorkerId, None]
-"""Without doubles, in an order that is nobody's accident."""
-_NOBODY: _Workers = {}
+"""A set of workers in insertion order."""
+_NO_WORKERS: _Workers = {}
 
 
 class PendingPrefixes:
@@ -28,7 +28,7 @@ class PendingPrefixes:
     def __init__(self, view: View) -> None:
         self._view = view
         self._asked: dict[bytes, int] = {}
-        """How many prompts began with that block."""
+        """Prompts that began with that block."""
         self._alike: dict[bytes, _SamePrefix] = {}
         """Those in flight, by their first block."""
 
@@ -52,17 +52,17 @@ class PendingPrefixes:
 
 
 class _SamePrefix:
-    """Prompts that have their first block in common. Each block names all before it, so whoever shares a block shares
-    all before it, too: the deeper, the fewer."""
+    """Prompts with the same first block. A block's hash covers all blocks before it, so prompts that share a block
+    share all before it: fewer prompts with each depth."""
 
     def __init__(self, entries: list[InFlight]) -> None:
         self._entries = entries
         self._workers = len({entry.worker for entry in entries})
         self._deepest = max((len(entry.hashes) for entry in entries), default=0) // HASH_BYTES
         self._layers: dict[int, dict[bytes, _Workers]] = {}
-        """By depth: who computes a prompt with that block there."""
+        """By depth and block: the workers that compute a prompt with that block there."""
         self._guess = 1
-        """How deep the one before went: most share a system prompt and no more."""
+        """Depth of the last search: most prompts share a system prompt and no more."""
 
     def pending(self, prompt: Prompt) -> Mapping[WorkerId, int]:
         found: dict[WorkerId, int] = {}
@@ -77,8 +77,8 @@ class _SamePrefix:
         return found
 
     def _reach(self, prompt: Prompt, high: int, found: int, near: int) -> int:
-        """How deep more than those found go, looked for near a depth first, then twice as far each time; there is such
-        a one at depth 1."""
+        """The depth down to which more prompts than `found` match, searched near a depth first, then twice as far each
+        time; there is such a prompt at depth 1."""
         low, step = 1, 1
         if near == 1 or len(self._who(prompt, near)) > found:
             low = near
@@ -113,4 +113,4 @@ class _SamePrefix:
             for entry in self._entries:
                 if len(entry.hashes) >= end:
                     layer.setdefault(entry.hashes[end - HASH_BYTES : end], {})[entry.worker] = None
-        return layer.get(prompt.block(depth), _NOBODY)
+        return layer.get(prompt.block(depth), _NO_WORKERS)

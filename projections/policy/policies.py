@@ -22,9 +22,9 @@ SOFT_TABLE = (
 )  # fmt: skip
 """2^32 * 2^(-i/16), rounded: powers of two by integers alone."""
 TEMPERATURE_POLICIES = frozenset({"kv", "time", "least-loaded", APPROXIMATE})
-"""Policies whose choice a temperature softens."""
+"""Policies that choose by temperature."""
 SESSION_TOKENS = 128
-"""Where no session is named, prompts that are equal up to here are taken for one."""
+"""Without a session id, prompts that are equal up to this token count as one session."""
 
 
 def rank(
@@ -68,7 +68,7 @@ _cost = attrgetter("cost")
 
 
 def _tie_key(request: RouteRequest, settings: RoutingSettings) -> bytes:
-    """What, with a worker's id, decides between equal costs."""
+    """The key that decides between equal costs, together with a worker's id."""
     if settings.policy != "session":
         return f"{request.id}/{request.attempt}/".encode()
     if request.session:

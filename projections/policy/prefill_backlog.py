@@ -1,13 +1,13 @@
-"""PrefillBacklog: how long the prefills that are outstanding on a worker would hold up a new one, estimated.
+"""PrefillBacklog: the expected wait of a new prefill behind the outstanding ones of a worker.
 
-A worker prefills in the order in which requests came, so that it is free again at
+A worker prefills in the order in which requests came, so it is free again at
 
-    free = max(free, when the next one was expected to begin) + 1.05 * prefill(its tokens)
+    free = max(free, expected start of the next one) + 1.05 * prefill(its tokens)
 
-taken over all outstanding ones in that order. This is the decaying clock of a dispatcher, made anew from what is
-outstanding at each decision: so several replicas' requests add up in whatever order they were heard of, the fold and
-what is ahead of it can be joined, and a clock that runs out, or whose requests got their first tokens, is gone by
-itself. Integers throughout, in microseconds.
+taken over all outstanding ones in that order. This is the decaying clock of a dispatcher, made anew from the
+outstanding prefills at each decision. So requests of several replicas add up in any order, and the fold and the pending
+events can be joined. A clock that has run out, or has requests with first tokens only, vanishes by itself. Integers
+throughout, in microseconds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ decoding takes its part."""
 
 
 class PrefillBacklog(NamedTuple):
-    """What a decision that estimates times goes by."""
+    """Outstanding prefills of all workers, as a decision that estimates times reads them."""
 
     time: PrefillTime
     waits_us: Mapping[WorkerId, int]
     """By worker; nothing for 0. What is held in the router included."""
     held_us: Mapping[WorkerId, int] = MappingProxyType({})
-    """How much of it waits for what is held in the router."""
+    """The part of each wait that is due to requests held in the router."""
 
     @staticmethod
     def of(
@@ -59,7 +59,7 @@ class PrefillBacklog(NamedTuple):
         return PrefillBacklog(self.time, dict(sorted(waits.items())), held_us)
 
     def outstanding_us(self, worker: WorkerId) -> int:
-        """How long prefills that are with the worker hold a new one up there."""
+        """Expected wait of a new prefill behind those that are with the worker."""
         return self.waits_us.get(worker, 0) - self.held_us.get(worker, 0)
 
 
@@ -68,8 +68,9 @@ NO_BACKLOG = PrefillBacklog(PrefillTime(0, 0), MappingProxyType({}))
 
 
 def wait_us(outstanding: Collection[OutstandingPrefill], time: PrefillTime, now_ms: int) -> int:
-    """How long after `now_ms` the last of them is expected to be done; 0 if that should be over. Nothing is expected to
-    begin later than now once those before it are done: neither another clock nor an old guess makes a worker idle."""
+    """Expected time after `now_ms` until the last of them is done; 0 if that should be over. No prefill is expected to
+    begin later than now once those before it are done: neither another clock nor an old estimate makes a worker
+    idle."""
     now_us, (base_us, per_token_m) = now_ms * MILLI, time
     free_us = 0
     # no calls of min() and max(): each costs as much as the rest, and this runs for every worker

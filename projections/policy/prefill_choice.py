@@ -21,7 +21,7 @@ PREFILL_REASONS = (REMOTE, "short", "no_prefill_worker", "queue_full", "log_away
 """Why the verdict is what it is. `short`: what the cache lacks is not worth a transfer. `busy`: the same blocks are
 being computed or pulled here for another request, and will be in the cache."""
 PREFILL_OUTCOMES = frozenset({"", "pulled", "client_gone", *RECOMPUTED})
-"""What may become of a job; empty where there was none."""
+"""Outcomes of a job; empty where there was none."""
 
 
 class PrefillInputs(NamedTuple):
@@ -44,7 +44,7 @@ def decide_prefill(inputs: PrefillInputs) -> PrefillReport:
 
 
 def inputs_of(report: PrefillReport) -> PrefillInputs:
-    """What a recorded verdict rested on."""
+    """The inputs of a recorded verdict."""
     return PrefillInputs(**{name: getattr(report, name) for name in PrefillInputs._fields})
 
 

@@ -1,13 +1,13 @@
-"""PrefillTimeModel: how long prefills of each model last, from first tokens of requests that had nothing to wait for.
+"""PrefillTimeModel: the duration of each model's prefills, learned from first tokens of requests without a wait.
 
 Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each. The
 line goes through the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some
 slow requests among many change nothing. Integers throughout: the same samples in the same order give the same line
 anywhere. What was learned is an input of the decision that uses it, and stands in its record.
 
-A line whose tokens cost next to nothing is not learned: under it cached tokens would count nothing, and something else
-would decide. Prefills that seem equally long give such lines, because something other than computing made them last.
-The line that was learned before stays, or the default.
+A line with next to no cost per token is not learned: under it cached tokens would not count. Prefills that seem equally
+long give such lines, because something other than computing made them last. The line that was learned before stays, or
+the default.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MILLI = 1000
 
 
 class PrefillTime(NamedTuple):
-    """How long a prefill is taken to last, by the tokens that it computes."""
+    """Expected duration of a prefill as a line over the tokens that it computes."""
 
     base_us: int
     per_token_m: int
@@ -58,8 +58,8 @@ the model's card, alike in every replica and simulation. In a short context the 
 SOUND_SHARE = 20
 """The tokens of a whole context cost at least this part of what the line that is known says: a twentieth."""
 REFUSED_MAX = 8
-"""Looks in a row whose lines are refused by the line that was learned before. The next one is compared with the default
-alone: prompts of some ten tokens can teach a price of a token that is hundreds of times too high."""
+"""Bound of refusals in a row by comparison with the learned line. The next line is compared with the default alone:
+prompts of some ten tokens can teach a price of a token that is hundreds of times too high."""
 
 
 class PrefillTimeSample(NamedTuple):
@@ -71,7 +71,7 @@ class PrefillTimeSample(NamedTuple):
 
 
 class _ModelSamples:
-    """What is known of one model's prefills."""
+    """Samples and line of one model."""
 
     def __init__(self) -> None:
         self.noted = 0
@@ -106,7 +106,7 @@ class _ModelSamples:
             self._refused = 0 if len(middles) > 1 else REFUSED_MAX
 
     def _sound(self, found: PrefillTime) -> bool:
-        """Whether a token costs enough beside the default, and beside the line that was learned before."""
+        """True if a token costs enough beside the default, and beside the line that was learned before."""
         known = [DEFAULT_TIME] if self.time is None or self._refused >= REFUSED_MAX else [DEFAULT_TIME, self.time]
         tokens_us = found.per_token_m * WHOLE_CONTEXT // MILLI
         return all(tokens_us * SOUND_SHARE >= each.us(WHOLE_CONTEXT) for each in known)

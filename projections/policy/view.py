@@ -1,4 +1,4 @@
-"""View: what one decision sees, joined from all projections, this replica's own events ahead of them, and `local`."""
+"""View: the inputs of one decision, joined from all projections, this replica's pending events, and `local`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HASHED_AT_ONCE_MAX = 256
 
 
 class RouteRequest(NamedTuple):
-    """What is asked of a decision."""
+    """The request as a decision reads it."""
 
     id: RequestId
     attempt: int
@@ -45,16 +45,16 @@ class RouteRequest(NamedTuple):
     session: str = ""
     """`core.keys.session_key` of what the client named; empty if it named none."""
     time: PrefillTime | None = None
-    """How long prefills of the model last, as this replica has learned; None if it has not."""
+    """Learned duration of the model's prefills; None if none was learned."""
     held: Mapping[WorkerId, int] = MappingProxyType({})
-    """How long other requests that this replica holds (`projections.policy.binding_plan`) would hold it up, in
-    microseconds, by the worker to which they would go before it, or what a worker computes that declined one."""
+    """Expected wait behind other requests that this replica holds (`projections.policy.binding_plan`), in microseconds,
+    by the worker to which they would go first; with the prefills of workers that declined a request."""
     session_parent: str = ""
     """The key of the session that began `session`: recorded, and nothing is decided by it."""
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
-        """What the recorded decision was asked."""
+        """The request of the recorded decision."""
         time = PrefillTime(*event.prefill_time) if event.prefill_time else None
         request = RequestId(event.request)
         held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
@@ -85,9 +85,9 @@ class Candidate(NamedTuple):
 
 
 EXCLUSION_REASONS = ("not_connected", "suspected", "failed")
-"""What a replica knows of a worker and leaves it out for; the first that holds is the reason."""
+"""Local reasons for which a worker is left out; the first that holds is recorded."""
 Local = Mapping[str, frozenset[WorkerId]]
-"""What only this replica knows: reason (core.events.routing.LOCAL_REASONS) to workers."""
+"""Local knowledge of a replica: reason (core.events.routing.LOCAL_REASONS) to workers."""
 
 
 class View(NamedTuple):
@@ -95,7 +95,7 @@ class View(NamedTuple):
 
     state: State
     replica: ReplicaId
-    ahead: PendingEvents
+    pending_events: PendingEvents
     local: Local
 
     @property
@@ -104,9 +104,9 @@ class View(NamedTuple):
         return dict(sorted(self.state.cursor.items()))
 
     def routed(self, model: str) -> int:
-        """How many decisions this replica made for the model."""
+        """Decisions that this replica made for the model."""
         part = self.state.routing.replicas.get(self.replica)
-        return (part.routed.get(model, 0) if part else 0) + self.ahead.routed.get(model, 0)
+        return (part.routed.get(model, 0) if part else 0) + self.pending_events.routed.get(model, 0)
 
     def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
         """Cached blocks of the prompt per level, by worker, as `PrefixIndex.overlaps` has them: by the index, or under
@@ -120,7 +120,7 @@ class View(NamedTuple):
         for part in self.state.routing.believed.values():
             for worker, depth in part.reach(prompt, since_ms):
                 found[worker] = max(depth, found.get(worker, 0))
-        for entry in self.ahead.believed:
+        for entry in self.pending_events.believed:
             if entry.begins_us // 1000 > since_ms:
                 found[entry.worker] = max(shared_depth(entry.hashes, prompt), found.get(entry.worker, 0))
         return {worker: (depth,) * len(TIERS) for worker, depth in found.items()}
@@ -133,14 +133,14 @@ class View(NamedTuple):
         """
         overlap = (self.state.index.overlaps(prompt) if cached is None else cached).get
         pending = self.pending(prompt).get
-        folded, ahead = self.state.routing.in_flight_load.busy.get, self.ahead.in_flight_load.busy.get
+        folded, own = self.state.routing.in_flight_load.busy.get, self.pending_events.in_flight_load.busy.get
         report = self.state.loads.reports.get
         found = []
         new = tuple.__new__  # a third of the price of Candidate(…), and this runs for every worker
         for member in self.state.serving():
             worker, joined = member.worker, member.joined
             assert joined is not None  # serving() gives only those that joined
-            known, busy, load = folded(worker, NO_LOAD), ahead(worker, NO_LOAD), report(worker, NO_REPORT)
+            known, busy, load = folded(worker, NO_LOAD), own(worker, NO_LOAD), report(worker, NO_REPORT)
             row = (
                 worker, joined.model, joined.block_size, joined.capacity_blocks, member.cache_known,
                 overlap(worker, NO_OVERLAP), pending(worker, 0),
@@ -156,22 +156,22 @@ class View(NamedTuple):
         O(all of them): most workers have none to two.
         """
         found: dict[WorkerId, list[OutstandingPrefill]] = {}
-        computed = self.ahead.computed
+        computed = self.pending_events.computed
         for worker, known in self.state.routing.in_flight_load.prefills.items():
             rows = [*known.values()]
             if computed:
                 rows = [row for row in rows if row[1:3] not in computed]
             if rows:
                 found[worker] = rows
-        for worker, own in self.ahead.in_flight_load.prefills.items():
+        for worker, own in self.pending_events.in_flight_load.prefills.items():
             found.setdefault(worker, []).extend(own.values())
         return found
 
     def computing(self, prompt: Prompt) -> list[InFlight]:
-        """Requests whose prompts are being computed and share the prompt's first block; its starts can be reused."""
-        known = self.ahead.computed
+        """Requests in prefill that share the prompt's first block: the blocks that they compute can be reused."""
+        known = self.pending_events.computed
         folded = [entry for key, entry in self.state.routing.in_flight_load.pending(prompt) if key not in known]
-        return folded + [entry for _, entry in self.ahead.in_flight_load.pending(prompt)]
+        return folded + [entry for _, entry in self.pending_events.in_flight_load.pending(prompt)]
 
     def pending(self, prompt: Prompt) -> dict[WorkerId, int]:
         """Per worker: the longest start of the prompt that is being computed there.
@@ -186,8 +186,8 @@ class View(NamedTuple):
             NO_HASH,
             ANY_HASH,
         )  # how deep the one before went, and what tells that
-        for load in (self.state.routing.in_flight_load, self.ahead.in_flight_load):
-            known = () if load is self.ahead.in_flight_load else self.ahead.computed
+        for load in (self.state.routing.in_flight_load, self.pending_events.in_flight_load):
+            known = () if load is self.pending_events.in_flight_load else self.pending_events.computed
             same_start = load.pending(prompt)
             if same_start and prompt.blocks <= HASHED_AT_ONCE_MAX:
                 prompt.hashes()  # they are to be recorded anyway, and probes cost a fifth then

@@ -28,14 +28,15 @@ class FoldLag:
         self.away: frozenset[StreamName] = frozenset()
         """Streams that could not be asked, though others could."""
         self.ms = 0
-        """How much older, by the log's clock, the oldest message not folded yet is than the newest; 0 if none is."""
+        """Age difference between the oldest message that is not folded yet and the newest one, by the log's clock; 0 if
+        all are folded."""
         self.folded = 0
-        """Messages folded, counted by whoever folds them."""
+        """Messages folded; the owner counts them."""
         self.events_per_s = 0.0
         """Messages folded between the last two looks."""
         self._log = log
         self._state = state
-        self._looked: tuple[float, int] | None = None
+        self._refreshed: tuple[float, int] | None = None
 
     def __repr__(self) -> str:
         return f"<FoldLag {sum(self.events.values())} messages, {self.ms} ms>"
@@ -78,18 +79,19 @@ class FoldLag:
         return 0 if record is None else record.time_ms
 
     def _take_rate(self) -> None:
-        now_s, before = asyncio.get_running_loop().time(), self._looked
-        self._looked = (now_s, self.folded)
+        now_s, before = asyncio.get_running_loop().time(), self._refreshed
+        self._refreshed = (now_s, self.folded)
         if before is not None and now_s > before[0]:
             self.events_per_s = (self.folded - before[1]) / (now_s - before[0])
 
 
 GAPS_LOGGED_MAX = 16
-"""Told one by one where many are found at once, as in a log whose head was cut; of the others the number."""
+"""Bound of gaps that are logged one by one, as many are found at once in a log with its start cut off; the others are
+counted."""
 
 
 class GapLog:
-    """Compares what the state found with what was told."""
+    """Logs the gaps that the state found."""
 
     def __init__(self, state: State) -> None:
         self.count = 0
@@ -102,7 +104,7 @@ class GapLog:
         return f"<GapLog {self.count} told>"
 
     def refresh(self) -> None:
-        """What the state found since the last look is told. A comparison of two numbers if that is nothing."""
+        """Gaps that the state found since the last refresh are logged. Two numbers are compared if there are none."""
         found = self._state.gaps_found - self._seen
         if not found:
             return

@@ -1,9 +1,9 @@
-"""Rebuild: a State folded anew from the log, from the newest snapshot that is good for it, beside whatever lives.
+"""Rebuild: a State folded anew from the log, from the newest snapshot that is good for it, beside the live one.
 
 1. A snapshot is good if the log still says what it rests on: per stream the same epoch, the same message at the
    cursor, nothing cut behind it; and if its content has the checksum and the digests that its manifest names.
    Any other is refused with a warning that says why, and the one before it is looked at.
-2. With none, the log is folded from what it still has. Sources whose first messages are gone are unknown until they
+2. With none, the log is folded from what it still has. Sources without their first messages are unknown until they
    restate themselves.
 3. The event loop goes on: nothing here takes it for longer than a slice.
 """
@@ -39,7 +39,8 @@ class RecordBuffer:
 
     def __init__(self) -> None:
         self.overflowed = False
-        """Whether records were let go since the last `restart`: those that are held do not follow on what was read."""
+        """True if records were dropped since the last `restart`: then the held ones do not follow on those that were
+        read."""
         self._records: deque[Record] = deque()
         self._bytes = 0
 
@@ -60,7 +61,7 @@ class RecordBuffer:
             self.overflowed = True
 
     def restart(self) -> None:
-        """What comes from now on is held; all before it is to be read from the log."""
+        """Records from now on are held; all before them are to be read from the log."""
         self._let_go()
         self.overflowed = False
 
@@ -169,7 +170,7 @@ async def take_snapshot(
 
 
 async def in_slices(step: Generator[None, None, T]) -> T:
-    """What the generator returns; others have their turn whenever a slice is over."""
+    """The return value of the generator; the event loop has a turn after each slice."""
     slices = Slices()
     while True:
         try:

@@ -2,10 +2,10 @@
 
 1. State and position are one value (`projections.folds.state`); nothing here holds a position of its own.
 2. It begins with a rebuild (`projections.runner.rebuild`), and then tails every stream from where that ended.
-3. A stream whose history was replaced is folded no further: what is known of it goes on serving while everything is
-   folded anew, and then the new fold takes its place. `rebuild` does the same on demand. Records that come meanwhile
+3. A stream with a replaced history is folded no further: its last state serves while everything is folded anew,
+   and then the new fold takes its place. `rebuild` does the same on demand. Records that come meanwhile
    are held (`projections.runner.rebuild`), and read again from the log if they are too many.
-4. The log may go away at any point: whatever was begun is begun again, the last known state serves.
+4. The log may go away at any point: each read is tried again, and the last known state serves.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Runner:
         self._lag = FoldLag(log, state)
         self._gaps = GapLog(state)
         self.resets = 0
-        """Streams whose history was replaced under us."""
+        """Streams with a history that was replaced while this process followed them."""
         self.rebuilds = 0
-        """How often a new fold took the live one's place; the one at the start does not count."""
+        """Counts new folds that took the live one's place; the one at the start does not count."""
         self.started_from = ""
         """The snapshot that the present fold began with; empty if it is folded from the log alone."""
         self.refused: list[str] = []
@@ -81,9 +81,9 @@ class Runner:
         self._requested: list[_RebuildRequest] = [_RebuildRequest("the start")]
         self._buffer: RecordBuffer | None = None
         self._replaced: set[StreamName] = set()
-        """Streams whose history was replaced since what is folded of them was folded."""
+        """Streams with a history that was replaced since they were folded."""
         self._void = False
-        """Whether another history was replaced while a fold was being made."""
+        """True if another history was replaced during a rebuild."""
         self._stopped = False
         self._wake = asyncio.Event()
         self._measured = asyncio.Event()
@@ -109,7 +109,8 @@ class Runner:
 
     @property
     def lag_ms(self) -> int:
-        """How much older, by the log's clock, the oldest message not folded yet is than the newest; 0 if all are."""
+        """Age difference between the oldest message that is not folded yet and the newest one, by the log's clock; 0 if
+        all are folded."""
         return self._lag.ms
 
     @property
@@ -124,7 +125,7 @@ class Runner:
 
     @property
     def rebuilding(self) -> bool:
-        """Whether a fold is being made beside the live one."""
+        """True while a fold is being made beside the live one."""
         return self._buffer is not None
 
     def start(self) -> None:
@@ -132,7 +133,7 @@ class Runner:
         self._task = asyncio.create_task(self._run(), name="runner")
 
     async def stop(self) -> None:
-        """Nothing is folded after this returns; whoever waits for a rebuild is cancelled."""
+        """Nothing is folded after this returns; callers that wait for a rebuild are cancelled."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -165,7 +166,7 @@ class Runner:
                     pause_s = MEASURE_EVERY_S
             except Unavailable as error:
                 _logger.warning("the log is away, the last known state serves: %s", error)
-            except Exception:  # whatever it was, streams must go on being found, folded and measured
+            except Exception:  # by any defect: streams must go on being found, folded and measured
                 _logger.exception("the log cannot be followed, trying again")
             await self._pause(pause_s)
 
@@ -187,7 +188,7 @@ class Runner:
         return all(stream in self._tails for stream in streams)
 
     async def _try_to_follow(self, stream: StreamName) -> None:
-        """What one stream's log refuses stops no other; it is said, and tried again."""
+        """Follows one stream. Its failure is logged and tried again; it stops no other stream."""
         try:
             await self._follow(stream)
         except Refused:
@@ -203,7 +204,7 @@ class Runner:
         self._tails[stream] = await self._log.tail(stream, start, self._on_record, on_reset=reset, after=after)
 
     async def _stands(self, stream: StreamName, last: Record | None) -> bool:
-        """Whether the log still says what is folded of the stream; `last` is what it has at the cursor."""
+        """True if the log still has the history that is folded of the stream; `last` is its message at the cursor."""
         position, held = self.state.cursor[stream], await self._log.state(stream)
         point = self.state.point(stream, position.seq)
         if held.epoch != position.epoch or held.last_seq < position.seq:
@@ -267,7 +268,7 @@ class Runner:
             mine.append(applied)
 
     def _is_folded(self, applied: Applied) -> bool:
-        """Whether the live fold has it."""
+        """True if the live fold has it."""
         at = self.state.cursor.get(applied.stream)
         return at is not None and applied.seq <= at.seq and applied.stream not in self._replaced
 

@@ -113,7 +113,7 @@ def inputs_of_decision(
 
 def in_flight(view: View, candidate: Candidate) -> WorkerInFlight:
     """The worker's load in flight, by this view."""
-    own = view.ahead.in_flight_load.busy.get(candidate.worker, WorkerLoad())
+    own = view.pending_events.in_flight_load.busy.get(candidate.worker, WorkerLoad())
     return WorkerInFlight(
         requests=candidate.active_requests,
         blocks=candidate.active_blocks,

@@ -172,7 +172,7 @@ def _known_as(recording: Recording, belief: ReplicaBelief) -> BeliefSummary:
         attempt=None if decision is None else decision.attempt,
         seq=None if decision is None else decision.seq,
         time=None if decision is None else time_text(decision.time_ms),
-        ahead_events=len(belief.view.ahead),
+        ahead_events=len(belief.view.pending_events),
         revision=belief.revision,
         settings=belief.settings.to_mapping(),
         doubts=belief.doubts,

@@ -197,7 +197,7 @@ def _worker(
     assert joined is not None
     busy = [state.routing.in_flight_load.busy.get(worker, WorkerLoad())]
     if view is not None:
-        busy.append(view.ahead.in_flight_load.busy.get(worker, WorkerLoad()))
+        busy.append(view.pending_events.in_flight_load.busy.get(worker, WorkerLoad()))
     return WorkerSummary(
         worker=worker,
         name=joined.name,
@@ -241,7 +241,7 @@ def _replica(part: ReplicaPart, settings: dict[str, Any], in_flight: int, view: 
     assert part.joined is not None
     routed = Counter(part.routed)
     if view is not None and view.replica == part.replica:
-        routed.update(view.ahead.routed)
+        routed.update(view.pending_events.routed)
     return ReplicaSummary(
         replica=part.replica,
         name=part.joined.name,

@@ -25,7 +25,7 @@ class Site:
 
     def __init__(self) -> None:
         self.state = State(CHAIN_KEY)
-        self.ahead = PendingEvents()
+        self.pending_events = PendingEvents()
         self.local: dict[str, frozenset[WorkerId]] = {}
         self._speakers: dict[tuple[str, str], Speaker] = {}
         for stream in (KV, LOAD, ROUTING):
@@ -53,7 +53,7 @@ class Site:
 
     @property
     def view(self) -> View:
-        return View(self.state, REPLICA, self.ahead, self.local)
+        return View(self.state, REPLICA, self.pending_events, self.local)
 
     def decide(
         self,

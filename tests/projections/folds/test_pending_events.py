@@ -83,7 +83,7 @@ class Router:
     """One replica with its outbox: what it emitted, what of it can still come back, and what the log has of it."""
 
     def __init__(self) -> None:
-        self.ahead = PendingEvents()
+        self.pending_events = PendingEvents()
         self.log = Log()
         self.emitted: list[Event] = []
         """In order, with what was dropped: a restatement in the log voids it anyway."""
@@ -99,7 +99,7 @@ class Router:
         self.emitted.append(event)
         if not self.dropped:
             self.waiting.append(event)
-        self.ahead.emit(event, self.log.state.routing.replicas.get(R))
+        self.pending_events.emit(event, self.log.state.routing.replicas.get(R))
         match event:
             case RequestRouted():
                 self.flying[event.request, event.attempt] = in_flight(event)  # type: ignore[index]
@@ -120,7 +120,7 @@ class Router:
         if events:
             self.log.fold(*events)
             for event in events:
-                self.ahead.read_back(event)
+                self.pending_events.read_back(event)
 
     def overflow(self) -> None:
         """Everything not sealed is dropped; what is said until the restatement is dropped, too."""
@@ -133,20 +133,20 @@ class Router:
         self.say(event)
 
     def check(self) -> None:
-        assert self.ahead._names == Counter(effect.name for effect in self.ahead._effects)
+        assert self.pending_events._names == Counter(effect.name for effect in self.pending_events._effects)
         everything = Log()
         if self.emitted:
             everything.fold(*self.emitted)
-        assert seen(self.log.state, self.ahead) == seen(everything.state, PendingEvents())
+        assert seen(self.log.state, self.pending_events) == seen(everything.state, PendingEvents())
         wanted = held(everything.state, PendingEvents())
-        for found, least in zip(held(self.log.state, self.ahead), wanted, strict=True):
+        for found, least in zip(held(self.log.state, self.pending_events), wanted, strict=True):
             assert all(found[worker] >= depth for worker, depth in least.items())
         if not self.dropped:
             rebuilt = self.rebuilt()
-            assert seen(self.log.state, rebuilt) == seen(self.log.state, self.ahead)
-            assert held(self.log.state, rebuilt) == held(self.log.state, self.ahead)
-        if not len(self.ahead):
-            assert held(self.log.state, self.ahead) == wanted
+            assert seen(self.log.state, rebuilt) == seen(self.log.state, self.pending_events)
+            assert held(self.log.state, rebuilt) == held(self.log.state, self.pending_events)
+        if not len(self.pending_events):
+            assert held(self.log.state, self.pending_events) == wanted
 
     def rebuilt(self) -> PendingEvents:
         """What a replay has: the events of the log that the cursor does not cover."""
@@ -207,7 +207,7 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
     while router.sealed:
         router.read_back(1)
         router.check()
-    ahead = router.ahead
+    ahead = router.pending_events
     assert (len(ahead), ahead.in_flight_load.busy, ahead.in_flight_load._pending, ahead.computed, ahead._entries) == (
         0,
         {},
@@ -220,7 +220,7 @@ def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
 
 
 def pending(router: Router, worker: WorkerId) -> int:
-    return View(router.log.state, R, router.ahead, {}).pending(PROMPTS[1]).get(worker, 0)
+    return View(router.log.state, R, router.pending_events, {}).pending(PROMPTS[1]).get(worker, 0)
 
 
 def test_a_request_is_pending_until_its_first_token_wherever_the_log_stands() -> None:

@@ -95,12 +95,12 @@ def test_own_decisions_count_before_the_log_has_them(site: Site) -> None:
 
     sent = routed("x", A, ASKED, now_ms=ROUTED_MS, believed=KEEPS)
     for event, wanted in ((sent, (20, 0)), (prefilled("x"), (0, 20)), (finished("x"), (0, 20))):
-        site.ahead.emit(event, site.state.routing.replicas.get(REPLICA))
+        site.pending_events.emit(event, site.state.routing.replicas.get(REPLICA))
         assert seen() == wanted
         site.say(ROUTING, REPLICA, event)
-        site.ahead.read_back(event)
-        assert (seen(), len(site.ahead)) == (wanted, 0)
-    assert not site.ahead.believed
+        site.pending_events.read_back(event)
+        assert (seen(), len(site.pending_events)) == (wanted, 0)
+    assert not site.pending_events.believed
 
 
 def test_without_the_log_the_newest_count(site: Site) -> None:
@@ -109,15 +109,15 @@ def test_without_the_log_the_newest_count(site: Site) -> None:
     for number in range(PENDING_PROMPTS_MAX + 1):
         asked, name = prompt(number, 900), f"x{number}"
         for event in (routed(name, B, asked, now_ms=ROUTED_MS, believed=KEEPS), prefilled(name)):
-            site.ahead.emit(event, own.get(REPLICA))
+            site.pending_events.emit(event, own.get(REPLICA))
             said.append(event)
         assert overlaps(decided(site, asked=asked))[B] == 2
         assert overlaps(decided(site, asked=prompt(0, 900)))[B] == (2 if number < PENDING_PROMPTS_MAX else 0)
     assert overlaps(decided(site, asked=asked, now_ms=ROUTED_MS + 120_000))[B] == 0
     for event in said:
         site.say(ROUTING, REPLICA, event)
-        site.ahead.read_back(event)
-    assert not site.ahead.believed
+        site.pending_events.read_back(event)
+    assert not site.pending_events.believed
     assert overlaps(decided(site, asked=prompt(0, 900)))[B] == overlaps(decided(site, asked=asked))[B] == 2
 
 
@@ -193,7 +193,7 @@ def test_digests_and_snapshots_have_it(site: Site) -> None:
     again = decode(CHAIN_KEY, b"".join(encode(site.state)))
     assert again.digest == site.state.digest
     asked = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
-    view = View(again, REPLICA, site.ahead, site.local)
+    view = View(again, REPLICA, site.pending_events, site.local)
     assert decide(view, asked, BELIEVING, ROUTED_MS + 1, seed=0) == decided(site)
 
 

@@ -182,7 +182,7 @@ def test_a_fan_out_stays_together(site: Site, where: str) -> None:
     for worker, start in ((A, 100), (B, 200), (C, 0), (D, 300)):
         event = routed(worker, worker, prompt(*range(start, start + 15), 99))
         if where == "ahead":
-            site.ahead.emit(event, None)
+            site.pending_events.emit(event, None)
         else:
             site.say(ROUTING, "dd" * 8, event)
     assert candidate(site, C).pending == 15
@@ -204,13 +204,13 @@ def test_a_fan_out_on_an_idle_fleet_stays_together(site: Site) -> None:
         decision = site.decide(asked, request=f"fan {number}")
         workers.add(decision.worker)
         asked_ = RouteRequest(RequestId(f"fan {number}"), 0, "tiny", asked)
-        site.ahead.emit(record(decision, asked_, RoutingSettings(policy="kv"), 0), None)
+        site.pending_events.emit(record(decision, asked_, RoutingSettings(policy="kv"), 0), None)
     assert len(workers) == 1
 
 
 def test_a_pending_start_wins_where_it_saves_more_than_it_queues(site: Site) -> None:
     """Its credit is that of a block, at 0.9, against the rest of the queue there."""
-    site.ahead.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
+    site.pending_events.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
     decision = site.decide(ASKED, RoutingSettings(policy="kv", decode_weight_m=0))
     assert (decision.worker, decision.predicted_cached_tokens) == (C, 19 * 4)
 
@@ -218,7 +218,7 @@ def test_a_pending_start_wins_where_it_saves_more_than_it_queues(site: Site) -> 
 def test_no_prefill_is_less_than_nothing(site: Site) -> None:
     """Neither credit beyond the prompt nor a shared start beyond the queue makes another request cheaper."""
     site.cache(A, ASKED, 20)
-    site.ahead.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
+    site.pending_events.emit(routed("x", C, prompt(*range(19)), predicted=60), None)
     decision = site.decide(ASKED, RoutingSettings(policy="kv", device_credit_m=2000, pending_credit_m=0))
     assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[A] == 0
     assert {each.candidate.worker: each.prefill_m for each in decision.ranked}[C] == ASKED.tokens * 250
@@ -227,7 +227,7 @@ def test_no_prefill_is_less_than_nothing(site: Site) -> None:
 def test_work_counts_whether_it_was_read_back_or_not(site: Site) -> None:
     """What the log has and what this replica said since add up, on every term."""
     site.say(ROUTING, "dd" * 8, routed("x", A, prompt(1, 2)))
-    site.ahead.emit(routed("y", A, prompt(3, 4, 5)), None)
+    site.pending_events.emit(routed("y", A, prompt(3, 4, 5)), None)
     found = candidate(site, A)
     assert (found.active_blocks, found.active_requests, found.prefill_tokens) == (3 + 4, 2, 9 + 13)
 
@@ -296,11 +296,11 @@ def test_round_robin_goes_around_per_model(site: Site) -> None:
         assert decision.worker is not None
         found[model].append(decision.worker)
         unread.append(routed(f"r{i}", decision.worker, model=model))
-        site.ahead.emit(unread[-1], site.state.routing.replicas.get(REPLICA))
+        site.pending_events.emit(unread[-1], site.state.routing.replicas.get(REPLICA))
         if i % 4 == 3:
             site.say(ROUTING, REPLICA, *unread)
             for event in unread:
-                site.ahead.read_back(event)
+                site.pending_events.read_back(event)
             unread.clear()
     assert found["tiny"] == [A, B, C, D] * 2
     assert found["other"] == [worker_id(20), worker_id(21)] * 2

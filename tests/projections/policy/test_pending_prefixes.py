@@ -35,11 +35,11 @@ def test_as_for_each_alone(
     view = View(State(CHAIN_KEY), ReplicaId("ee" * 8), PendingEvents(), {})
     for number, (starts, worker, own, computed) in enumerate(computing):
         key = RequestId(f"r{number}"), 0
-        (view.ahead.in_flight_load if own else view.state.routing.in_flight_load).add(
+        (view.pending_events.in_flight_load if own else view.state.routing.in_flight_load).add(
             key, InFlight(worker, 1, 1, prompt(*starts).hashes())
         )
         if computed:
-            view.ahead.computed[key] = 1
+            view.pending_events.computed[key] = 1
     together = PendingPrefixes(view)
     for starts, extra in asked:
         one = prompt(*starts, extra=extra)

@@ -98,7 +98,7 @@ def test_time_weighs_a_wait_against_what_a_cache_saves(site: Site) -> None:
 
 def test_time_credits_what_is_being_computed(site: Site) -> None:
     """As `kv` does: a start that is computed there for another is not computed twice, and half of all if stale."""
-    site.ahead.emit(routed("x", C, prompt(*range(15), 99), now_ms=NOW_MS), None)
+    site.pending_events.emit(routed("x", C, prompt(*range(15), 99), now_ms=NOW_MS), None)
     own_m = 81 * 250 - 15 * 900
     found = {each.candidate.worker: each for each in decided(site, BY_TIME).ranked}
     assert (found[C].prefill_m, found[A].prefill_m) == (own_m, 81 * 250)
@@ -117,7 +117,7 @@ def test_a_record_by_time_says_the_wait(site: Site) -> None:
     assert tuple(event.columns) == (*COLUMNS, *TIMED_COLUMNS)
     wait_us = 1050 * (8000 + 77 * 20_500 // 1000) // 1000
     assert (event.wait_us, event.columns["wait_us"]) == (wait_us, (wait_us,) * 4)
-    site.ahead.emit(event, None)
+    site.pending_events.emit(event, None)
     assert max(site.view.outstanding()[decision.worker or A]).begins_us == NOW_MS * 1000 + wait_us
     by_kv = record(
         decided(site, RoutingSettings(policy="kv")), RouteRequest(RequestId("r"), 0, "tiny", ASKED), BY_TIME, 1

@@ -114,10 +114,10 @@ def test_waits_of_several_replicas_requests_agree(data: st.DataObject) -> None:
 def test_a_prefill_is_outstanding_until_its_first_token_or_its_end(site: Site) -> None:
     """Of any replica; of this one also where the log has not told of it yet."""
     site.say(ROUTING, OTHER, routed("a", A, prompt(1, 2), now_ms=5), routed("b", A, prompt(1), now_ms=3))
-    site.ahead.emit(routed("c", A, prompt(), now_ms=4), None)
+    site.pending_events.emit(routed("c", A, prompt(), now_ms=4), None)
     assert tokens_there(site) == {A: [5, 1, 9]}
     site.say(ROUTING, OTHER, prefilled("b"))
-    site.ahead.emit(finished("c"), None)
+    site.pending_events.emit(finished("c"), None)
     assert tokens_there(site) == {A: [9]}
     site.say(ROUTING, OTHER, finished("a"))
     assert tokens_there(site) == {}
@@ -129,10 +129,10 @@ def test_a_prefill_is_outstanding_until_its_first_token_or_its_end(site: Site) -
 def test_what_this_replica_knows_better_counts(site: Site, end: Event, expected: dict[str, list[int]]) -> None:
     """The fold still shows a prefill as outstanding whose first token, or end, or other worker is known here."""
     site.say(ROUTING, REPLICA, routed("a", A, prompt(1)))
-    site.ahead.emit(end, site.state.routing.replicas.get(REPLICA))
+    site.pending_events.emit(end, site.state.routing.replicas.get(REPLICA))
     assert tokens_there(site) == expected
     site.say(ROUTING, REPLICA, end)
-    site.ahead.read_back(end)
+    site.pending_events.read_back(end)
     assert tokens_there(site) == expected
 
 
@@ -161,7 +161,7 @@ def test_a_prefill_begins_when_the_wait_is_over(site: Site) -> None:
             **{name: getattr(event, name) for name in event.__struct_fields__} | {"begins_us": begins_us}
         )
         ahead.emit(said, part)
-        view = site.view._replace(ahead=ahead)
+        view = site.view._replace(pending_events=ahead)
         assert view.outstanding() == {A: [row._replace(begins_us=sum(begins_us))]}
         site.say(ROUTING, REPLICA, said)
         assert site.view.outstanding() == {A: [row._replace(begins_us=sum(begins_us))]}

@@ -78,9 +78,14 @@ def test_the_longest_start_of_each_worker_counts(data: st.DataObject) -> None:
     expected: dict[WorkerId, int] = {}
     for number, (blocks, worker, own, computed) in enumerate(data.draw(st.lists(rows, max_size=12))):
         other, key = prompt(*blocks), (RequestId(f"r{number}"), 0)
-        compute(seen.ahead.in_flight_load if own else seen.state.routing.in_flight_load, key[0], worker, other.hashes())
+        compute(
+            seen.pending_events.in_flight_load if own else seen.state.routing.in_flight_load,
+            key[0],
+            worker,
+            other.hashes(),
+        )
         if computed:
-            seen.ahead.computed[key] = 1
+            seen.pending_events.computed[key] = 1
         depth = shared(asked, other)
         if depth and (own or not computed):
             expected[worker] = max(expected.get(worker, 0), depth)
@@ -98,7 +103,7 @@ def test_a_guess_changes_nothing(one: list[int], other: list[int], extra: int, g
 def test_requests_that_share_a_system_prompt_are_compared_once_each(own: bool) -> None:
     """Many that go on differently cost one comparison each, and each worker a few more."""
     seen = view()
-    tally = seen.ahead.in_flight_load if own else seen.state.routing.in_flight_load
+    tally = seen.pending_events.in_flight_load if own else seen.state.routing.in_flight_load
     for number in range(MANY):
         other = prompt(*SYSTEM, *[1000 + number] * 24)
         compute(tally, f"r{number}", WORKERS[number % len(WORKERS)], Column(other.hashes()))
