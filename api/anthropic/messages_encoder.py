@@ -106,12 +106,12 @@ class MessagesEncoder:
     def __repr__(self) -> str:
         return f"<MessagesEncoder {self._id}>"
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         """The message as it begins."""
         message = {**self._message(), "stop_reason": None, "stop_sequence": None, "content": []}
         return _told([{"type": "message_start", "message": message}])
 
-    def ping(self) -> bytes:
+    def encode_ping(self) -> bytes:
         """An event that says nothing."""
         return _told([{"type": "ping"}])
 
@@ -123,17 +123,17 @@ class MessagesEncoder:
         """The events of a delta that is nothing but text."""
         return self.encode_delta(ChoiceDelta(0, Delta(text)))
 
-    def closing(self) -> bytes:
+    def encode_closing(self) -> bytes:
         """The ends of the last block and of the message."""
         events = self._blocks.close()
         events.append({"type": "message_delta", "delta": self._end(), "usage": _usage(self._prepared)})
         return _told([*events, {"type": "message_stop"}])
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error(self, error: ApiError) -> bytes:
         """The error as an event."""
         return b"event: error\ndata: " + error.body() + b"\n\n"
 
-    def whole(self) -> bytes:
+    def encode_whole(self) -> bytes:
         """The message as it ended."""
         self._blocks.close()
         return orjson.dumps({**self._message(), "content": self._blocks.shown(), **self._end()})

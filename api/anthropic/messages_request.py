@@ -46,7 +46,7 @@ def part_of(place: str, block: Block) -> Part:
     return Part(type="text", text=_text(place, block))
 
 
-def given(value: str | None, param: str) -> str:
+def require(value: str | None, param: str) -> str:
     """The value; ApiError if it is missing."""
     if value is None:
         raise bad_parameter(param, "is required")
@@ -56,9 +56,9 @@ def given(value: str | None, param: str) -> str:
 def _text(place: str, block: Block) -> str:
     match block.type:
         case "text":
-            return given(block.text, f"{place}.text")
+            return require(block.text, f"{place}.text")
         case "tool_reference":
-            return given(block.tool_name if block.name is None else block.name, f"{place}.tool_name")
+            return require(block.tool_name if block.name is None else block.name, f"{place}.tool_name")
         case "document":
             return _titled(block.title, _document(f"{place}.source", block.source))
         case "search_result":
@@ -231,7 +231,9 @@ def _turn(place: str, message: InputMessage) -> ChatMessage:
             case "redacted_thinking":
                 pass  # nothing here can read it, and no model of ours wrote it
             case "tool_use":
-                function = CalledFunction(name=given(block.name, f"{place}[{index}].name"), arguments=block.input or {})
+                function = CalledFunction(
+                    name=require(block.name, f"{place}[{index}].name"), arguments=block.input or {}
+                )
                 calls.append(ToolCall(function=function, id=block.id))
             case _:
                 said += part_of(f"{place}[{index}]", block).text or ""
@@ -250,7 +252,7 @@ def _choice(choice: ToolChoice | None) -> str | NamedChoice | None:
     if choice is None:
         return None
     if choice.type == "tool":
-        return NamedChoice(function=ToolName(name=given(choice.name, "tool_choice.name")))
+        return NamedChoice(function=ToolName(name=require(choice.name, "tool_choice.name")))
     if choice.type not in CHOICES:
         raise bad_parameter("tool_choice.type", f"must be one of {', '.join(CHOICES)}, tool")
     return CHOICES[choice.type]

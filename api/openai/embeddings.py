@@ -16,7 +16,7 @@ import orjson
 
 from api.config.api_settings import ApiSettings
 from api.openai.request.prompts import word_too_long
-from api.openai.request.request_metadata import RequestHeaders, Session, parse_headers, session_of
+from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.unary_route import UnaryRequest
@@ -146,7 +146,7 @@ class Embeddings:
             await asyncio.to_thread(import_module, "numpy")
             self._numpy_imported = True
         unary_request.model = card.name
-        session = session_of(unary_request.headers, body)
+        session = find_session(unary_request.headers, body)
         requests = [_request(body, request_headers, session, unary_request, *it) for it in enumerate(prompts)]
         rows = await self._rows(body, unary_request, requests)
         unary_request.prompt_tokens = sum(map(len, prompts)) // TOKEN_BYTES

@@ -34,21 +34,21 @@ class Generation:
 
     __slots__ = (
         "_arrived_ms",
-        "_behind",
         "_clock",
         "_last_ns",
-        "_left",
         "_logprobs",
         "_metrics",
         "_pieces",
+        "_pieces_at_check",
         "_ping_s",
         "_ping_timer",
-        "_pinged_at",
+        "_queued",
         "_streamed",
+        "_unfinished",
         "_writing",
-        "begun",
         "encoder",
         "exchange",
+        "is_open",
         "prepared",
     )  # fmt: skip
 
@@ -67,7 +67,7 @@ class Generation:
         self.prepared = prepared
         self.encoder = encoder
         self._streamed = prepared.stream
-        self.begun = not prepared.stream
+        self.is_open = not prepared.stream
         """Whether the stream has its opening; True for an answer that is not streamed."""
         self._clock = clock
         self._metrics = metrics
@@ -78,41 +78,41 @@ class Generation:
         self._ping_timer: asyncio.TimerHandle | None = None
         self._pieces = 0
         """Pieces of the stream that were written."""
-        self._pinged_at = 0
+        self._pieces_at_check = 0
         """How many of them there were at the last look."""
-        self._left = len(prepared.choices)
+        self._unfinished = len(prepared.choices)
         """Choices that have not ended."""
         self._logprobs = 0
         """Tokens whose logprobs the answer has."""
-        self._behind: list[ChoiceConsumer] = []
+        self._queued: list[ChoiceConsumer] = []
         """Consumers with a backlog; the first one is written next."""
         self._writing: asyncio.Task[None] | None = None
         """Writes what waits for the client or for a thread; None if nothing does."""
 
     def __repr__(self) -> str:
-        count, behind = len(self.prepared.choices), f", {len(self._behind)} behind" if self._behind else ""
-        return f"<Generation {self.exchange.request_id}, {self._left} of {count} choices under way{behind}>"
+        count, behind = len(self.prepared.choices), f", {len(self._queued)} behind" if self._queued else ""
+        return f"<Generation {self.exchange.request_id}, {self._unfinished} of {count} choices under way{behind}>"
 
     async def run(self, backend: Backend) -> None:
         """The client has the answer, to its end. Raises what the backend raises, once all before it was written, and
         GenerationFailed."""
         if self._streamed:
-            self._look_later()
+            self._schedule_ping()
         try:
             await self._run_choices(backend, [ChoiceConsumer(self, choice) for choice in self.prepared.choices])
-            await self._all_written()
+            await self._finish_writing()
         except ContrailError:
-            await self._all_written()
+            await self._finish_writing()
             raise
         finally:
             if self._ping_timer is not None:
                 self._ping_timer.cancel()
             if self._writing is not None:
                 self._writing.cancel()
-        if self._left:
+        if self._unfinished:
             raise GenerationFailed("the worker's stream ended before the generation did")
         if not self._streamed:
-            await self.exchange.answer(await self._whole())
+            await self.exchange.answer(await self._encode_whole())
 
     def count(self, outcome: str) -> None:
         """The request is over: it is counted with this outcome."""
@@ -133,11 +133,11 @@ class Generation:
             self._metrics.inter_token_seconds.observe((now_ns - last_ns) / 1e9)
 
     @property
-    def waits(self) -> bool:
+    def is_writing(self) -> bool:
         """Whether a new output must wait in its choice's backlog."""
         return self._writing is not None
 
-    def hold(self, consumer: ChoiceConsumer, output: Output) -> bool:
+    def queue_output(self, consumer: ChoiceConsumer, output: Output) -> bool:
         """The output waits behind what is written; False if no more is wanted. Raises what writing raised: then the
         worker stops, and the log knows why."""
         assert self._writing is not None
@@ -146,7 +146,7 @@ class Generation:
         if consumer.choice.finish is not None:
             return False
         if not consumer.backlog:
-            self._behind.append(consumer)
+            self._queued.append(consumer)
         consumer.backlog.add(output)
         return True
 
@@ -155,7 +155,7 @@ class Generation:
         last of all; for an answer that is not streamed the encoder keeps the delta."""
         self._logprobs += len(delta.logprobs)
         if self._streamed and len(delta.logprobs) > LOGPROBS_INLINE_MAX:
-            self._writing = asyncio.create_task(self._write_waiting(b"", delta))
+            self._writing = asyncio.create_task(self._write_queued(b"", delta))
         else:
             self.write(self._opening() + self.encoder.encode_delta(delta) + self._closing(delta))
 
@@ -164,50 +164,50 @@ class Generation:
         answer that is not streamed."""
         if piece and self._streamed:
             self._pieces += 1
-            if not (self.exchange.write_now(piece) if self._left else self.exchange.close_now(piece)):
-                self._writing = asyncio.create_task(self._write_waiting(piece))
+            if not (self.exchange.write_now(piece) if self._unfinished else self.exchange.close_now(piece)):
+                self._writing = asyncio.create_task(self._write_queued(piece))
 
     def _opening(self) -> bytes:
-        if self.begun:
+        if self.is_open:
             return b""
-        self.begun = True
-        return self.encoder.opening()
+        self.is_open = True
+        return self.encoder.encode_opening()
 
     def _closing(self, delta: ChoiceDelta) -> bytes:
         if delta.finish is None:
             return b""
-        self._left -= 1
-        return self.encoder.closing() if self._streamed and not self._left else b""
+        self._unfinished -= 1
+        return self.encoder.encode_closing() if self._streamed and not self._unfinished else b""
 
-    async def _write_waiting(self, piece: bytes, delta: ChoiceDelta | None = None) -> None:
+    async def _write_queued(self, piece: bytes, delta: ChoiceDelta | None = None) -> None:
         """The piece, or the delta, is written as the client takes it, and then all that came meanwhile."""
         while True:
             if delta is not None:
-                piece = self._opening() + await self._encoded(delta) + self._closing(delta)
-            if piece and self._left:  # an output may be no text yet
+                piece = self._opening() + await self._encode(delta) + self._closing(delta)
+            if piece and self._unfinished:  # an output may be no text yet
                 await self.exchange.write(piece)
             elif piece:
                 await self.exchange.close_stream(piece)
-            if not self._behind:
+            if not self._queued:
                 self._writing = None
                 return
-            consumer = self._behind.pop(0)
+            consumer = self._queued.pop(0)
             delta = consumer.choice.push(consumer.backlog.take())
 
-    async def _encoded(self, delta: ChoiceDelta) -> bytes:
+    async def _encode(self, delta: ChoiceDelta) -> bytes:
         if len(delta.logprobs) <= LOGPROBS_INLINE_MAX:
             return self.encoder.encode_delta(delta)
         return await asyncio.to_thread(self.encoder.encode_delta, delta)
 
-    async def _all_written(self) -> None:
+    async def _finish_writing(self) -> None:
         if self._writing is not None:
             await self._writing
 
-    async def _whole(self) -> bytes:
+    async def _encode_whole(self) -> bytes:
         prompts = sum([len(choice.prompt_logprobs) for choice in self.prepared.choices])
         if self._logprobs + prompts <= LOGPROBS_INLINE_MAX:
-            return self.encoder.whole()
-        return await asyncio.to_thread(self.encoder.whole)
+            return self.encoder.encode_whole()
+        return await asyncio.to_thread(self.encoder.encode_whole)
 
     async def _run_choices(self, backend: Backend, consumers: Sequence[ChoiceConsumer]) -> None:
         """All choices side by side. The first error of one ends all, and so does a cancellation, with its reason."""
@@ -237,15 +237,15 @@ class Generation:
                 task.cancel(*why)
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _look_later(self) -> None:
-        self._ping_timer = asyncio.get_running_loop().call_later(self._ping_s, self._look)
+    def _schedule_ping(self) -> None:
+        self._ping_timer = asyncio.get_running_loop().call_later(self._ping_s, self._ping_if_idle)
 
-    def _look(self) -> None:
+    def _ping_if_idle(self) -> None:
         """A ping is written if nothing else was since the last look: no client or proxy gives the stream up."""
-        if self._pieces == self._pinged_at and self._left and self._writing is None:
-            self.write(self._opening() + self.encoder.ping())
-        self._pinged_at = self._pieces
-        self._look_later()
+        if self._pieces == self._pieces_at_check and self._unfinished and self._writing is None:
+            self.write(self._opening() + self.encoder.encode_ping())
+        self._pieces_at_check = self._pieces
+        self._schedule_ping()
 
 
 class ChoiceConsumer:
@@ -262,7 +262,7 @@ class ChoiceConsumer:
         self._generation = generation
         self._transcript = choice.transcript
         self._is_first = choice.index == 0
-        self._is_plain = generation.prepared.plain
+        self._is_plain = generation.prepared.is_plain_text
 
     def __repr__(self) -> str:
         return f"<ChoiceConsumer of {self.choice!r}, {self.backlog.count} tokens behind>"
@@ -272,14 +272,14 @@ class ChoiceConsumer:
         generation = self._generation
         if self._is_first:
             generation.on_tokens()
-        if generation.waits:
-            return generation.hold(self, output)
+        if generation.is_writing:
+            return generation.queue_output(self, output)
         text = self._transcript.push(output)
-        if self._is_plain and generation.begun and self._transcript.finish is None:  # every token of plain text
+        if self._is_plain and generation.is_open and self._transcript.finish is None:  # every token of plain text
             if text:
                 generation.write(generation.encoder.encode_text(text))
             return True
-        delta = self.choice.delta(text, output)
+        delta = self.choice.make_delta(text, output)
         generation.write_delta(delta)
         return delta.finish is None
 

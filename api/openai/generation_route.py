@@ -95,7 +95,7 @@ class GenerationRoute(Generic[Body]):
         body: Body | None = None
         try:
             raw = await exchange.read_body(self._settings.body_bytes_max)
-            await self._preprocessor.turn(len(raw))
+            await self._preprocessor.acquire_turn(len(raw))
             body = self._unsealed(decode(self._decoder, raw), exchange)
             exchange.asks_for(getattr(body, "model", ""))
             request = self._adapter.to_request(body)
@@ -150,7 +150,7 @@ class GenerationRoute(Generic[Body]):
             if not exchange.started:
                 await exchange.refuse(failure)
             elif prepared.stream:
-                await exchange.close_stream(generation.encoder.broken(failure))
+                await exchange.close_stream(generation.encoder.encode_error(failure))
             return metric_outcome(failure)
         return prepared.finish or "error"
 

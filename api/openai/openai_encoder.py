@@ -71,7 +71,7 @@ class OpenAIEncoder:
         """How the answer names tokens."""
         return TokenNames(self.options.texts, as_ids=self.options.as_ids)
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         """Nothing: the first delta comes first."""
         return b""
 
@@ -90,21 +90,21 @@ class OpenAIEncoder:
         self._collected[0].text.append(text)
         return b""
 
-    def ping(self) -> bytes:
+    def encode_ping(self) -> bytes:
         """A comment."""
         return PING
 
-    def closing(self) -> bytes:
+    def encode_closing(self) -> bytes:
         """The usage, if it is asked for, and the end."""
         if not self.prepared.include_usage:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(self.prepared.usage().as_json()) + b"}\n\n" + DONE
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error(self, error: ApiError) -> bytes:
         """The error as an event."""
         return b"data: " + error.body() + b"\n\n"
 
-    def whole(self) -> bytes:
+    def encode_whole(self) -> bytes:
         """The answer that is not streamed."""
         collected = self._collected
         if self.options.best_of > self.options.n:
@@ -131,7 +131,7 @@ class OpenAIEncoder:
         """What such an answer has beside its choices, if the request asked for it."""
         return {}
 
-    def tells(self, choice_delta: ChoiceDelta) -> bool:
+    def has_content(self, choice_delta: ChoiceDelta) -> bool:
         """Whether the delta has anything that the request asked for, beside its end."""
         options = self.options
         return (
@@ -164,7 +164,7 @@ class ChatEncoder(OpenAIEncoder):
     text_before = b'{"index":0,"delta":{"content":'
     text_after = b'},"logprobs":null,"finish_reason":null}'
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         """Each choice's role."""
         return b"".join([self._role(index) for index in range(len(self.prepared.choices))])
 
@@ -178,7 +178,7 @@ class ChatEncoder(OpenAIEncoder):
     def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """A delta, and another without one that says how the choice ended."""
         events = b""
-        if self.tells(choice_delta):
+        if self.has_content(choice_delta):
             shown = {
                 "index": choice_delta.choice,
                 "delta": _delta(choice_delta.delta, as_function=self.options.as_function),
@@ -291,13 +291,13 @@ class CompletionEncoder(OpenAIEncoder):
         super().__init__(request_id, created_s, prepared)
         self._begun: dict[int, CompletionLogprobs] = {}
         """Per choice, once it has logprobs."""
-        self._told: set[int] = set()
+        self._prompt_sent: set[int] = set()
         """Choices whose prompt's ids have left."""
 
     def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """The text, and another event that says how the choice ended."""
         events = b""
-        if self.tells(choice_delta):
+        if self.has_content(choice_delta):
             shown = {
                 "index": choice_delta.choice,
                 "text": choice_delta.delta.text,
@@ -343,8 +343,8 @@ class CompletionEncoder(OpenAIEncoder):
         """The prompt's once, as vLLM does."""
         if not self.options.token_ids:
             return {}
-        if choice_delta.choice in self._told:
+        if choice_delta.choice in self._prompt_sent:
             return {"token_ids": choice_delta.tokens}
-        self._told.add(choice_delta.choice)
+        self._prompt_sent.add(choice_delta.choice)
         prompt = self.prepared.choices[choice_delta.choice].request.tokens
         return {"token_ids": choice_delta.tokens, "prompt_token_ids": tokens_from_bytes(prompt)}

@@ -67,7 +67,7 @@ def best_choices(all_of_them: list[CollectedChoice], n: int) -> list[CollectedCh
 class ResponseEncoder(Protocol):
     """Encodes one answer in an API's form: pieces of a stream as bytes, or all of it at its end."""
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         """The stream's first events, before those of the first delta."""
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
@@ -76,16 +76,16 @@ class ResponseEncoder(Protocol):
     def encode_text(self, text: str) -> bytes:
         """The same of a delta of the only choice that is nothing but text."""
 
-    def ping(self) -> bytes:
+    def encode_ping(self) -> bytes:
         """An event for a stream in a long pause."""
 
-    def closing(self) -> bytes:
+    def encode_closing(self) -> bytes:
         """The stream's last events, behind those of the last delta."""
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error(self, error: ApiError) -> bytes:
         """The last event of a stream that cannot go on."""
 
-    def whole(self) -> bytes:
+    def encode_whole(self) -> bytes:
         """The answer that is not streamed, of all deltas that were encoded."""
 
 

@@ -8,7 +8,7 @@ import msgspec
 import orjson
 
 from api.config.api_settings import ApiSettings
-from api.openai.request.prompts import prompts_of
+from api.openai.request.prompts import tokenize_prompts
 from api.openai.request.request_metadata import parse_headers
 from api.openai.request.validation import check
 from api.openai.types.backend import Backend
@@ -81,10 +81,10 @@ class Tokenization:
         tokens_max = max(card.context_max, tokens_max)
         try:
             if unary_request.size <= self._settings.inline_bytes_max:
-                (prompt,) = prompts_of(parameters, tokenizer, tokens_max)
+                (prompt,) = tokenize_prompts(parameters, tokenizer, tokens_max)
             else:
                 (prompt,) = await self._models.pool.run(
-                    lambda proceed: prompts_of(parameters, tokenizer, tokens_max, proceed),
+                    lambda proceed: tokenize_prompts(parameters, tokenizer, tokens_max, proceed),
                     unary_request.size,
                     parse_headers(unary_request.headers).tenant,
                 )

@@ -66,7 +66,7 @@ class JsonCall:
     """Tells `ToolCallCollector` of the call as soon as name and arguments have begun; until then it may turn out to be
     text.
 
-    The two may come in either order, and with other keys. Once told, it stays a call, whatever its end looks like.
+    The two may come in either order, and with other keys. Once confirmed, it stays a call, whatever its end looks like.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class JsonCall:
         self._end = JsonEndScanner()
         self._name: str | None = None
         self._arguments: str | None = None
-        self.told = False
+        self.confirmed = False
         """Whether it is a call for certain."""
         self.held = ""
         """All of it so far, while it may still be text."""
@@ -101,19 +101,19 @@ class JsonCall:
         """Whether it was a call; None while it goes on."""
 
     def __repr__(self) -> str:
-        return f"<JsonCall {'told' if self.told else 'held'}, verdict {self.verdict}>"
+        return f"<JsonCall {'confirmed' if self.confirmed else 'held'}, verdict {self.verdict}>"
 
     def push(self, text: str) -> str:
         """Reads on; what is left of the text is not the object's, and then there is a verdict."""
         rest = text
         while rest and self.verdict is None:
             rest = self._state(rest)
-        if not self.told:
+        if not self.confirmed:
             self.held += text[: len(text) - len(rest)]
         return rest
 
     def _give_up(self, text: str) -> str:
-        self.verdict = self.told
+        self.verdict = self.confirmed
         return text
 
     def _begin(self, text: str) -> str:
@@ -134,9 +134,9 @@ class JsonCall:
         return self._give_up(text)
 
     def _close(self, text: str) -> str:
-        if not self.told and self._bare and self._name is not None and self._arguments is None:
-            self._more("{}")
-        self.verdict = self.told
+        if not self.confirmed and self._bare and self._name is not None and self._arguments is None:
+            self._add_arguments("{}")
+        self.verdict = self.confirmed
         return text
 
     def _quoted(self, text: str, whole: Callable[[str], None]) -> str:
@@ -164,7 +164,7 @@ class JsonCall:
         self._key = raw
         self._state = self._colon
         known = raw == "name" or raw in self._keys or self._others is None or raw in self._others
-        if not known and not self.told:
+        if not known and not self.confirmed:
             self.verdict = False
 
     def _colon(self, text: str) -> str:
@@ -184,13 +184,13 @@ class JsonCall:
             self._end = JsonEndScanner()
             mine = self._key in self._keys and self._arguments is None
             self._state = self._object if mine and text[0] == "{" else self._other
-            return self._give_up(text) if mine and text[0] == "[" and not self.told else text
+            return self._give_up(text) if mine and text[0] == "[" and not self.confirmed else text
         self._raw, self._state = "", self._scalar
         return text
 
     def _string_whole(self, raw: str) -> None:
         self._state = self._next_key
-        if self.told:
+        if self.confirmed:
             return
         if self._key == "name":
             self._named(raw)
@@ -208,11 +208,11 @@ class JsonCall:
             return
         self._name = name
         if self._arguments is not None:
-            self._more("")
+            self._add_arguments("")
 
     def _object(self, text: str) -> str:
         end = self._end.find(text)
-        self._more(text[:end])
+        self._add_arguments(text[:end])
         return self._behind(text, end)
 
     def _other(self, text: str) -> str:
@@ -233,22 +233,22 @@ class JsonCall:
             return ""
         rest = text[found.start() :]
         self._state = self._next_key
-        if self.told or self._key not in {"name", *self._keys}:
+        if self.confirmed or self._key not in {"name", *self._keys}:
             return rest
         if self._key == "name" or self._raw != "null" or not self._bare:
             return self._give_up(rest)
-        self._more("{}")
+        self._add_arguments("{}")
         return rest
 
-    def _more(self, arguments: str) -> None:
-        if self.told:
-            self._collector.more(arguments)
+    def _add_arguments(self, arguments: str) -> None:
+        if self.confirmed:
+            self._collector.add_arguments(arguments)
             return
         self._arguments = (self._arguments or "") + arguments
         if self._name is not None:
-            self.told, self.held = True, ""
-            self._collector.begin(self._name)
-            self._collector.more(self._arguments)
+            self.confirmed, self.held = True, ""
+            self._collector.begin_call(self._name)
+            self._collector.add_arguments(self._arguments)
 
 
 class JsonCallList:
@@ -298,9 +298,9 @@ class JsonCallList:
             self.ended = True
         return rest
 
-    def unsure(self) -> str:
+    def pending_text(self) -> str:
         """What is text if nothing more comes."""
-        if self._object.told:
+        if self._object.confirmed:
             return ""
         return self.held if self._object.verdict is False else self.held + self._object.held
 

@@ -83,7 +83,7 @@ class StreamParser(ABC):
 
     def finish(self) -> Delta:
         """What was held back."""
-        self._emit(self._unsure())
+        self._emit(self._pending_text())
         if not self.called:
             self._pieces.append(self._blank)
             self._blank = ""
@@ -92,7 +92,7 @@ class StreamParser(ABC):
     def _take(self) -> Delta:
         text = "".join(self._pieces)
         self._pieces.clear()
-        return Delta(text, tools=self._collector.take())
+        return Delta(text, tools=self._collector.take_deltas())
 
     def _emit(self, text: str) -> None:
         """Text; blanks next to a call wait for what follows them."""
@@ -112,7 +112,7 @@ class StreamParser(ABC):
         """Reads on where no call is; returns what is left for the next state."""
 
     @abstractmethod
-    def _unsure(self) -> str:
+    def _pending_text(self) -> str:
         """What is held and is text if nothing more comes."""
 
 

@@ -8,7 +8,7 @@ from api.openai.types.request_types import ChatRequest
 from api.parsers.loaded_models import REASONING, TOOLS, LoadedModel, ModelParsers
 from api.parsers.output_parser import OutputParser
 from api.parsers.reasoning import CLOSING, OPENING, ChainedParser, ThinkParser
-from api.parsers.structured_outputs import guided_of
+from api.parsers.structured_outputs import read_guided
 from api.parsers.tool_call_formats import (
     HermesParser,
     Llama3JsonParser,
@@ -17,7 +17,7 @@ from api.parsers.tool_call_formats import (
     RequiredCallParser,
 )
 from api.parsers.tool_calls import ToolCallCollector, mistral_id, openai_id
-from api.parsers.tool_choice import AUTO, NAMED, NONE, REQUIRED, ToolOffer, offer_of, without_parser
+from api.parsers.tool_choice import AUTO, NAMED, NONE, REQUIRED, ToolOffer, read_tool_offer, without_parser
 from api.server.errors import ApiError, bad_parameter
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
@@ -34,7 +34,7 @@ def select_parser(request: ChatRequest, model: LoadedModel, prompt: bytes = b"")
     parsers = model.parsers
     if parsers.reasoning is None and request.tools is None and request.tool_choice is None:
         return None
-    offer = offer_of(request)
+    offer = read_tool_offer(request)
     auto = offer is not None and offer.choice == AUTO
     if auto and parsers.tools is None:
         raise without_parser(request.model)
@@ -76,7 +76,7 @@ def _vllm(
 def _ended(request: ChatRequest, model: LoadedModel, prompt: bytes) -> bool:
     """Whether the prompt has closed the reasoning: then all of the answer is what stands behind it."""
     parsers = model.parsers
-    if parsers.reasoning == "deepseek_r1" and parsers.closing is not None and guided_of(request) is not None:
+    if parsers.reasoning == "deepseek_r1" and parsers.closing is not None and read_guided(request) is not None:
         # so vLLM's engine decides whether its grammar holds from the first token on
         return _last(prompt, parsers.closing) > _last(prompt, parsers.opening)
     last = request.messages[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api.openai.types.request_types import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs, Tool
-from api.parsers.tool_choice import NAMED, REQUIRED, ToolOffer, offer_of
+from api.parsers.tool_choice import NAMED, REQUIRED, ToolOffer, read_tool_offer
 from api.server.errors import bad_parameter, not_supported
 from core.generation import Guided
 
@@ -126,7 +126,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 """The arguments of a tool that says nothing of them."""
 
 
-def guided_of(request: ChatRequest | CompletionRequest) -> Guided | None:
+def read_guided(request: ChatRequest | CompletionRequest) -> Guided | None:
     """The request's own rule for the text, None almost always; ApiError for one that cannot be kept.
 
     Calls that the request insists on come before a format of the answer, as vLLM has it; where the model may choose,
@@ -136,7 +136,7 @@ def guided_of(request: ChatRequest | CompletionRequest) -> Guided | None:
     guided = format_of(request.response_format, request.structured_outputs) if asked else None
     if not isinstance(request, ChatRequest) or (request.tools is None and request.tool_choice is None):
         return guided
-    offer = offer_of(request)
+    offer = read_tool_offer(request)
     if offer is None or offer.choice not in (REQUIRED, NAMED):
         return guided
     if request.structured_outputs is not None:

@@ -57,9 +57,9 @@ class HermesParser(MarkerParser):
         self._state = self._text
         return rest.removeprefix(self.closing) if rest.startswith(self.closing) else text
 
-    def _unsure(self) -> str:
+    def _pending_text(self) -> str:
         if self._object is not None:
-            return "" if self._object.told else self.mark + self._object.held
+            return "" if self._object.confirmed else self.mark + self._object.held
         return self._partial
 
 
@@ -117,9 +117,9 @@ class Llama3JsonParser(StreamParser):
         self._emit(text)
         return ""
 
-    def _unsure(self) -> str:
+    def _pending_text(self) -> str:
         if self._object is not None:
-            return "" if self._object.told else self._before + self._object.held
+            return "" if self._object.confirmed else self._before + self._object.held
         return "" if self.called else self._before
 
 
@@ -164,7 +164,7 @@ class MistralParser(MarkerParser):
         assert self._list is not None
         rest = self._list.push(text)
         if self._list.ended:
-            if held := self._list.unsure():
+            if held := self._list.pending_text():
                 self._behind_calls(held)
             else:
                 self._call_ended()
@@ -184,7 +184,7 @@ class MistralParser(MarkerParser):
         # a character at a time: where it turns out to be text must not depend on how the text came
         for at, char in enumerate(text):
             if char == "{" and (found := _NAMED.fullmatch(self._head)):
-                self._collector.begin(found[1])
+                self._collector.begin_call(found[1])
                 self._head, self._end, self._state = "", JsonEndScanner(), self._arguments
                 return text[at:]
             if len(self._head) >= HEAD_CHARS_MAX or not _NAMING.fullmatch(self._head + char):
@@ -196,16 +196,16 @@ class MistralParser(MarkerParser):
 
     def _arguments(self, text: str) -> str:
         end = self._end.find(text)
-        self._collector.more(text[:end])
+        self._collector.add_arguments(text[:end])
         if end is None:
             return ""
         self._call_ended()
         self._state = self._text
         return text[end:]
 
-    def _unsure(self) -> str:
+    def _pending_text(self) -> str:
         if self._list is not None:
-            held = self._list.unsure()
+            held = self._list.pending_text()
             return self.mark + held if held and not self._list.count else held
         if self._state in (self._first, self._named):
             return self.mark + self._head
@@ -228,13 +228,13 @@ class RequiredCallParser(StreamParser):
             if not self._list.ended:
                 return text
             self._after_call = self.called
-            self._emit(self._list.unsure())
+            self._emit(self._list.pending_text())
         self._emit(text)
         return ""
 
-    def _unsure(self) -> str:
+    def _pending_text(self) -> str:
         # an answer that was cut off has no text: behind a call there is only the beginning of another
-        return "" if self._list.ended or self.called else self._list.unsure()
+        return "" if self._list.ended or self.called else self._list.pending_text()
 
 
 class NamedCallParser:
@@ -256,9 +256,9 @@ class NamedCallParser:
         if not self._collector.count:
             if not (text := text.lstrip(BLANK)):
                 return Delta()
-            self._collector.begin(self._name)
-        self._collector.more(text)
-        return Delta(tools=self._collector.take())
+            self._collector.begin_call(self._name)
+        self._collector.add_arguments(text)
+        return Delta(tools=self._collector.take_deltas())
 
     def finish(self) -> Delta:
         """Nothing was held back."""

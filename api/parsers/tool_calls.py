@@ -52,12 +52,12 @@ class ToolCallCollector:
     def __repr__(self) -> str:
         return f"<ToolCallCollector {self.count}>"
 
-    def begin(self, name: str) -> None:
+    def begin_call(self, name: str) -> None:
         """A new call of this tool; what follows are its arguments."""
         self.count += 1
         self._add(ToolDelta(self.count - 1, self._new_id(), name))
 
-    def more(self, arguments: str) -> None:
+    def add_arguments(self, arguments: str) -> None:
         """The next piece of the last call's arguments."""
         if arguments:
             self._add(ToolDelta(self.count - 1, arguments=arguments))
@@ -71,7 +71,7 @@ class ToolCallCollector:
         else:
             self._deltas.append(delta)
 
-    def take(self) -> tuple[ToolDelta, ...]:
+    def take_deltas(self) -> tuple[ToolDelta, ...]:
         """What came since the last time; one delta for each call that got on."""
         if not self._deltas:
             return ()

@@ -63,7 +63,7 @@ class ToolOffer(NamedTuple):
     """At most one call."""
 
 
-def offer_of(request: ChatRequest) -> ToolOffer | None:
+def read_tool_offer(request: ChatRequest) -> ToolOffer | None:
     """The request's tools; None if it offers none. ApiError for what cannot be offered."""
     if request.tools is None:
         if request.tool_choice not in (None, NONE):

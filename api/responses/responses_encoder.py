@@ -158,11 +158,11 @@ class ResponsesEncoder:
     def __repr__(self) -> str:
         return f"<ResponsesEncoder {self._response['id']}, {self._events}>"
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         """The response as it begins."""
         return self._events.written([self._state("response.created"), self._state("response.in_progress")])
 
-    def ping(self) -> bytes:
+    def encode_ping(self) -> bytes:
         """An event that says nothing, as OpenAI's server sends it: clients that wait for events pass over comments."""
         return self._events.written([("keepalive", {})])
 
@@ -182,17 +182,17 @@ class ResponsesEncoder:
         ]
         return told
 
-    def closing(self) -> bytes:
+    def encode_closing(self) -> bytes:
         """The ends of the last item and of the response."""
         events = self._end()
         return self._events.written([*events, self._state(f"response.{self._response['status']}")])
 
-    def broken(self, error: ApiError) -> bytes:
+    def encode_error(self, error: ApiError) -> bytes:
         """The response as it failed, with the items that were whole."""
         self._response["output"] = self._output.shown()
         return self._events.written([_failed(self._response, error)])
 
-    def whole(self) -> bytes:
+    def encode_whole(self) -> bytes:
         """The response as it ended."""
         self._end()
         return orjson.dumps(self._response)

@@ -1,7 +1,7 @@
 """Token ids to text, piece by piece, never splitting a character.
 
 `Detokenizer` decodes the last tokens together with some before them, because many tokenizers write a token differently
-at the start of a text; a text that ends in U+FFFD waits for the bytes that are missing.
+at the start of a text; a text that ends in U+FFFD is_incomplete for the bytes that are missing.
 
 `ByteLevelDetokenizer` is for tokenizers whose tokens stand for bytes of their own, whatever is before them. A look into
 a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
@@ -97,7 +97,7 @@ class Detokenizer:
         return f"<Detokenizer {len(self._waiting)} tokens waiting>"
 
     @property
-    def waits(self) -> bool:
+    def is_incomplete(self) -> bool:
         """Whether a character is incomplete."""
         return bool(self._waiting)
 
@@ -149,13 +149,13 @@ class TokenBytes(dict[int, bytes]):
 class ByteLevelDetokenizer:
     """One generation's text; as `Detokenizer`, but what can be no character is said at once."""
 
-    __slots__ = ("_rest", "_token_bytes", "waits")
+    __slots__ = ("_rest", "_token_bytes", "is_incomplete")
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         self._token_bytes = token_bytes
         self._rest = b""
         """The beginning of a character."""
-        self.waits = False
+        self.is_incomplete = False
         """Whether a character is incomplete."""
 
     def __repr__(self) -> str:
@@ -165,18 +165,18 @@ class ByteLevelDetokenizer:
         """The text that these tokens complete; empty while a character is incomplete."""
         known = self._token_bytes
         raw = known[tokens[0]] if len(tokens) == 1 else b"".join(map(known.__getitem__, tokens))
-        if not self.waits and raw.isascii():
+        if not self.is_incomplete and raw.isascii():
             return raw.decode("ascii")
         raw = self._rest + raw
         text, taken = utf_8_decode(raw, "replace", False)
         self._rest = raw[taken:]
-        self.waits = bool(self._rest)
+        self.is_incomplete = bool(self._rest)
         return text
 
     def flush(self) -> str:
         """What waited for more; an incomplete character comes as U+FFFD."""
         text = self._rest.decode(errors="replace")
-        self._rest, self.waits = b"", False
+        self._rest, self.is_incomplete = b"", False
         return text
 
 
@@ -188,7 +188,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         self._stops = tuple(stops)
-        self.any = bool(self._stops)
+        self.has_any = bool(self._stops)
         """Whether there is anything to look for."""
         self.included = included
         self._held = ""

@@ -25,7 +25,7 @@ class _Entry(NamedTuple):
     """The answer's characters up to and including this token's."""
 
 
-class TakenTokens(NamedTuple):
+class ReleasedTokens(NamedTuple):
     """Tokens whose text has left."""
 
     tokens: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class PendingTokens:
         self._incomplete: list[tuple[int, TokenLogprobs | None]] = []
         self._waiting: deque[_Entry] = deque()
         self._written = 0
-        self._left = 0
+        self._released = 0
         self._start = 0
         """Where the text that left last begins."""
 
@@ -63,26 +63,26 @@ class PendingTokens:
         self._waiting += [_Entry(token, logprobs, self._written) for token, logprobs in self._incomplete]
         self._incomplete.clear()
 
-    def left(self, text: str) -> None:
+    def on_text_released(self, text: str) -> None:
         """This text has left."""
-        self._start = self._left
-        self._left += len(text)
+        self._start = self._released
+        self._released += len(text)
 
-    def take(self, *, everything: bool) -> TakenTokens:
+    def release(self, *, everything: bool) -> ReleasedTokens:
         """The tokens whose text has left, or all of them; they are not kept."""
         if everything:
             self.complete("")
-        taken: list[_Entry] = []
-        while self._waiting and (everything or self._waiting[0].end <= self._left):
-            taken.append(self._waiting.popleft())
-        return TakenTokens(
-            tuple([entry.token for entry in taken]),
-            tuple([entry.logprobs for entry in taken if entry.logprobs is not None]),
-            tuple([entry.end - self._start for entry in taken]),
+        released: list[_Entry] = []
+        while self._waiting and (everything or self._waiting[0].end <= self._released):
+            released.append(self._waiting.popleft())
+        return ReleasedTokens(
+            tuple([entry.token for entry in released]),
+            tuple([entry.logprobs for entry in released if entry.logprobs is not None]),
+            tuple([entry.end - self._start for entry in released]),
         )
 
 
-NO_TOKENS = TakenTokens()
+NO_TOKENS = ReleasedTokens()
 
 
 class Transcript:
@@ -98,8 +98,8 @@ class Transcript:
         "_end_tokens",
         "_min_tokens",
         "_pending_tokens",
+        "_reported_ends",
         "_stops",
-        "_told_ends",
         "cached_tokens",
         "completion_tokens",
         "finish",
@@ -113,16 +113,16 @@ class Transcript:
         end_tokens: Collection[int] = (),
         min_tokens: int = 0,
         *,
-        told_ends: Collection[int] = (),
+        reported_ends: Collection[int] = (),
         pending_tokens: PendingTokens | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._end_tokens = end_tokens
         self._min_tokens = min_tokens
-        self._told_ends = told_ends
+        self._reported_ends = reported_ends
         self._pending_tokens = pending_tokens
-        self._by_token = pending_tokens is not None or stops.any
+        self._by_token = pending_tokens is not None or stops.has_any
         self.completion_tokens = 0
         """Tokens so far, the one that ended it included."""
         self.cached_tokens = 0
@@ -142,48 +142,48 @@ class Transcript:
         if output.finish is not None:
             return self._push_last(output, output.finish)
         if self._by_token:
-            return self._one_by_one(output)
+            return self._push_by_token(output)
         self.completion_tokens += len(output.tokens)
         return self._detokenizer.push(output.tokens)
 
-    def taken(self) -> TakenTokens:
+    def release_tokens(self) -> ReleasedTokens:
         """The tokens whose text has left since this was asked last; none without pending tokens."""
         if self._pending_tokens is None:
             return NO_TOKENS
-        return self._pending_tokens.take(everything=self.finish is not None)
+        return self._pending_tokens.release(everything=self.finish is not None)
 
     def _push_last(self, output: Output, finish: str) -> str:
         if finish not in {"stop", "length"}:
             raise GenerationFailed(f"the worker ended the generation: {finish}")
         if self._by_token:
-            text = self._one_by_one(output)
+            text = self._push_by_token(output)
         else:
             self.completion_tokens += len(output.tokens)
-            text = self._detokenizer.push(self._spoken(output))
+            text = self._detokenizer.push(self._shown_tokens(output))
         return text + self._end(finish, output)
 
-    def _one_by_one(self, output: Output) -> str:
+    def _push_by_token(self, output: Output) -> str:
         """What came behind a stop string in the same output was never said, and does not count."""
-        spoken = len(self._spoken(output))
+        shown = len(self._shown_tokens(output))
         text = ""
         for place, (token, logprobs) in enumerate(_entries(output)):
             self.completion_tokens += 1
-            piece = self._detokenizer.push((token,)) if place < spoken else ""
+            piece = self._detokenizer.push((token,)) if place < shown else ""
             if self._pending_tokens is not None:
-                self._pending_tokens.add(token, logprobs, piece, incomplete=self._detokenizer.waits)
-            text += self._stopped(piece)
+                self._pending_tokens.add(token, logprobs, piece, incomplete=self._detokenizer.is_incomplete)
+            text += self._cut_at_stop(piece)
             if self.finish is not None:
                 break
         if self._pending_tokens is not None:
-            self._pending_tokens.left(text)
+            self._pending_tokens.on_text_released(text)
         return text
 
-    def _spoken(self, output: Output) -> tuple[int, ...]:
+    def _shown_tokens(self, output: Output) -> tuple[int, ...]:
         """Its tokens without the one that ended the answer, unless that is asked for."""
         ended = output.finish == "stop" and output.tokens and output.tokens[-1] in self._end_tokens
         return output.tokens[:-1] if ended and not self._stops.included else output.tokens
 
-    def _stopped(self, piece: str) -> str:
+    def _cut_at_stop(self, piece: str) -> str:
         if self.completion_tokens < self._min_tokens:
             return piece
         text = self._stops.push(piece)
@@ -194,18 +194,18 @@ class Transcript:
     def _end(self, finish: str, output: Output) -> str:
         if self.finish is not None:
             return ""
-        text = self._detokenizer.flush() if self._detokenizer.waits else ""
-        if self._stops.any:
-            text = self._stopped(text)
+        text = self._detokenizer.flush() if self._detokenizer.is_incomplete else ""
+        if self._stops.has_any:
+            text = self._cut_at_stop(text)
             if self.finish is not None:
                 return text
             text += self._stops.flush()
         self.finish = finish
-        self.stop_reason = self._told_end(output)
+        self.stop_reason = self._reported_end(output)
         return text
 
-    def _told_end(self, output: Output) -> int | None:
-        ended = output.finish == "stop" and output.tokens and output.tokens[-1] in self._told_ends
+    def _reported_end(self, output: Output) -> int | None:
+        ended = output.finish == "stop" and output.tokens and output.tokens[-1] in self._reported_ends
         return output.tokens[-1] if ended else None
 
 
@@ -260,7 +260,7 @@ class Choice:
         self.transcript = transcript
         self.parser = parser
         self.reasoning_tokens = 0
-        self._answers = False
+        self._answer_began = False
         """Whether something else than reasoning came."""
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         """As the engine told them."""
@@ -289,36 +289,36 @@ class Choice:
 
     def push(self, output: Output) -> ChoiceDelta:
         """What may leave after this output. GenerationFailed if the worker aborted."""
-        return self.delta(self.transcript.push(output), output)
+        return self.make_delta(self.transcript.push(output), output)
 
-    def delta(self, text: str, output: Output) -> ChoiceDelta:
+    def make_delta(self, text: str, output: Output) -> ChoiceDelta:
         """The same once the transcript has made this text of the output."""
         transcript = self.transcript
         if output.prompt_logprobs:
             self.prompt_logprobs = output.prompt_logprobs
-        taken = transcript.taken()
-        tokens, logprobs, _ = taken
-        delta = Delta(text) if self.parser is None else self._read(self.parser, text, taken)
+        released = transcript.release_tokens()
+        tokens, logprobs, _ = released
+        delta = Delta(text) if self.parser is None else self._parse(self.parser, text, released)
         choice_delta = ChoiceDelta(self.index, delta, logprobs, self.finish, tokens, transcript.completion_tokens)
         return choice_delta if self._echoed else self._with_echo(choice_delta, output)
 
-    def _read(self, parser: OutputParser, text: str, taken: TakenTokens) -> Delta:
+    def _parse(self, parser: OutputParser, text: str, released: ReleasedTokens) -> Delta:
         """Until the answer proper begins, each token is read by itself: so those of the reasoning can be counted."""
-        tokens, _, ends = taken
+        tokens, _, ends = released
         delta, at, place = EMPTY_DELTA, 0, 0
-        while not self._answers and place < len(tokens) - 1:
+        while not self._answer_began and place < len(tokens) - 1:
             end = max(at, ends[place])
-            delta = delta.then(self._read_piece(parser, text[at:end], tokens[place : place + 1]))
+            delta = delta.then(self._parse_piece(parser, text[at:end], tokens[place : place + 1]))
             at, place = end, place + 1
         if text or tokens:
-            delta = delta.then(self._read_piece(parser, text[at:], tokens[place:]))
+            delta = delta.then(self._parse_piece(parser, text[at:], tokens[place:]))
         return delta if self.transcript.finish is None else delta.then(parser.finish())
 
-    def _read_piece(self, parser: OutputParser, text: str, tokens: tuple[int, ...]) -> Delta:
+    def _parse_piece(self, parser: OutputParser, text: str, tokens: tuple[int, ...]) -> Delta:
         delta = parser.push(text, tokens)
         if delta.reasoning:
             self.reasoning_tokens += len(tokens)
-        self._answers = self._answers or bool(delta.text or delta.tools)
+        self._answer_began = self._answer_began or bool(delta.text or delta.tools)
         return delta
 
     def _with_echo(self, choice_delta: ChoiceDelta, output: Output) -> ChoiceDelta:
@@ -330,9 +330,9 @@ class Choice:
         if self.echo.only:
             choice_delta = ChoiceDelta(self.index, EMPTY_DELTA, finish=self.finish)
         delta = choice_delta.delta._replace(text=self.echo.text + choice_delta.delta.text)
-        return choice_delta._replace(delta=delta, logprobs=(*self._of_prompt(), *choice_delta.logprobs))
+        return choice_delta._replace(delta=delta, logprobs=(*self._prompt_entries(), *choice_delta.logprobs))
 
-    def _of_prompt(self) -> list[TokenLogprobs]:
+    def _prompt_entries(self) -> list[TokenLogprobs]:
         """What is known of each of its tokens, if that is asked for; of the first, nothing ever is."""
         if self.request.sampling.logprobs < 0:
             return []

@@ -11,9 +11,9 @@ import msgspec
 
 from api.config.api_settings import ApiSettings
 from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
-from api.openai.request.prompts import PromptTokens, prompts_of
-from api.openai.request.request_metadata import RequestHeaders, Session, parse_headers, session_of
-from api.openai.request.sampling import output_tokens_max, sampling_of, shown_logprobs, with_seed
+from api.openai.request.prompts import PromptTokens, tokenize_prompts
+from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
+from api.openai.request.sampling import build_sampling, output_tokens_max, shown_logprobs, with_seed
 from api.openai.request.validation import check, stop_strings
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
@@ -78,7 +78,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """Of all prompts, each counted once."""
     stream: bool
     options: ResponseOptions
-    plain: bool
+    is_plain_text: bool
     """One choice that is nothing but text: its transcript can be read without deltas."""
 
     @property
@@ -151,7 +151,7 @@ class Preprocessor:
         self._models = models
         self._throttle = EventLoopThrottle()
 
-    async def turn(self, size: int) -> None:
+    async def acquire_turn(self, size: int) -> None:
         """What follows has a turn of the loop, if the body is so large that it takes milliseconds."""
         if size > self._settings.inline_bytes_max:
             await self._throttle.acquire()
@@ -168,15 +168,15 @@ class Preprocessor:
         card = self._backend.card(parameters.model)
         model = self._models.loaded(card) or await self._models.of(card)
         if size <= self._settings.inline_bytes_max:
-            prompts = prompts_of(parameters, model.tokenizer, card.context_max)
+            prompts = tokenize_prompts(parameters, model.tokenizer, card.context_max)
         else:
             prompts = await self._models.pool.run(
-                lambda proceed: prompts_of(parameters, model.tokenizer, card.context_max, proceed),
+                lambda proceed: tokenize_prompts(parameters, model.tokenizer, card.context_max, proceed),
                 size,
                 request_headers.tenant,
             )
-            await self.turn(size)
-        session = session_of(headers, parameters)
+            await self.acquire_turn(size)
+        session = find_session(headers, parameters)
         return _ChoiceBuilder(parameters, card, model, request_headers, session, request_id).build(prompts)
 
 
@@ -215,7 +215,7 @@ class _ChoiceBuilder:
             tokens = len(sent.tokens) // TOKEN_BYTES
             count += tokens
             max_tokens = output_tokens_max(parameters, self._card, tokens)
-            sampling = sampling_of(parameters, self._model.tokenizer, max_tokens)
+            sampling = build_sampling(parameters, self._model.tokenizer, max_tokens)
             for place in range(self._best_of):
                 request = self._request(len(choices), sent.tokens, with_seed(sampling, place))
                 choices.append(self._choice(len(choices), prompt, request, sent.text or ""))
@@ -226,7 +226,7 @@ class _ChoiceBuilder:
             prompt_tokens=count,
             stream=bool(parameters.stream),
             options=options,
-            plain=not special and len(choices) == 1 and choices[0].parser is None,
+            is_plain_text=not special and len(choices) == 1 and choices[0].parser is None,
         )
 
     def _request(self, index: int, tokens: bytes, sampling: Sampling) -> GenerateRequest:
@@ -261,7 +261,7 @@ class _ChoiceBuilder:
             (*sampling.stop_token_ids, *tokenizer.eos_ids),
             sampling.min_tokens,
             # the reason is told of every end but the model's first one, as vLLM does
-            told_ends=[end for end in sampling.stop_token_ids if sampling.ignore_eos or end != tokenizer.eos_id],
+            reported_ends=[end for end in sampling.stop_token_ids if sampling.ignore_eos or end != tokenizer.eos_id],
             pending_tokens=PendingTokens() if self._by_token or parser is not None else None,
         )
         echo = Echo(text, only=parameters.max_tokens == 0) if self._echoes else None

@@ -26,7 +26,7 @@ class PromptTokens(NamedTuple):
     """As it was sent, if it was text; always there if it is to be echoed."""
 
 
-def prompts_of(
+def tokenize_prompts(
     parameters: ChatRequest | CompletionRequest,
     tokenizer: ModelTokenizer,
     tokens_max: int,
@@ -38,7 +38,7 @@ def prompts_of(
     alone tells that it has. `proceed` is called between two steps, and raises to end it.
     """
     try:
-        return _prompts_of(parameters, tokenizer, tokens_max, proceed)
+        return _tokenize_prompts(parameters, tokenizer, tokens_max, proceed)
     except TextTooLong as error:
         raise context_exceeded(parameters, error.tokens_min, tokens_max) from error
     except WordTooLong as error:
@@ -51,7 +51,7 @@ def word_too_long(part: str) -> ApiError:
     return bad_parameter(part, fault, "word_too_long")
 
 
-def _prompts_of(
+def _tokenize_prompts(
     parameters: ChatRequest | CompletionRequest,
     tokenizer: ModelTokenizer,
     tokens_max: int,

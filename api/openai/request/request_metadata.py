@@ -139,7 +139,7 @@ class Session(NamedTuple):
 NO_SESSION = Session()
 
 
-def session_of(headers: Mapping[bytes, bytes], body: object) -> Session:
+def find_session(headers: Mapping[bytes, bytes], body: object) -> Session:
     """The session of a request with these headers and this body, whose fields of the names above count."""
     if not _SESSION_NAMES.isdisjoint(headers):
         for names in HEADERS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from api.openai.types.request_types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
-from api.parsers.structured_outputs import guided_of
+from api.parsers.structured_outputs import read_guided
 from api.server.errors import ContextExceeded, bad_parameter
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.generation import Sampling
@@ -67,7 +67,7 @@ def least_output_tokens(requested: int, context_max: int) -> int:
     return max(1, min(requested, LEAST_ROOM, context_max // LEAST_SHARE))
 
 
-def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, max_tokens: int) -> Sampling:
+def build_sampling(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, max_tokens: int) -> Sampling:
     """The request's sampling with OpenAI's defaults; the model's end tokens are stop tokens, unless ignored."""
     given = {name: value for name in SAME_NAMES if (value := getattr(parameters, name)) is not None}
     ignore_eos = bool(parameters.ignore_eos)
@@ -92,7 +92,7 @@ def sampling_of(parameters: ChatRequest | CompletionRequest, tokenizer: ModelTok
         bad_words=tuple(parameters.bad_words or ()),
         logprobs=_logprobs(parameters),
         prompt_logprobs=_prompt_logprobs(parameters),
-        guided=guided_of(parameters),
+        guided=read_guided(parameters),
         **given,
     )
 

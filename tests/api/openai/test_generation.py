@@ -14,7 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.generation import Generation
-from api.openai.request.choice import Choice, ChoiceDelta, TakenTokens
+from api.openai.request.choice import Choice, ChoiceDelta, ReleasedTokens
 from api.parsers.output_parser import Delta
 from api.server.exchange import HttpExchange
 from core.clock import SystemClock
@@ -53,14 +53,14 @@ class Transcript:
         self.finish = output.finish or self.finish
         return "".join(chr(token) for token in output.tokens if token != HALF)
 
-    def taken(self) -> TakenTokens:
-        return TakenTokens()
+    def release_tokens(self) -> ReleasedTokens:
+        return ReleasedTokens()
 
 
 class Encoder:
     """Events without a form of their own: each text, and `>` for a choice's end."""
 
-    def opening(self) -> bytes:
+    def encode_opening(self) -> bytes:
         return b"<"
 
     def encode_delta(self, delta: ChoiceDelta) -> bytes:
@@ -69,7 +69,7 @@ class Encoder:
     def encode_text(self, text: str) -> bytes:
         return self.encode_delta(ChoiceDelta(0, Delta(text)))
 
-    def closing(self) -> bytes:
+    def encode_closing(self) -> bytes:
         return b"[DONE]"
 
 
@@ -100,7 +100,7 @@ class Client:
         self.flow = FlowControl(cast(Any, self.transport))
         exchange = exchange_over(self.transport, self.flow)
         self.choices = [Choice(at, 0, cast(Any, at), cast(Any, Transcript())) for at in range(choices)]
-        prepared = SimpleNamespace(model="m", choices=self.choices, stream=True, plain=choices == 1)
+        prepared = SimpleNamespace(model="m", choices=self.choices, stream=True, is_plain_text=choices == 1)
         self.generation = Generation(
             exchange, cast(Any, prepared), cast(Any, Encoder()), SystemClock(), FrontendMetrics().of_model("m"), 0, 60.0
         )

@@ -140,7 +140,7 @@ async def test_a_failure_behind_the_answer_is_in_the_log(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt ended well, and the client got nothing of it."""
-    monkeypatch.setattr(ChatEncoder, "whole", fails)
+    monkeypatch.setattr(ChatEncoder, "encode_whole", fails)
     answer = await site.ask(max_tokens=2)
     assert answer is not None
     assert answer.status_code == 500

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from api.openai.types.request_types import ChatRequest, CompletionRequest
-from api.parsers.structured_outputs import CHOICES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, guided_of
+from api.parsers.structured_outputs import CHOICES_MAX, SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX, read_guided
 from api.server.errors import ApiError
 from core.generation import Guided
 
@@ -18,7 +18,7 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"$ref
 
 def guided(**fields: Any) -> Guided | None:
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], **fields}
-    return guided_of(msgspec.json.decode(json.dumps(body), type=ChatRequest))
+    return read_guided(msgspec.json.decode(json.dumps(body), type=ChatRequest))
 
 
 def schema_of(found: Guided | None) -> Any:
@@ -59,7 +59,7 @@ def test_a_schema_keeps_its_order() -> None:
     )
     assert list(schema_of(found)["properties"]) == ["b", "a"]
     assert (
-        guided_of(
+        read_guided(
             msgspec.convert(
                 {"model": "m", "prompt": "?", "structured_outputs": {"json": SCHEMA}}, type=CompletionRequest
             )

@@ -19,7 +19,7 @@ def pieces_of(tokens: list[int], step: int, *, skip_special_tokens: bool) -> lis
     """What is said of them, so many at a time."""
     text = ByteLevelDetokenizer(TokenBytes(TEXTS, skip_special_tokens=skip_special_tokens))
     pieces = [text.push(tokens[start : start + step]) for start in range(0, len(tokens), step)]
-    assert text.waits or not text.flush()
+    assert text.is_incomplete or not text.flush()
     return [*pieces, text.flush()]
 
 

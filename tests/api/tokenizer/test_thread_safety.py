@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from api.openai.request.prompts import prompts_of
+from api.openai.request.prompts import tokenize_prompts
 from api.openai.types.request_types import ChatMessage, ChatRequest
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from api.tokenizer.text_encoder import SegmentCache, _size
@@ -91,14 +91,14 @@ def test_one_template_and_one_detokenizer_give_every_thread_its_own() -> None:
         for chat in range(12)
     ]
     alone = ModelTokenizer("tiny", files())
-    expected = [prompts_of(chat, alone, 10**6)[0].tokens for chat in chats]
+    expected = [tokenize_prompts(chat, alone, 10**6)[0].tokens for chat in chats]
     texts = [alone.texts.decode(tokens_from_bytes(tokens), skip_special_tokens=False) for tokens in expected]
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
         for _ in range(ROUNDS // 8):
             at = chance.randrange(len(chats))
-            (prompt,) = prompts_of(chats[at], shared, 10**6)
+            (prompt,) = tokenize_prompts(chats[at], shared, 10**6)
             assert prompt.tokens == expected[at]
             detokenizer = shared.detokenizer(skip_special_tokens=False)
             assert detokenizer.push(tokens_from_bytes(prompt.tokens)) + detokenizer.flush() == texts[at]

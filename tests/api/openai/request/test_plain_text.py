@@ -59,12 +59,12 @@ async def test_a_plain_text_is_what_any_delta_would_be(kind: Kind, encoder: type
     """The template says the same as what is put together piece by piece."""
     raw = body(stream=stream) if kind is ChatRequest else completion(stream=stream)
     prepared = await Asking()(kind, raw)
-    assert prepared.plain
+    assert prepared.is_plain_text
     pieces = []
     for as_text in (False, True):
         made = encoder("id", 1, prepared)
         text = 'a "text"\n'
         piece = made.encode_text(text) if as_text else made.encode_delta(ChoiceDelta(0, Delta(text)))
         assert bool(piece) is stream
-        pieces.append(piece if stream else made.whole())
+        pieces.append(piece if stream else made.encode_whole())
     assert pieces[0] == pieces[1]

@@ -42,20 +42,20 @@ async def test_what_is_plain_text_is_known(
     preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), LoadedModels())
     parameters = msgspec.json.decode(json.dumps(BODY | fields), type=kind)
     prepared = await preprocessor.prepare(parameters, {}, "id", 100)
-    assert prepared.plain is plain
+    assert prepared.is_plain_text is plain
     assert len(prepared.choices) == fields.get("n", 1)
 
 
 async def test_plain_text_makes_no_deltas(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
     """Only the first output of a stream and the last of all do: what comes between is text alone."""
     made: list[int] = []
-    delta = Choice.delta
+    delta = Choice.make_delta
 
     def noted(self: Choice, text: str, output: Output) -> ChoiceDelta:
         made.append(self.index)
         return delta(self, text, output)
 
-    monkeypatch.setattr(Choice, "delta", noted)
+    monkeypatch.setattr(Choice, "make_delta", noted)
     api.backend.script = spoken("one", " two", " three")
     for fields, deltas in (({"stream": True}, 2), ({}, 1), ({"n": 2}, 10)):
         made.clear()

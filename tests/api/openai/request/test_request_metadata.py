@@ -25,7 +25,7 @@ from api.openai.request.request_metadata import (
     THREAD_KEYS,
     USER_ID_MAX,
     Session,
-    session_of,
+    find_session,
 )
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
@@ -56,7 +56,7 @@ USER_ID = json.dumps({"device_id": "d" * 64, "account_uuid": "", "session_id": S
 
 
 def of(headers: dict[bytes, str] | None = None, **body: Any) -> Session:
-    return session_of({name: value.encode() for name, value in (headers or {}).items()}, SimpleNamespace(**body))
+    return find_session({name: value.encode() for name, value in (headers or {}).items()}, SimpleNamespace(**body))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_whatever_is_sent_is_a_name_or_none(seed: int) -> None:
             metadata=dice.choice([fields, None]), client_metadata=dice.choice([fields, None]),
             prompt_cache_key=dice.choice(values), user=dice.choice(values),
         )  # fmt: skip
-        session = session_of(headers, body)
+        session = find_session(headers, body)
         for name in session:
             assert len(name) <= 2 * NAME_MAX + 1
             session_key(name, 7)

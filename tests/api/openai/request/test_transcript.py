@@ -52,7 +52,7 @@ def told(
         StopStrings(given, included=included),
         {END},
         min_tokens,
-        told_ends={END},
+        reported_ends={END},
         pending_tokens=pending_tokens,
     )
     text = ""
@@ -63,7 +63,7 @@ def told(
         piece = tuple(tokens[start:end])
         known = tuple(TokenLogprobs(token, float(-start - place)) for place, token in enumerate(piece))
         text += under_test.push(Output(tokens=piece, logprobs=known, finish=finish if end is None else None))
-        new = under_test.taken()
+        new = under_test.release_tokens()
         left, logprobs = left + new[0], logprobs + new[1]
         assert under_test.finish is not None or spells(left, text, included), "tokens never run ahead of their text"
         if under_test.finish is not None:
@@ -111,7 +111,7 @@ def test_a_stop_string_is_part_of_the_answer_if_asked_for(text: str, given: list
 def test_the_end_token_is_told_if_it_was_asked_for() -> None:
     """As the reason; its text only with `include_stop_str_in_output` and special tokens shown."""
     for included, skip, text in ((False, False, "a"), (True, True, "a"), (True, False, "a<|end|>")):
-        under_test = Transcript(detokenizer(skip=skip), StopStrings([], included=included), {END}, told_ends={END})
+        under_test = Transcript(detokenizer(skip=skip), StopStrings([], included=included), {END}, reported_ends={END})
         assert under_test.push(Output(tokens=(*ids("a"), END), finish="stop")) == text
         assert (under_test.finish, under_test.stop_reason) == ("stop", END)
     under_test = Transcript(detokenizer(), StopStrings([]), {END})
