@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
-from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamSeq
+from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
@@ -182,6 +182,15 @@ class Playback:
             yield self._play(decisions[at], pool)
 
     # --- what replicas said ------------------------------------------------------------------------------------
+
+    def replaced_stream(self, event: RequestRouted | RequestRejected) -> StreamName | None:
+        """The last stream of the decision's cursor that was made anew since; None if none was. Jobs do not count: no
+        decision depends on them."""
+        found = None
+        for name, (epoch, _) in event.cursor.items():
+            if name != JOBS and self.source.epochs.get(StreamName(name)) != epoch:
+                found = StreamName(name)
+        return found
 
     def _frames(self) -> Iterator[RecordedFrame]:
         if ROUTING in self.source.epochs:

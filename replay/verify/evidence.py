@@ -44,8 +44,9 @@ def unverifiable_reasons(
         )
     if replica_state.revision != event.settings_revision:
         reasons["settings"] = f"revision {event.settings_revision} of the settings is not here"
-    if why := replaced_epoch(playback, event):
-        reasons["replaced"] = why
+    if stream := playback.replaced_stream(event):
+        epoch = event.cursor[stream][0]
+        reasons["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
     cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
     epochs, ends = playback.source.epochs, playback.source.ends
     for stream, (epoch, seq) in ((StreamName(name), at) for name, at in cursor.items()):
@@ -56,15 +57,6 @@ def unverifiable_reasons(
     if gaps.all:
         reasons.update(gaps.at(cursor, agreed))
     return reasons
-
-
-def replaced_epoch(playback: Playback, event: RequestRouted | RequestRejected) -> str:
-    """One sentence if the decision rests on a stream that was made anew since; else empty."""
-    found = ""
-    for name, (epoch, _) in event.cursor.items():
-        if name != JOBS and playback.source.epochs.get(StreamName(name)) != epoch:
-            found = f"{name} was made anew: the history of its epoch {epoch} is not here"
-    return found
 
 
 def history_replaced(recording: Recording, event: RequestRouted | RequestRejected, time_ms: int) -> str:

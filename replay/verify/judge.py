@@ -21,7 +21,7 @@ from projections.policy.decide import Decision, decide, record, recorded_exclusi
 from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.recording.participants import Participants
-from replay.verify.evidence import FoldAgreements, history_replaced, replaced_epoch, unverifiable_reasons
+from replay.verify.evidence import FoldAgreements, history_replaced, unverifiable_reasons
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
@@ -342,7 +342,7 @@ class _Judge:
     def decided(self, at: RecordedDecision) -> Verdict:
         event = at.event
         # of another history nothing to decide on is here
-        decision = "" if replaced_epoch(self._playback, event) else remake(at)
+        decision = "" if self._playback.replaced_stream(event) else remake(at)
         term, routed = first_term(at, decision)
         costs = routed.columns["cost"] if routed else ()
         recomputed = decision if isinstance(decision, str) else decision.digest

@@ -69,7 +69,7 @@ class PrefillJobEnds:
     def __init__(self, recording: Recording) -> None:
         self.anomalies: list[JobAnomaly] = []
         self.not_judged = 0
-        self._names = recording.names
+        self._recording = recording
         self._requesters: dict[str, _Requester] = {}
         self._asked: dict[str, str] = {}
         """Job to its requester."""
@@ -206,7 +206,7 @@ class PrefillJobEnds:
     def _judge_others(self) -> None:
         """An end by another worker is right if that is the requester under a new id."""
         for anomaly in self._by_others:
-            names = {self._names.worker(who) for who in (anomaly.recorded, anomaly.recomputed)}
+            names = {self._recording.names.worker(who) for who in (anomaly.recorded, anomaly.recomputed)}
             if len(names) > 1 and not self._requesters[anomaly.recomputed].gone:
                 self.anomalies.append(anomaly)
         self.anomalies.sort(key=lambda anomaly: anomaly.seq)
@@ -382,7 +382,7 @@ class _PrefillJudge:
 
     def found(self) -> PrefillResult:
         """All of it, once every report was judged."""
-        found, ends, names = self._found, self._ends, self._recording.names
+        found, ends = self._found, self._ends
         found.not_judged = dict(sorted(self._not_judged.items()))
         found.jobs = JobCounts(
             asked=ends.asked,
@@ -395,7 +395,8 @@ class _PrefillJudge:
             untold=found.jobs.untold,
         )
         for anomaly in ends.anomalies[: DIFFERENCES_KEPT - len(found.differences)]:
-            found.differences.append(PrefillDifference(**anomaly._asdict(), source_name=names.worker(anomaly.source)))
+            name = self._recording.names.worker(anomaly.source)
+            found.differences.append(PrefillDifference(**anomaly._asdict(), source_name=name))
         return found
 
     def _difference(self, it: _RecordedReport, term: str, recorded: Any, recomputed: Any) -> PrefillDifference:
