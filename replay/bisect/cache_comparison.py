@@ -1,7 +1,7 @@
 """CacheComparison: the index and the engine's cache at each restatement of a cache.
 
-What a worker said, store by store, is put together here without regard to gaps: so where the two differ, the blocks
-show which event is missing, and the chain shows whether a message is.
+The events of a worker are applied here store by store, without regard to gaps. So where index and cache differ, the
+blocks show the missing event, and the chain shows a missing message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BlockEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrayBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one tier that one side had and the other had not, by the event that spoke of them last."""
+    """Blocks of one tier that one side had and the other had not, by the last event about them."""
 
     tier: str
     blocks: int
@@ -100,19 +100,19 @@ def compare_cache(
     found = []
     for life in sorted(recording.names.workers_called(worker)):
         for stream in filter(is_kv, recording.streams):
-            shadow = _ReportedCache(life, stream)
+            reported = _ReportedCache(life, stream)
             restated = [
-                each for frame in recording.frames(stream) if frame.owner == life for each in shadow.take(frame)
+                each for frame in recording.frames(stream) if frame.owner == life for each in reported.read(frame)
             ]
             first, last = (start or {}).get(stream, 1), (end or {}).get(stream, recording.end[stream] + 1)
-            if shadow.spoke:
+            if reported.seen:
                 found.append(
                     CacheComparison(
                         worker=life,
                         name=recording.names.worker(life),
                         stream=stream,
                         restatements=[each for each in restated if first <= each.seq < last],
-                        gaps=shadow.gaps,
+                        gaps=reported.gaps,
                     )
                 )
     if not found:
@@ -126,7 +126,7 @@ class _ReportedCache:
     def __init__(self, worker: WorkerId, stream: StreamName) -> None:
         self.gaps: list[str] = []
         """Since the last restatement."""
-        self.spoke = False
+        self.seen = False
         self._worker, self._stream = worker, stream
         self._chain = Chain()
         self._held: dict[str, dict[int, BlockEvent]] = {}
@@ -135,36 +135,36 @@ class _ReportedCache:
         self._joined = False
         self._known = True
 
-    def take(self, frame: RecordedFrame) -> Iterator[Restatement]:
+    def read(self, frame: RecordedFrame) -> Iterator[Restatement]:
         """The restatements that the message completes."""
         message = frame.message
         if message is None or str(message.source) != self._worker:
             return
-        self.spoke = True
+        self.seen = True
         n_next, link = self._chain.n_next, self._chain.follow(message, frame.head)
         if link is ChainVerdict.REPEAT:
             return
         if link is ChainVerdict.GAP:
             self._lose(n_next, frame)
         for event in message.events:
-            said = BlockEvent(seq=frame.seq, n=message.n, event=type(event).__name__, time_ms=frame.time_ms)
+            last_event = BlockEvent(seq=frame.seq, n=message.n, event=type(event).__name__, time_ms=frame.time_ms)
             if isinstance(event, CacheRestated):
                 if self._add_part(event):
-                    yield self._restated(frame, said)
+                    yield self._restated(frame, last_event)
             else:
-                self._hear(event, said)
+                self._apply(event, last_event)
 
-    def _hear(self, event: Event | UnknownEvent, said: BlockEvent) -> None:
+    def _apply(self, event: Event | UnknownEvent, last_event: BlockEvent) -> None:
         match event:
             case WorkerJoined():
                 self._joined = True
             case BlocksStored(hashes=column, tier=tier):
-                self._note(tier, hashes_from_bytes(column), said, held=True)
+                self._note(tier, hashes_from_bytes(column), last_event, held=True)
             case BlocksRemoved(hashes=column, tier=tier):
-                self._note(tier, hashes_from_bytes(column), said, held=False)
+                self._note(tier, hashes_from_bytes(column), last_event, held=False)
             case CacheCleared():
                 for tier, blocks in self._held.items():
-                    self._gone.setdefault(tier, {}).update(dict.fromkeys(blocks, said))
+                    self._gone.setdefault(tier, {}).update(dict.fromkeys(blocks, last_event))
                 self._held.clear()
             case _:
                 pass  # says nothing of blocks
@@ -178,11 +178,11 @@ class _ReportedCache:
         numbers = f"message {lost.n_to}" if lost.n_to == lost.n_from else f"messages {lost.n_from} to {lost.n_to}"
         self.gaps.append(f"{numbers} before {self._stream}:{frame.seq}")
 
-    def _note(self, tier: str, blocks: list[int], said: BlockEvent, *, held: bool) -> None:
+    def _note(self, tier: str, blocks: list[int], last_event: BlockEvent, *, held: bool) -> None:
         there, gone = self._held.setdefault(tier, {}), self._gone.setdefault(tier, {})
         for block in blocks:
             (gone if held else there).pop(block, None)
-            (there if held else gone)[block] = said
+            (there if held else gone)[block] = last_event
 
     def _add_part(self, event: CacheRestated) -> bool:
         """As a fold does it: an interrupted restatement is void."""
@@ -192,7 +192,7 @@ class _ReportedCache:
             self._parts.append(event)
         return bool(self._parts) and len(self._parts) == event.parts and (self._known or self._joined)
 
-    def _restated(self, frame: RecordedFrame, said: BlockEvent) -> Restatement:
+    def _restated(self, frame: RecordedFrame, last_event: BlockEvent) -> Restatement:
         cache: dict[str, set[int]] = {}
         for part in self._parts:
             cache.setdefault(part.tier, set()).update(hashes_from_bytes(part.hashes))
@@ -208,7 +208,7 @@ class _ReportedCache:
             missed_removals=removals,
             missed_stores=stores,
         )
-        self._held = {tier: dict.fromkeys(blocks, said) for tier, blocks in cache.items()}
+        self._held = {tier: dict.fromkeys(blocks, last_event) for tier, blocks in cache.items()}
         self._gone, self._parts, self.gaps, self._known = {}, [], [], True
         return found
 
@@ -217,14 +217,14 @@ class _ReportedCache:
         tier: str,
         one: dict[str, dict[int, BlockEvent]] | dict[str, set[int]],
         other: set[int],
-        told: dict[str, dict[int, BlockEvent]],
+        last_events: dict[str, dict[int, BlockEvent]],
     ) -> Iterator[StrayBlocks]:
         """What one has and the other has not, by who told of it last; the earliest first."""
         strays = sorted(set(one.get(tier, ())) - other)
-        spoken = told.get(tier, {})
-        by_said: dict[BlockEvent | None, list[int]] = {}
+        events = last_events.get(tier, {})
+        by_event: dict[BlockEvent | None, list[int]] = {}
         for block in strays:
-            by_said.setdefault(spoken.get(block), []).append(block)
-        for said, blocks in sorted(by_said.items(), key=lambda it: it[0].seq if it[0] is not None else 0):
+            by_event.setdefault(events.get(block), []).append(block)
+        for last_event, blocks in sorted(by_event.items(), key=lambda it: it[0].seq if it[0] is not None else 0):
             shown = [hash_text(block) for block in blocks[:BLOCKS_SHOWN]]
-            yield StrayBlocks(tier=tier, blocks=len(blocks), hashes=shown, said=said)
+            yield StrayBlocks(tier=tier, blocks=len(blocks), hashes=shown, said=last_event)

@@ -120,10 +120,10 @@ def _near(
     streams = _streams(recording, it.term)
     for stream in streams:
         start = earlier.cursor.get(stream, (0, 0))[1] if earlier is not None else 0
-        yield from _said(recording, stream, start, event.cursor.get(stream, (0, 0))[1], it, event)
+        yield from _nearby_events(recording, stream, start, event.cursor.get(stream, (0, 0))[1], it, event)
     if ROUTING in streams:  # what it said itself counts at once, wherever it stands
         cursor = event.cursor.get(ROUTING, (0, 0))[1]
-        yield from _said(recording, ROUTING, max(cursor, before.seq - 1 if before else 0), it.seq, it, event)
+        yield from _nearby_events(recording, ROUTING, max(cursor, before.seq - 1 if before else 0), it.seq, it, event)
 
 
 def _decision(recording: Recording, place: _EventPlace) -> RequestRouted | RequestRejected:
@@ -147,7 +147,7 @@ def _streams(recording: Recording, term: str) -> list[StreamName]:
     return recording.streams if term in {"candidates", "excluded", "digest"} else []
 
 
-def _said(
+def _nearby_events(
     recording: Recording,
     stream: StreamName,
     start: int,
@@ -160,8 +160,8 @@ def _said(
     for frame in recording.frames(stream, start + 1, end + 1):
         if frame.message is None or (frame.seq > cursor and frame.owner != it.replica):
             continue
-        for said in frame.message.events:
-            what = _touches(recording, frame.owner, said, it, event)  # type: ignore[arg-type]
+        for change in frame.message.events:
+            what = _touches(recording, frame.owner, change, it, event)  # type: ignore[arg-type]
             if what:
                 yield NearbyEvent(
                     stream=stream,
@@ -169,62 +169,66 @@ def _said(
                     time_ms=frame.time_ms,
                     source=frame.message.source,
                     n=frame.message.n,
-                    event=type(said).__name__,
+                    event=type(change).__name__,
                     what=what,
                 )
 
 
 def _touches(
-    recording: Recording, owner: str, said: Event, it: DecisionDifference, event: RequestRouted | RequestRejected
+    recording: Recording, owner: str, change: Event, it: DecisionDifference, event: RequestRouted | RequestRejected
 ) -> str:
     """What the event does to the term, in a few words; empty if nothing."""
-    if isinstance(said, RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated):
-        return _busy(recording, said, it)
+    if isinstance(change, RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated):
+        return _busy(recording, change, it)
     name = recording.names.worker
-    if isinstance(said, LocalChanged):
+    if isinstance(change, LocalChanged):
         about = owner == it.replica and it.term in {"excluded", "digest", "prefill", "candidates"}
-        return f"{name(said.worker)} is {', '.join(said.reasons) or 'well again'} to {it.replica_name}" if about else ""
-    return "" if it.term_worker and owner != it.term_worker else _of_worker(name(owner), said, event)
+        return (
+            f"{name(change.worker)} is {', '.join(change.reasons) or 'well again'} to {it.replica_name}"
+            if about
+            else ""
+        )
+    return "" if it.term_worker and owner != it.term_worker else _of_worker(name(owner), change, event)
 
 
-def _of_worker(worker: str, said: Event, event: RequestRouted | RequestRejected) -> str:
-    match said:
+def _of_worker(worker: str, change: Event, event: RequestRouted | RequestRejected) -> str:
+    match change:
         case WorkerJoined() | WorkerLeft() | WorkerLost():
-            return f"{worker}: {type(said).__name__}"
+            return f"{worker}: {type(change).__name__}"
         case BlocksStored() | BlocksRemoved() | CacheRestated():
-            return _blocks(said, worker, event)
+            return _blocks(change, worker, event)
         case CacheCleared():
             return f"{worker} cleared its cache"
         case LoadReported():
-            return f"{worker}: {said.waiting} waiting{', draining' if said.draining else ''}"
+            return f"{worker}: {change.waiting} waiting{', draining' if change.draining else ''}"
         case _:
             return ""
 
 
-def _blocks(said: BlocksStored | BlocksRemoved | CacheRestated, worker: str, event: Event) -> str:
-    """Of the prompt alone: what is said of other blocks changes no overlap."""
-    if isinstance(said, CacheRestated):
-        return f"{worker} restated its cache, part {said.part + 1} of {said.parts}"
+def _blocks(change: BlocksStored | BlocksRemoved | CacheRestated, worker: str, event: Event) -> str:
+    """Of the prompt alone: events of other blocks change no overlap."""
+    if isinstance(change, CacheRestated):
+        return f"{worker} restated its cache, part {change.part + 1} of {change.parts}"
     prompt = set(hashes_from_bytes(event.hashes)) if isinstance(event, RequestRouted) else set[int]()
-    touched = len(prompt.intersection(hashes_from_bytes(said.hashes)))
+    touched = len(prompt.intersection(hashes_from_bytes(change.hashes)))
     if not touched:
         return ""
-    verb = "stored" if isinstance(said, BlocksStored) else "removed"
-    return f"{worker} {verb} {touched} blocks of this prompt ({said.tier})"
+    verb = "stored" if isinstance(change, BlocksStored) else "removed"
+    return f"{worker} {verb} {touched} blocks of this prompt ({change.tier})"
 
 
 def _busy(
     recording: Recording,
-    said: RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated,
+    change: RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated,
     it: DecisionDifference,
 ) -> str:
     if it.term not in BUSY_TERMS and it.term != "digest":
         return ""
-    if isinstance(said, ReplicaRestated):
-        count = sum(worker == it.term_worker for worker in from_column(said.workers))
-        return f"restated {len(said.requests)} requests in flight, {count} of them there"
-    workers = {tried.worker for tried in recording.requests.attempts(said.request) if tried.attempt == said.attempt}
+    if isinstance(change, ReplicaRestated):
+        count = sum(worker == it.term_worker for worker in from_column(change.workers))
+        return f"restated {len(change.requests)} requests in flight, {count} of them there"
+    workers = {tried.worker for tried in recording.requests.attempts(change.request) if tried.attempt == change.attempt}
     if it.term_worker and it.term_worker not in workers:
         return ""
     verb = {RequestRouted: "was routed there", RequestPrefilled: "had its first token", RequestFinished: "ended"}
-    return f"{said.request} attempt {said.attempt} {verb[type(said)]}"
+    return f"{change.request} attempt {change.attempt} {verb[type(change)]}"

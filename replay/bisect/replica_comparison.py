@@ -117,15 +117,15 @@ def compare_replicas(
 ) -> ReplicaComparison:
     """Two replicas by name or id; of several lives the latest two, and in short the others that reported a place in
     common. CallerError if one is not known."""
-    said: dict[ReplicaId, dict[ReportPlace, FoldReport]] = {}
+    reports: dict[ReplicaId, dict[ReportPlace, FoldReport]] = {}
     for each in fold_reports(recording):
         if start <= each.at < (end or each.at + 1):
-            said.setdefault(each.replica, {})[each.stream, each.epoch, each.seq] = each
-    (one, other), *others = _pairs(recording, first, second, _heard(recording, start, end))
-    streams = _streams(recording, said.get(one, {}), said.get(other, {}))
+            reports.setdefault(each.replica, {})[each.stream, each.epoch, each.seq] = each
+    (one, other), *others = _pairs(recording, first, second, _last_messages(recording, start, end))
+    streams = _streams(recording, reports.get(one, {}), reports.get(other, {}))
     return ReplicaComparison(
         replicas=_names(recording, one, other),
-        others=[_others(recording, *each, said) for each in others if _common(said, *each)],
+        others=[_others(recording, *each, reports) for each in others if _common(reports, *each)],
         streams=streams,
         divergences=[each for each in _divergences(recording) if {each.replica, each.other} & {one, other}],
         departure=find_first_difference(recording, start, end, replicas={one, other}, gaps=gaps, progress=progress),
@@ -133,40 +133,40 @@ def compare_replicas(
 
 
 def _pairs(
-    recording: Recording, first: str, second: str, heard: Mapping[str, int]
+    recording: Recording, first: str, second: str, last_messages: Mapping[str, int]
 ) -> list[tuple[ReplicaId, ReplicaId]]:
-    """Of every life of the one and every life of the other; first those of which both were heard last."""
+    """Of every life of the one and every life of the other; first those of which both sent messages last."""
     ours, theirs = (sorted(recording.names.replicas_called(name)) for name in (first, second))
     pairs = list({frozenset(pair): pair for pair in product(ours, theirs) if pair[0] != pair[1]}.values())
     if not pairs:
         raise CallerError(f"{first!r} and {second!r} are one and the same replica: name two")
-    return sorted(pairs, key=lambda pair: min(heard.get(life, 0) for life in pair), reverse=True)
+    return sorted(pairs, key=lambda pair: min(last_messages.get(life, 0) for life in pair), reverse=True)
 
 
-def _heard(recording: Recording, start: int, end: int | None) -> dict[str, int]:
+def _last_messages(recording: Recording, start: int, end: int | None) -> dict[str, int]:
     """Where each replica said something last."""
     found: dict[str, int] = {}
     for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
-        said, whose = envelope(record.payload), owner(record.subject)
-        if said is not None and said.source == whose:  # else somebody else told of its end
-            found[whose] = record.seq
+        message, replica = envelope(record.payload), owner(record.subject)
+        if message is not None and message.source == replica:  # else somebody else told of its end
+            found[replica] = record.seq
     return found
 
 
 def _others(
-    recording: Recording, one: ReplicaId, other: ReplicaId, said: Mapping[ReplicaId, ReportsByPlace]
+    recording: Recording, one: ReplicaId, other: ReplicaId, reports: Mapping[ReplicaId, ReportsByPlace]
 ) -> EarlierRunComparison:
-    common = _common(said, one, other)
+    common = _common(reports, one, other)
     return EarlierRunComparison(
         replicas=_names(recording, one, other),
         compared=len(common),
-        part=any(said[one][place].digest != said[other][place].digest for place in common),
+        part=any(reports[one][place].digest != reports[other][place].digest for place in common),
     )
 
 
-def _common(said: Mapping[ReplicaId, ReportsByPlace], one: ReplicaId, other: ReplicaId) -> set[ReportPlace]:
+def _common(reports: Mapping[ReplicaId, ReportsByPlace], one: ReplicaId, other: ReplicaId) -> set[ReportPlace]:
     """Places that both reported."""
-    return said.get(one, {}).keys() & said.get(other, {}).keys()
+    return reports.get(one, {}).keys() & reports.get(other, {}).keys()
 
 
 def _names(recording: Recording, *replicas: ReplicaId) -> dict[str, str]:

@@ -87,11 +87,11 @@ def settings_with_changes(changes: Mapping[str, Any]) -> Choose:
 
 
 def _revision(recording: Recording, revision: int) -> RoutingSettings:
-    told = recording.replicas.revision(revision)
-    if told is None:
+    settings = recording.replicas.revision(revision)
+    if settings is None:
         known = ", ".join(map(str, sorted(recording.replicas.revisions))) or "none"
         raise CallerError(f"this recording tells of no revision {revision} of the settings; it tells of {known}")
-    return RoutingSettings.parse(told)
+    return RoutingSettings.parse(settings)
 
 
 def _parting(

@@ -185,8 +185,8 @@ class _PanelDrawing:
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "") -> str:
-    told = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor else "")
-    return f'<text x="{x:g}" y="{y:g}"{told}>{escape(text)}</text>'
+    attributes = (f' class="{kind}"' if kind else "") + (f' text-anchor="{anchor}"' if anchor else "")
+    return f'<text x="{x:g}" y="{y:g}"{attributes}>{escape(text)}</text>'
 
 
 def _stroke(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:

@@ -254,7 +254,7 @@ class _ClosedLoop:
             routing=RoutingSettings.parse({**self._routing.to_mapping(), **scenario.settings}),
             replicas=self._past.replicas,
             lag_ms=scenario.delay_ms,
-            stays=workers.stays(self._past, as_engine="capacity_blocks" in self._asked.engine),
+            stays=workers.worker_lives(self._past, as_engine="capacity_blocks" in self._asked.engine),
             seed=self._asked.seed,
         )
 
@@ -270,8 +270,8 @@ class _ClosedLoop:
             follow=len(self._follows),
             left_out=self._past.left_out,
             cut_short=self._past.cut_short,
-            first_ms=counted[0].came_ms,
-            last_ms=counted[-1].came_ms,
+            first_ms=counted[0].arrival_ms,
+            last_ms=counted[-1].arrival_ms,
             workers=tuple(self._fleet.names),
             lost=sum(life.lost for life in self._fleet.lives),
             warm=self._fleet.warm,
@@ -301,7 +301,7 @@ def fitted_engine(
     )
     if usual.block_size != past.block_size:
         raise CallerError(f"block_size: the record has blocks of {past.block_size} tokens, and no others can be made")
-    found = fit_speeds(engine_samples(past.stints), usual.batched_tokens_max)
+    found = fit_speeds(engine_samples(past.timings), usual.batched_tokens_max)
     if not found.prefill_samples and usual.timing == LINEAR and "prefill_us_per_token" not in given:
         raise CallerError(
             f"the record has fewer than {SAMPLES_MIN} first tokens that tell how fast its engines are: say it by "
@@ -328,7 +328,7 @@ def _recorded_settings(recording: Recording, counted: Sequence[RecordedRequest])
 def _arrival(it: RecordedRequest, start_ms: int) -> Arrival:
     return Arrival(
         id=it.id,
-        at_us=(it.came_ms - start_ms) * US_PER_MS,
+        at_us=(it.arrival_ms - start_ms) * US_PER_MS,
         prompt_tokens=it.routed.prompt_tokens,
         hashes=it.routed.hashes,
         output_tokens=it.output_tokens,
@@ -342,11 +342,11 @@ def _served(it: RecordedRequest, start_ms: int, workers: RecordedFleet, replicas
     """What really became of the request, in the form of a simulated one."""
     first = it.served
     assert first is not None
-    last = it.stints[-1]
+    last = it.timings[-1]
     place = workers.place_of(last.worker)
     return ServedRequest(
         id=it.id,
-        arrival_us=(it.came_ms - start_ms) * US_PER_MS,
+        arrival_us=(it.arrival_ms - start_ms) * US_PER_MS,
         routed_us=(last.sent_ms - start_ms) * US_PER_MS,
         first_us=(first.first_ms - start_ms) * US_PER_MS,
         end_us=(last.end_ms - start_ms) * US_PER_MS,
@@ -356,5 +356,5 @@ def _served(it: RecordedRequest, start_ms: int, workers: RecordedFleet, replicas
         cached_tokens=first.cached_tokens,
         predicted_tokens=it.predicted_tokens,
         output_tokens=it.output_tokens,
-        attempts=len(it.stints),
+        attempts=len(it.timings),
     )

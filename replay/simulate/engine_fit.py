@@ -110,75 +110,75 @@ class EngineSamples(NamedTuple):
     answers: list[DecodeSample]
 
 
-def engine_samples(stints: Iterable[AttemptTiming]) -> EngineSamples:
-    """Those of first attempts and of later ones alike; O(stints x those that overlap)."""
+def engine_samples(timings: Iterable[AttemptTiming]) -> EngineSamples:
+    """Those of first attempts and of later ones alike; O(timings x those that overlap)."""
     by_worker: dict[str, list[AttemptTiming]] = {}
-    for stint in stints:
-        by_worker.setdefault(stint.worker, []).append(stint)
+    for timing in timings:
+        by_worker.setdefault(timing.worker, []).append(timing)
     found = EngineSamples([], [])
     for _, each in sorted(by_worker.items()):
-        each.sort(key=lambda stint: stint.sent_ms)
-        for stint, others in _with_others(each):
-            if stint.first_ms != UNKNOWN_TIME:
-                found.prefills.extend(_prefill(stint, others))
-                found.answers.extend(_answer(stint, others))
+        each.sort(key=lambda timing: timing.sent_ms)
+        for timing, others in _with_others(each):
+            if timing.first_ms != UNKNOWN_TIME:
+                found.prefills.extend(_prefill(timing, others))
+                found.answers.extend(_answer(timing, others))
     return found
 
 
-def _with_others(stints: list[AttemptTiming]) -> Iterator[tuple[AttemptTiming, list[AttemptTiming]]]:
+def _with_others(timings: list[AttemptTiming]) -> Iterator[tuple[AttemptTiming, list[AttemptTiming]]]:
     """Each with those that were there at the same time, by when they were sent."""
     earlier: list[AttemptTiming] = []
-    for place, stint in enumerate(stints):
-        earlier = [each for each in earlier if _end_ms(each) > stint.sent_ms]
+    for place, timing in enumerate(timings):
+        earlier = [each for each in earlier if _end_ms(each) > timing.sent_ms]
         later = []
-        for each in stints[place + 1 :]:
-            if each.sent_ms >= _end_ms(stint):
+        for each in timings[place + 1 :]:
+            if each.sent_ms >= _end_ms(timing):
                 break
             later.append(each)
-        yield stint, earlier + later
-        earlier.append(stint)
+        yield timing, earlier + later
+        earlier.append(timing)
 
 
-def _prefill(stint: AttemptTiming, others: list[AttemptTiming]) -> Iterator[PrefillSample]:
-    there = [each for each in others if each.sent_ms < stint.first_ms]
-    prompts = [each for each in there if _computed_ms(each) > stint.sent_ms]
-    context = sum(_context(each) for each in there if _computed_ms(each) <= stint.sent_ms)
-    before = [each.first_ms for each in prompts if each.first_ms != UNKNOWN_TIME and each.first_ms <= stint.first_ms]
-    begin_ms = max([stint.sent_ms, *before])
+def _prefill(timing: AttemptTiming, others: list[AttemptTiming]) -> Iterator[PrefillSample]:
+    there = [each for each in others if each.sent_ms < timing.first_ms]
+    prompts = [each for each in there if _computed_ms(each) > timing.sent_ms]
+    context = sum(_context(each) for each in there if _computed_ms(each) <= timing.sent_ms)
+    before = [each.first_ms for each in prompts if each.first_ms != UNKNOWN_TIME and each.first_ms <= timing.first_ms]
+    begin_ms = max([timing.sent_ms, *before])
     kind = QUEUED if prompts else UNQUEUED if there else ALONE
-    us = (stint.first_ms - begin_ms) * US_PER_MS + (HALF_MS_US if begin_ms == stint.sent_ms else 0)
-    if us > 0 and stint.computed_tokens > 0:  # else it was computed together with the one before
-        yield PrefillSample(kind, stint.computed_tokens, us, context)
+    us = (timing.first_ms - begin_ms) * US_PER_MS + (HALF_MS_US if begin_ms == timing.sent_ms else 0)
+    if us > 0 and timing.computed_tokens > 0:  # else it was computed together with the one before
+        yield PrefillSample(kind, timing.computed_tokens, us, context)
 
 
-def _answer(stint: AttemptTiming, others: list[AttemptTiming]) -> Iterator[DecodeSample]:
-    took_ms, steps = stint.end_ms - stint.first_ms, stint.output_tokens - 1
-    if stint.end_ms == UNKNOWN_TIME or took_ms <= 0 or steps < 1:
+def _answer(timing: AttemptTiming, others: list[AttemptTiming]) -> Iterator[DecodeSample]:
+    took_ms, steps = timing.end_ms - timing.first_ms, timing.output_tokens - 1
+    if timing.end_ms == UNKNOWN_TIME or took_ms <= 0 or steps < 1:
         return
-    together = float(_context(stint))
+    together = float(_context(timing))
     prefills = []
     for each in others:
         if each.first_ms == UNKNOWN_TIME:
             continue
-        shared_ms = min(_end_ms(each), stint.end_ms) - max(each.first_ms, stint.first_ms)
+        shared_ms = min(_end_ms(each), timing.end_ms) - max(each.first_ms, timing.first_ms)
         together += _context(each) * max(0, shared_ms) / took_ms
-        if stint.first_ms < each.first_ms <= stint.end_ms:
-            prefills.append((each.computed_tokens, (each.first_ms - stint.first_ms) * US_PER_MS))
+        if timing.first_ms < each.first_ms <= timing.end_ms:
+            prefills.append((each.computed_tokens, (each.first_ms - timing.first_ms) * US_PER_MS))
     yield DecodeSample(steps, took_ms * US_PER_MS, together, tuple(prefills))
 
 
-def _context(stint: AttemptTiming) -> int:
+def _context(timing: AttemptTiming) -> int:
     """Its tokens half way through its answer."""
-    return stint.prompt_tokens + stint.output_tokens // 2
+    return timing.prompt_tokens + timing.output_tokens // 2
 
 
-def _computed_ms(stint: AttemptTiming) -> int:
+def _computed_ms(timing: AttemptTiming) -> int:
     """Until when its prompt occupied the worker."""
-    return stint.first_ms if stint.first_ms != UNKNOWN_TIME else _end_ms(stint)
+    return timing.first_ms if timing.first_ms != UNKNOWN_TIME else _end_ms(timing)
 
 
-def _end_ms(stint: AttemptTiming) -> int:
-    return stint.end_ms if stint.end_ms != UNKNOWN_TIME else ENDLESS_MS
+def _end_ms(timing: AttemptTiming) -> int:
+    return timing.end_ms if timing.end_ms != UNKNOWN_TIME else ENDLESS_MS
 
 
 SAMPLES_MIN = 16

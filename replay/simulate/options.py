@@ -31,7 +31,7 @@ class WorkerLife(NamedTuple):
     from_us: int = 0
     until_us: int = FOREVER
     """When it ends."""
-    told_us: int = FOREVER
+    reported_us: int = FOREVER
     """When the log hears that it was lost; FOREVER for one that leaves by itself: it gets nothing new from its end on,
     and ends what it has."""
     capacity_blocks: int = 0
@@ -75,7 +75,7 @@ class Options:
             ("seed", 0, SEED_MAX),
         ):
             _check(name, getattr(self, name), least, most)
-        if self.stays and (self.failures_per_hour or max(stay.place for stay in self.stays) >= self.workers):
+        if self.stays and (self.failures_per_hour or max(life.place for life in self.stays) >= self.workers):
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
         if self.lag_ms and self.replica_lags_ms:
             raise CallerError(TWO_LAGS)

@@ -65,21 +65,23 @@ class RecordedFleet(NamedTuple):
         """The others. CallerError if there are none."""
         return _fleet([life for life in self.lives if life.worker not in workers], warm=self.warm)
 
-    def stays(self, past: RecordedRequests, *, as_engine: bool = False) -> tuple[WorkerLife, ...]:
+    def worker_lives(self, past: RecordedRequests, *, as_engine: bool = False) -> tuple[WorkerLife, ...]:
         """All of them, for a run that begins with the first request; one that was lost ends when the first of its
         requests was cut off, not when it was said. Caches are as large as they were, or as the engine's."""
-        broke = _first_breaks(past)
-        found = (self._stay(life, past.start_ms, broke.get(life.worker, life.until_ms)) for life in self.lives)
-        return tuple(stay._replace(capacity_blocks=0) if as_engine else stay for stay in found)
+        first_breaks = _first_breaks(past)
+        found = (
+            self._worker_life(life, past.start_ms, first_breaks.get(life.worker, life.until_ms)) for life in self.lives
+        )
+        return tuple(each._replace(capacity_blocks=0) if as_engine else each for each in found)
 
-    def _stay(self, life: RecordedWorker, start_ms: int, broke_ms: int) -> WorkerLife:
+    def _worker_life(self, life: RecordedWorker, start_ms: int, broke_ms: int) -> WorkerLife:
         ended = life.until_ms != UNKNOWN_TIME
         until_ms = min(broke_ms, life.until_ms) if life.lost else life.until_ms
         return WorkerLife(
             place=self.names.index(_name(life)),
             from_us=max(0, life.from_ms - start_ms) * US_PER_MS,
             until_us=max(0, until_ms - start_ms) * US_PER_MS if ended else FOREVER,
-            told_us=(life.until_ms - start_ms) * US_PER_MS if life.lost else FOREVER,
+            reported_us=(life.until_ms - start_ms) * US_PER_MS if life.lost else FOREVER,
             capacity_blocks=life.joined.capacity_blocks,
         )
 
@@ -137,8 +139,8 @@ def _first_breaks(past: RecordedRequests) -> dict[str, int]:
     """Of each worker, when it first broke off in the middle of a request."""
     found: dict[str, int] = {}
     for it in past.requests:
-        for at, stint in enumerate(it.stints):
-            broke = at + 1 < len(it.stints) or it.outcome == "worker_lost"
-            if broke and stint.end_ms != UNKNOWN_TIME and not stint.declined:
-                found[stint.worker] = min(found.get(stint.worker, stint.end_ms), stint.end_ms)
+        for at, timing in enumerate(it.timings):
+            broke = at + 1 < len(it.timings) or it.outcome == "worker_lost"
+            if broke and timing.end_ms != UNKNOWN_TIME and not timing.declined:
+                found[timing.worker] = min(found.get(timing.worker, timing.end_ms), timing.end_ms)
     return found

@@ -53,9 +53,9 @@ class RecordedRequest(msgspec.Struct, gc=False):
     """Of the message with its first decision."""
     routed: RequestRouted
     """The first decision."""
-    came_ms: int
+    arrival_ms: int
     """When it was decided about first, or began to wait in its replica."""
-    stints: list[AttemptTiming] = msgspec.field(default_factory=list)
+    timings: list[AttemptTiming] = msgspec.field(default_factory=list)
     outcome: str = ""
     """Of its last attempt; empty while it has not ended."""
     predicted_tokens: int = 0
@@ -66,31 +66,31 @@ class RecordedRequest(msgspec.Struct, gc=False):
     @property
     def attempt(self) -> int:
         """The number of the last one."""
-        return self.routed.attempt + len(self.stints) - 1
+        return self.routed.attempt + len(self.timings) - 1
 
     @property
     def output_tokens(self) -> int:
         """What its client got of the answer. An attempt that goes on with it has the tokens so far behind its prompt;
         one that has to make them again counts them among its own."""
         prompt = self.routed.prompt_tokens
-        return max((stint.prompt_tokens - prompt + stint.output_tokens for stint in self.stints), default=0)
+        return max((timing.prompt_tokens - prompt + timing.output_tokens for timing in self.timings), default=0)
 
     @property
     def served(self) -> AttemptTiming | None:
         """The attempt that gave the first token, if one came."""
-        return next((stint for stint in self.stints if stint.first_ms != UNKNOWN_TIME), None)
+        return next((timing for timing in self.timings if timing.first_ms != UNKNOWN_TIME), None)
 
     @property
     def end_ms(self) -> int:
         """Of its last attempt."""
-        return self.stints[-1].end_ms
+        return self.timings[-1].end_ms
 
 
 REFUSED = "no worker took them"
 TURNED_AWAY = "they ended before a decision about them"
 BEGUN_BEFORE = "they began before the record does"
 UNDER_WAY = "the record ends before they do"
-UNHEARD = "nobody told how they ended: their replica went, or what it said was lost"
+END_UNKNOWN = "nobody told how they ended: their replica went, or what it said was lost"
 UNANSWERED = "they ended without a token"
 UNHASHED = "the record lacks hashes of their prompts"
 CUT_SHORT = frozenset({"abort", "error", "worker_lost"})
@@ -102,7 +102,7 @@ class RecordedRequests(NamedTuple):
 
     requests: list[RecordedRequest]
     """In the order in which they came."""
-    stints: list[AttemptTiming]
+    timings: list[AttemptTiming]
     """All that workers did, also for requests that are left out."""
     left_out: dict[str, int]
     """Requests that cannot be run again, by what they lack."""
@@ -126,7 +126,7 @@ class RecordedRequests(NamedTuple):
     @property
     def start_ms(self) -> int:
         """When the first one came."""
-        return self.requests[0].came_ms
+        return self.requests[0].arrival_ms
 
 
 def read_requests(recording: Recording, model: str = "", end: int | None = None) -> RecordedRequests:
@@ -174,12 +174,12 @@ class _RequestReader:
                 left_out[lack] += 1
             else:
                 kept.append(it)
-        kept.sort(key=lambda it: it.came_ms)
+        kept.sort(key=lambda it: it.arrival_ms)
         cut_short = Counter(it.outcome for it in kept if it.outcome in CUT_SHORT)
         first_seqs = self._recording.requests.first_seqs
         return RecordedRequests(
             requests=kept,
-            stints=[stint for it in requests for stint in it.stints],
+            timings=[timing for it in requests for timing in it.timings],
             left_out={reason: count for reason, count in sorted(left_out.items()) if count},
             cut_short=dict(sorted(cut_short.items())),
             remote=sum(it.remote for it in requests),
@@ -236,41 +236,41 @@ def use_id(request: str, use: int) -> RequestId:
 
 def _recorded_request(name: RequestId, routed: RequestRouted, attempts: list[RequestAttempt]) -> RecordedRequest:
     first, last = attempts[0], attempts[-1]
-    came_ms = first.now_ms - first.before_ms
+    arrival_ms = first.now_ms - first.before_ms
     behind: list[RequestAttempt | None] = [*attempts[1:], None]
-    stints = [_timing(attempt, came_ms, after) for attempt, after in zip(attempts, behind, strict=True)]
-    served = next((at for at, stint in enumerate(stints) if stint.first_ms != UNKNOWN_TIME), -1)
+    timings = [_timing(attempt, arrival_ms, after) for attempt, after in zip(attempts, behind, strict=True)]
+    served = next((at for at, timing in enumerate(timings) if timing.first_ms != UNKNOWN_TIME), -1)
     return RecordedRequest(
         name,
         first.replica,
         first.seq,
         routed,
-        came_ms,
-        stints,
+        arrival_ms,
+        timings,
         outcome=last.outcome if last.ended_seq else "",
         predicted_tokens=attempts[served].predicted_tokens,
         remote=sum(attempt.remote for attempt in attempts),
     )
 
 
-def _timing(attempt: RequestAttempt, came_ms: int, after: RequestAttempt | None) -> AttemptTiming:
+def _timing(attempt: RequestAttempt, arrival_ms: int, after: RequestAttempt | None) -> AttemptTiming:
     """`after` is the next attempt: an attempt without an end ended before it."""
-    stint = AttemptTiming(attempt.worker, attempt.now_ms, attempt.prompt_tokens, declined=attempt.declined)
+    timing = AttemptTiming(attempt.worker, attempt.now_ms, attempt.prompt_tokens, declined=attempt.declined)
     if attempt.ttft_ms >= 0:
-        stint.first_ms, stint.cached_tokens = came_ms + attempt.ttft_ms, attempt.cached_tokens
+        timing.first_ms, timing.cached_tokens = arrival_ms + attempt.ttft_ms, attempt.cached_tokens
     if attempt.ended_seq:
-        stint.end_ms, stint.output_tokens = came_ms + attempt.duration_ms, attempt.output_tokens
+        timing.end_ms, timing.output_tokens = arrival_ms + attempt.duration_ms, attempt.output_tokens
     elif attempt.ended_at:
-        stint.end_ms = max(stint.sent_ms, stint.first_ms, attempt.void_ms)
+        timing.end_ms = max(timing.sent_ms, timing.first_ms, attempt.void_ms)
     elif after is not None:
-        stint.end_ms = after.now_ms
-    return stint
+        timing.end_ms = after.now_ms
+    return timing
 
 
 def _lack(it: RecordedRequest) -> str:
     """Why it cannot be run again; empty if it can."""
     if not it.outcome:
-        return UNDER_WAY if it.end_ms == UNKNOWN_TIME else UNHEARD
+        return UNDER_WAY if it.end_ms == UNKNOWN_TIME else END_UNKNOWN
     if it.served is None or not it.output_tokens:
         return UNANSWERED
     if len(it.routed.hashes) != it.routed.prompt_tokens // it.routed.block_size * HASH_BYTES:
@@ -289,9 +289,9 @@ def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Tra
         )
     if len(models := sorted({it.routed.model for it in found})) > 1:
         raise CallerError(f"the recording has requests of several models ({', '.join(models)}): name one with --model")
-    found.sort(key=lambda it: it.came_ms)
+    found.sort(key=lambda it: it.arrival_ms)
     uses: Counter[str] = Counter()
-    asked = [_asked(it, found[0].came_ms, uses) for it in found[: first or None]]
+    asked = [_asked(it, found[0].arrival_ms, uses) for it in found[: first or None]]
     return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
 
 
@@ -325,7 +325,7 @@ def _asked(it: RecordedRequest, start_ms: int, uses: Counter[str]) -> TraceReque
     uses[routed.request] += 1
     return TraceRequest(
         id=use_id(routed.request, uses[routed.request]),
-        at_us=(it.came_ms - start_ms) * US_PER_MS,
+        at_us=(it.arrival_ms - start_ms) * US_PER_MS,
         prompt_tokens=routed.prompt_tokens,
         output_tokens=max(1, it.output_tokens),
         content=routed.hashes,
@@ -343,7 +343,7 @@ def find_follow_ups(requests: Sequence[RecordedRequest]) -> dict[RequestId, Foll
     by_prompt: dict[bytes, RecordedRequest] = {}
     by_session: dict[str, RecordedRequest] = {}
     for number, it in enumerate(requests):
-        while ending and ending[0][0] <= it.came_ms:
+        while ending and ending[0][0] <= it.arrival_ms:
             ended = requests[heappop(ending)[1]]
             if ended.routed.hashes:
                 by_prompt[ended.routed.hashes[-HASH_BYTES:]] = ended
@@ -351,7 +351,7 @@ def find_follow_ups(requests: Sequence[RecordedRequest]) -> dict[RequestId, Foll
                 by_session[ended.routed.session] = ended
         before = by_session.get(it.routed.session) or _begun(it, by_prompt)
         if before is not None:
-            found[it.id] = FollowUp(before.id, (it.came_ms - before.end_ms) * US_PER_MS)
+            found[it.id] = FollowUp(before.id, (it.arrival_ms - before.end_ms) * US_PER_MS)
         heappush(ending, (it.end_ms, number))
     return found
 

@@ -86,8 +86,8 @@ class Setup(NamedTuple):
         if options.prefill_workers:
             engine = options.engine
             prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
-        told = report(found.served, options.workers, found.digest, wall_s, prefill, found.computed_tokens)
-        return SetupResult(found.served, told)
+        found_report = report(found.served, options.workers, found.digest, wall_s, prefill, found.computed_tokens)
+        return SetupResult(found.served, found_report)
 
 
 def changed_engine(engine: SimulatedSettings, given: Mapping[str, Any], before: str = "") -> SimulatedSettings:

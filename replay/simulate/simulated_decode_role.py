@@ -50,7 +50,7 @@ class SimulatedDecodeRole:
         worker: SimulatedWorker,
         peers: SimulatedPeers,
         queue: SimulatedPrefillQueue,
-        said: SimulatedSource,
+        source: SimulatedSource,
         agenda: Agenda,
         routing: RoutingSettings,
         *,
@@ -68,7 +68,7 @@ class SimulatedDecodeRole:
         self._worker = worker
         self._peers = peers
         self._queue = queue
-        self._said = said
+        self._source = source
         self._agenda = agenda
         self._judged = judged
         self._asked: dict[str, Submit] = {}
@@ -175,24 +175,24 @@ class SimulatedDecodeRole:
             case machine.ComputeHere(job, report):
                 assert report is not None
                 self._reports[job] = report
-                worker.tell(self._asked[job])
+                worker.feed_engine(self._asked[job])
             case machine.StartPull(job):
                 self._landing_us[job] = NOT_LANDED
-                worker.tell(self._asked[job]._replace(pull=True))
+                worker.feed_engine(self._asked[job]._replace(pull=True))
             case machine.DeliverPulled(job):
                 self._deliver(job)
             case machine.EndPull(job):
                 self._abort(job)
                 self._soon(machine.PullSettled(job))
             case machine.ForgetCache(job):
-                worker.tell(Forget())
+                worker.feed_engine(Forget())
                 self._soon(machine.CacheForgotten(job))
             case machine.SendToPrefill(connection, frame):
                 connection.send(frame)
             case machine.Decline():
                 pass  # the holder hears it by Release
             case PublishJob(event):
-                self._said.say([event])
+                self._source.append([event])
                 if isinstance(event, PrefillRequested):
                     self._queue.put(event.job, self.id)
             case machine.FailRequest() | machine.SpoilEngine():
@@ -210,13 +210,13 @@ class SimulatedDecodeRole:
 
     def _abort(self, job: str) -> None:
         del self._landing_us[job]
-        self._worker.tell(Abort(self._asked[job].request.id))
+        self._worker.feed_engine(Abort(self._asked[job].request.id))
 
     def _fetch(self, fetch: Fetch) -> None:
         job = self._ids[fetch.id]
         if job in self._landing_us:  # else it was given up at this very time
             self._landing_us[job] = self._agenda.now_us + fetch.blocks * self._worker.settings.transfer_us_per_block
-            self._worker.tell(BlocksArrived(fetch.id, (NEVER_WRITTEN,) * fetch.blocks))
+            self._worker.feed_engine(BlocksArrived(fetch.id, (NEVER_WRITTEN,) * fetch.blocks))
 
     def _deliver(self, job: PrefillJob) -> None:
         """The pulled tokens may leave."""

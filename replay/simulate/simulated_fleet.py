@@ -74,22 +74,21 @@ class SimulatedFleet:
         log: SimulatedLog,
         gone: set[WorkerId],
         *,
-        heard: OnOutput,
-        broke: Callable[[SimulatedWorker], None],
-        speaker: Callable[[], str],
-        judged: Callable[[PrefillVerdict], None],
+        on_output: OnOutput,
+        on_worker_ended: Callable[[SimulatedWorker], None],
+        reporter: Callable[[], str],
+        on_verdict: Callable[[PrefillVerdict], None],
     ) -> None:
-        """`gone` are workers that ended: the fleet adds them. `broke` hears of a worker that ended, at once; `speaker`
-        is the replica that says so in the log later; `judged` hears where prompts were computed, if there are prefill
-        workers."""
+        """The fleet adds workers that end to `gone`, and calls `on_worker_ended` at once. The replica `reporter` writes
+        the end to the log later. `on_verdict` is called for each prompt, if there are prefill workers."""
         self._gone = gone
         self._options = options
         self._agenda = agenda
         self._log = log
-        self._heard = heard
-        self._broke = broke
-        self._speaker = speaker
-        self._judged = judged
+        self._on_output = on_output
+        self._on_worker_ended = on_worker_ended
+        self._reporter = reporter
+        self._on_verdict = on_verdict
         self._queue = SimulatedPrefillQueue(agenda)
         self._peers = SimulatedPeers()
         self._lives = 0
@@ -101,11 +100,11 @@ class SimulatedFleet:
         self._observation = 0
         """The next one's number in the agenda."""
         places = range(options.workers + options.prefill_workers)
-        stays = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
-        self._places = {stay.place: self._begin(stay) for stay in stays if stay.from_us <= 0}
-        for stay in stays:
-            if stay.from_us > 0:
-                agenda.put(stay.from_us, partial(self._begin, stay))
+        lives = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
+        self._places = {life.place: self._begin(life) for life in lives if life.from_us <= 0}
+        for life in lives:
+            if life.from_us > 0:
+                agenda.put(life.from_us, partial(self._begin, life))
         if options.failures_per_hour:
             self._failures = FailureSchedule(options.failures_per_hour, len(places), options.seed)
             self._fail_next()
@@ -126,20 +125,20 @@ class SimulatedFleet:
         """The worker that has this id, or had it."""
         return self._by_id[id]
 
-    def _begin(self, stay: WorkerLife) -> SimulatedWorker:
+    def _begin(self, life: WorkerLife) -> SimulatedWorker:
         """The worker is there, and will end as it did."""
-        worker = self._new(stay.place, stay.capacity_blocks)
-        if stay.until_us != FOREVER:
-            self._agenda.put(stay.until_us, partial(self._end, worker, stay.told_us))
+        worker = self._new(life.place, life.capacity_blocks)
+        if life.until_us != FOREVER:
+            self._agenda.put(life.until_us, partial(self._end, worker, life.reported_us))
         return worker
 
-    def _end(self, worker: SimulatedWorker, told_us: int) -> None:
+    def _end(self, worker: SimulatedWorker, reported_us: int) -> None:
         """It gets nothing new; if it was lost, what it had goes on elsewhere."""
         self._gone.add(worker.id)
-        if told_us != FOREVER:
+        if reported_us != FOREVER:
             worker.die()
-            self._agenda.put(told_us, lambda: worker.lose(self._speaker()))
-            self._broke(worker)
+            self._agenda.put(reported_us, lambda: worker.lose(self._reporter()))
+            self._on_worker_ended(worker)
 
     def _new(self, place: int, capacity_blocks: int = 0) -> SimulatedWorker:
         self._lives += 1
@@ -148,14 +147,14 @@ class SimulatedFleet:
             engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
         role = DECODE if place < self._options.workers else PREFILL
-        worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._heard, role)
+        worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._on_output, role)
         self._by_id[name] = self._alive_by_log[name] = worker
         worker.join()
         if self._options.prefill_workers:
-            self._seat(worker)
+            self._set_role(worker)
         return worker
 
-    def _seat(self, worker: SimulatedWorker) -> None:
+    def _set_role(self, worker: SimulatedWorker) -> None:
         """It asks others to compute prompts, or works for those who do."""
         peers, queue, agenda = self._peers, self._queue, self._agenda
         if worker.role == PREFILL:
@@ -166,7 +165,7 @@ class SimulatedFleet:
             worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=token)
             worker.side = SimulatedDecodeRole(
                 worker, peers, queue, worker.jobs, agenda, self._options.routing,
-                jobs=self._log.jobs, judged=self._judged,
+                jobs=self._log.jobs, judged=self._on_verdict,
             )  # fmt: skip
 
     def _fail_next(self) -> None:
@@ -183,7 +182,7 @@ class SimulatedFleet:
         self._gone.add(worker.id)
         self._agenda.put(self._agenda.now_us + LEASE_MS * 1000, partial(self._expire, worker))
         self._agenda.put(self._agenda.now_us + RESTART_US, partial(self._replace, place))
-        self._broke(worker)
+        self._on_worker_ended(worker)
 
     def _replace(self, place: int) -> None:
         self._places[place] = self._new(place)
@@ -214,5 +213,5 @@ class SimulatedFleet:
     def _write_end(self, end: WriteEnd) -> None:
         worker = self._alive_by_log.pop(WorkerId(end.source))
         self._absent.remove(worker.id)
-        worker.lose(self._speaker())
+        worker.lose(self._reporter())
         self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)

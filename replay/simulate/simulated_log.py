@@ -157,7 +157,7 @@ class SimulatedSource(SourceChain):
         self.step(Put(event), self._log.agenda.now_us)
         self._set_timer()
 
-    def say(self, events: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event]) -> None:
         """The events stand in the log, as one message, or as few as its bounds allow."""
         for event in events:
             self.step(Put(event), self._log.agenda.now_us)

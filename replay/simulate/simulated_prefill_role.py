@@ -205,7 +205,7 @@ class SimulatedPrefillRole:
         worker: SimulatedWorker,
         peers: SimulatedPeers,
         queue: SimulatedPrefillQueue,
-        said: SimulatedSource,
+        source: SimulatedSource,
         agenda: Agenda,
     ) -> None:
         settings = worker.settings
@@ -225,7 +225,7 @@ class SimulatedPrefillRole:
         self._worker = worker
         self._peers = peers
         self._queue = queue
-        self._said = said
+        self._source = source
         self._agenda = agenda
         self._connections: dict[WorkerId, SimulatedConnection] = {}
         self._shell = VirtualShell(self.execution, agenda, self._execute)
@@ -318,11 +318,11 @@ class SimulatedPrefillRole:
                 one_token = GenerateRequest(
                     id=RequestId(job), tokens=b"", sampling=Sampling(max_tokens=1), priority=request.priority
                 )
-                worker.tell(Submit(one_token, hold=True, known=from_request(request)))
+                worker.feed_engine(Submit(one_token, hold=True, known=from_request(request)))
             case machine.AbortCompute(job):
-                worker.tell(Abort(RequestId(job)))
+                worker.feed_engine(Abort(RequestId(job)))
             case machine.ReleaseBlocks(blocks):
-                worker.tell(Free(RequestId(blocks.request), fetched=False))
+                worker.feed_engine(Free(RequestId(blocks.request), fetched=False))
             case machine.CountPrompt(tokens, cached_tokens):
                 worker.count(tokens, cached_tokens)
             case machine.Acknowledge(delivery):
@@ -332,7 +332,7 @@ class SimulatedPrefillRole:
             case machine.KeepAlive(delivery):
                 self._queue.postpone(cast(SimulatedDelivery, delivery))
             case PublishJob(event):
-                self._said.say([event])
+                self._source.append([event])
             case _:
                 assert_never(command)
 

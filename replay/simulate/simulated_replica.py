@@ -73,21 +73,21 @@ class SimulatedReplica:
         for stream in log.streams:
             self._state.open(stream, EPOCH)
         self._exchange = DigestExchange(self._state, REPORT_EVERY_MS * US_PER_MS)
-        self._ahead = PendingEvents()
+        self._pending = PendingEvents()
         self._local: dict[WorkerId, tuple[str, ...]] = {}
-        self.say(ReplicaJoined(name=name, version="simulated"))
-        self.say(SettingsChanged(revision=REVISION, settings=settings.to_mapping()))
+        self.publish(ReplicaJoined(name=name, version="simulated"))
+        self.publish(SettingsChanged(revision=REVISION, settings=settings.to_mapping()))
 
     def __repr__(self) -> str:
-        return f"<SimulatedReplica {self.id}, {self._state!r}, {self._ahead!r}>"
+        return f"<SimulatedReplica {self.id}, {self._state!r}, {self._pending!r}>"
 
     def feed(self, event: SchedulerEvent) -> None:
         """The scheduler has taken the event in, and its commands are executed."""
         self._shell.feed(event)
 
-    def say(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """It counts here at once, and is on its way to the log."""
-        self._ahead.emit(event, self._state.routing.replicas.get(self.id))
+        self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
 
     def flush(self) -> None:
@@ -103,12 +103,12 @@ class SimulatedReplica:
         are, so that its readers can compare."""
         for command in self._exchange.step(TICK, self._agenda.now_us):
             assert isinstance(command, PublishDigests)  # it reads no reports of others
-            self.say(command.event)
+            self.publish(command.event)
         now = local_by_worker(local)
         for worker in sorted(now.keys() | self._local.keys()):
             reasons = now.get(worker, ())
             if reasons != self._local.get(worker, ()):
-                self.say(LocalChanged(worker=worker, reasons=reasons))
+                self.publish(LocalChanged(worker=worker, reasons=reasons))
         self._local = now
 
     # --- what the scheduler reads ------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class SimulatedReplica:
     def view(self) -> View:
         """What a decision made now sees: all that this replica has by now is folded."""
         self._catch_up()
-        return View(self._state, self.id, self._ahead, self._local_now())
+        return View(self._state, self.id, self._pending, self._local_now())
 
     def slots(self, _worker: WorkerId) -> int:
         """All engines are alike."""
@@ -138,7 +138,7 @@ class SimulatedReplica:
 
     def _catch_up(self) -> None:
         """All that this replica has by now is folded."""
-        fold, read_back = self._state.fold, self._ahead.read_back
+        fold, read_back = self._state.fold, self._pending.read_back
         for stream, seq, _, owner, head, message in self._reader.until(self._agenda.now_us):
             fold(stream, seq, owner, message, head)
             if not seq % CHECKPOINT_EVERY:

@@ -136,7 +136,7 @@ class PrefillHooks(Protocol):
         """The last tokens were made."""
 
     def stepped(self, done: StepResult) -> None:
-        """The engine was stepped; outputs were heard already."""
+        """The engine was stepped; outputs were passed on already."""
 
     def died(self) -> None:
         """The worker has ended without a word."""
@@ -155,7 +155,7 @@ class SimulatedWorker:
         engine: SimulatedSettings,
         agenda: Agenda,
         log: SimulatedLog,
-        heard: OnOutput,
+        on_output: OnOutput,
         role: str = DECODE,
     ) -> None:
         """`place` is its place in the fleet, which the worker that comes after it takes over."""
@@ -169,7 +169,7 @@ class SimulatedWorker:
         """Its chain in the jobs stream, if it may speak there."""
         self._log = log
         self._agenda = agenda
-        self._heard = heard
+        self._on_output = on_output
         self._engine = EngineState(engine)
         self._copies = BlockCopies()
         self._kv = SimulatedSource(log, KV, id)
@@ -230,7 +230,7 @@ class SimulatedWorker:
             context_max=settings.context_max,
             address=f"virtual:{self.place}",
         )
-        self._kv.say([joined])
+        self._kv.append([joined])
         self._report()
 
     def submit(self, asked: Submit, hint: Hint = NO_HINT, replica: int = 0) -> None:
@@ -246,11 +246,11 @@ class SimulatedWorker:
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
         if self.side is None:
-            self.tell(asked)
+            self.feed_engine(asked)
         else:
             self.side.submit(asked, hint)
 
-    def tell(self, item: Input) -> None:
+    def feed_engine(self, item: Input) -> None:
         """The engine hears of it; all that comes at one time is taken in together."""
         self._arrived.append(item)
         self._step_by(self._agenda.now_us)
@@ -267,7 +267,7 @@ class SimulatedWorker:
         now_us = self._agenda.now_us
         for request, output in step(self._engine, now_us, [Abort(request) for request in self._serving]).outputs:
             if output.tokens:
-                self._heard(request, Output(tokens=output.tokens), now_us)
+                self._on_output(request, Output(tokens=output.tokens), now_us)
         self.alive = False
         self._agenda.cancel(self._step_number)
         self._agenda.cancel(self._report_number)
@@ -279,11 +279,11 @@ class SimulatedWorker:
         assert not self.alive
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
-            SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).say([lost])
+            SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).append([lost])
         if self.side is not None:
             self.side.lost()
         if self.jobs is not None and self.jobs.n_acked:
-            self.jobs.ended_by(self.id + LOST_SUFFIX).say([lost])
+            self.jobs.ended_by(self.id + LOST_SUFFIX).append([lost])
 
     def _step_by(self, at_us: int) -> None:
         if self._step_at < 0 or at_us < self._step_at:
@@ -292,7 +292,7 @@ class SimulatedWorker:
             self._step_number = self._agenda.put(at_us, self._step)
 
     def _step(self) -> None:
-        """The engine is that of now, and others have heard what came of it."""
+        """The engine is that of now, and its outputs are passed on."""
         arrived, self._arrived = self._arrived, []
         done = step(self._engine, self._agenda.now_us, arrived)
         self._agenda.cancel(self._step_number)
@@ -301,14 +301,14 @@ class SimulatedWorker:
             self._step_by(done.due_us)
         events = self._copies.apply(done.changes)
         if events and self.settings.kv_events:
-            self._kv.say(events)
+            self._kv.append(events)
         for (request, output), at_us in zip(done.outputs, done.times_us, strict=True):
             if output.finish != ABORTED:
-                self._hear(request, output, at_us)
+                self._on_engine_output(request, output, at_us)
         if self.side is not None:
             self.side.stepped(done)
 
-    def _hear(self, request: RequestId, output: Output, at_us: int) -> None:
+    def _on_engine_output(self, request: RequestId, output: Output, at_us: int) -> None:
         """Others have these tokens."""
         side = self.side
         if output.cached_tokens is not None:
@@ -327,7 +327,7 @@ class SimulatedWorker:
             self._prefills.pop(request, None)
             if side is not None:
                 side.ended(request)
-        self._heard(request, output, at_us)
+        self._on_output(request, output, at_us)
 
     def _report_by(self, at_us: int) -> None:
         self._agenda.cancel(self._report_number)
@@ -350,7 +350,7 @@ class SimulatedWorker:
             cached_tokens=self._totals[1],
         )
         if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
-            self._load.say([report])
+            self._load.append([report])
             self._reported, self._reported_us = report, now_us
         busy = self._step_at >= 0
         self._report_by(now_us + REPORT_EVERY_US if busy else self._reported_us + REPORT_IDLE_US)

@@ -80,8 +80,8 @@ class Simulation:
         self._options = options
         self._arrivals = arrivals
         self._follows = follows
-        self._judged = judged
-        self._after = self._followers()
+        self._report_verdict = judged
+        self._followers = self._find_followers()
         self._progress = progress
         self._agenda = Agenda()
         self.log = SimulatedLog(self._agenda, archive, jobs=options.prefill_workers > 0)
@@ -93,10 +93,10 @@ class Simulation:
             self._agenda,
             self.log,
             gone,
-            heard=self._heard,
-            broke=self._broke,
-            speaker=lambda: self._replicas[0].id,
-            judged=self._judge,
+            on_output=self._on_output,
+            on_worker_ended=self._on_worker_ended,
+            reporter=lambda: self._replicas[0].id,
+            on_verdict=self._on_verdict,
         )
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Those under way, in the order in which they came."""
@@ -111,7 +111,7 @@ class Simulation:
         self._progress(0, len(self._arrivals))
         self.log.begun = True
         for _ in range(self._options.concurrency or len(self._arrivals)):
-            self._expect()
+            self._schedule_next()
         while self._ended < len(self._arrivals):
             happened = self._agenda.advance()
             assert happened, "requests are under way, and nothing is to happen"
@@ -140,13 +140,13 @@ class Simulation:
             slots=options.engine.max_seqs,
             seed=options.seed,
             gone=gone,
-            freed=partial(self._freed, number),
+            freed=partial(self._on_worker_freed, number),
             execute=partial(self._execute, number),
         )
 
     # --- requests ----------------------------------------------------------------------------------------------
 
-    def _expect(self, after_us: int = 0) -> None:
+    def _schedule_next(self, after_us: int = 0) -> None:
         """The next request will come: at its time, or so much later than now if as many as are wanted are under way at
         once."""
         if self._arrived < len(self._arrivals):
@@ -156,7 +156,7 @@ class Simulation:
             at_us = self._agenda.now_us + after_us if self._options.concurrency else self._arrivals[number].at_us
             self._agenda.put(at_us, partial(self._arrive, number))
 
-    def _followers(self) -> dict[RequestId, list[int]]:
+    def _find_followers(self) -> dict[RequestId, list[int]]:
         """Of each request, who comes after it."""
         found: dict[RequestId, list[int]] = {}
         for number, arrival in enumerate(self._arrivals):
@@ -189,7 +189,7 @@ class Simulation:
                 self._end(self._requests[routed.id], failed, retry_s)
 
     def _published(self, replica: int, event: Event) -> None:
-        self._replicas[replica].say(event)
+        self._replicas[replica].publish(event)
         if isinstance(event, RequestRouted):
             self._digest.update(repr((event.request, event.attempt, event.worker, event.digest)).encode())
         elif isinstance(event, RequestRejected):
@@ -207,13 +207,13 @@ class Simulation:
         except (WorkerDeclined, CallerError) as error:
             self._replicas[request.replica].feed(AttemptBroke(routed.id, routed.attempt, error))
 
-    def _freed(self, by: int) -> None:
+    def _on_worker_freed(self, by: int) -> None:
         """The others hear from the log that a worker may be free, each when it has read so far."""
         for number, replica in enumerate(self._replicas):
             if number != by and replica.scheduler.has_waiting:
                 self._agenda.put(self._agenda.now_us + replica.lag_us, partial(replica.feed, LoadChanged()))
 
-    def _heard(self, request_id: RequestId, output: Output, at_us: int) -> None:
+    def _on_output(self, request_id: RequestId, output: Output, at_us: int) -> None:
         """A worker has made tokens."""
         request = self._requests[request_id]
         routed = request.routed
@@ -222,12 +222,12 @@ class Simulation:
         else:
             self._replicas[request.replica].feed(OutputArrived(request_id, routed.attempt, output, at_us))
 
-    def _judge(self, verdict: PrefillVerdict) -> None:
+    def _on_verdict(self, verdict: PrefillVerdict) -> None:
         """It is known where a prompt was computed."""
         self._digest.update(repr(tuple(verdict)).encode())
-        self._judged(verdict)
+        self._report_verdict(verdict)
 
-    def _broke(self, worker: SimulatedWorker) -> None:
+    def _on_worker_ended(self, worker: SimulatedWorker) -> None:
         """A worker is gone: what it served goes on elsewhere."""
         for request in list(self._requests.values()):
             routed = request.routed
@@ -242,14 +242,14 @@ class Simulation:
         was told to."""
         del self._requests[request.arrival.id]
         self.served[request.number] = request.served(self._agenda.now_us, failed)
-        for number in self._after.get(request.arrival.id, ()):
+        for number in self._followers.get(request.arrival.id, ()):
             pause_us = self._follows[self._arrivals[number].id].pause_us
             self._agenda.put(self._agenda.now_us + pause_us, partial(self._arrive, number))
         self._ended += 1
         if self._ended % PROGRESS_EVERY == 0 or self._ended == len(self._arrivals):
             self._progress(self._ended, len(self._arrivals))
         if self._options.concurrency:
-            self._expect(retry_s * US_PER_S)
+            self._schedule_next(retry_s * US_PER_S)
 
 
 PROGRAM = "contrail simulate"

@@ -28,9 +28,9 @@ from replay.state_at.state_at import StateAt
 from replay.state_at.state_summary import newest_settings
 
 ASKED = RequestId("asked")
-LOOK_MAX = 256
+DECISIONS_READ_MAX = 256
 """Decisions that are looked through for what was learned by then."""
-NOBODY = ReplicaId("")
+NO_REPLICA = ReplicaId("")
 """Decides by the log alone: it has said nothing, and knows nothing of its own."""
 
 
@@ -66,12 +66,12 @@ class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
     excluded: dict[str, dict[str, Any]]
 
 
-def route_prompt(state_at: StateAt, asking: PromptQuery, hash_seed: int) -> PromptRoute:
+def route_prompt(state_at: StateAt, query: PromptQuery, hash_seed: int) -> PromptRoute:
     """What the replica whose belief it is would have decided, or else one that knows nothing but the log; the seed of a
     draw is 0. CallerError if no worker of the model was there."""
     recording, names = state_at.recording, state_at.recording.names
-    prompt = Prompt(asking.tokens, _block_size(state_at, asking.model), hash_seed, asking.scope)
-    request = RouteRequest(ASKED, 0, asking.model, prompt, time=_prefill_time(state_at, asking.model))
+    prompt = Prompt(query.tokens, _block_size(state_at, query.model), hash_seed, query.scope)
+    request = RouteRequest(ASKED, 0, query.model, prompt, time=_prefill_time(state_at, query.model))
     view = state_at.belief.view if state_at.belief is not None else _by_log(state_at)
     settings = state_at.belief.settings if state_at.belief is not None else newest_settings(state_at.state)
     decision = decide(view, request, settings, state_at.time_ms, seed=0)
@@ -83,7 +83,7 @@ def route_prompt(state_at: StateAt, asking: PromptQuery, hash_seed: int) -> Prom
         on = inputs_of_decision(view, request, settings, event, decision)
         known = measure_freshness(recording, event, state_at.time_ms, [scored.candidate.worker for scored in on.ranked])
     return PromptRoute(
-        model=asking.model,
+        model=query.model,
         prompt_tokens=prompt.tokens,
         block_size=prompt.block_size,
         prompt_blocks=prompt.blocks_to_hold,
@@ -108,10 +108,10 @@ def models(state_at: StateAt) -> list[str]:
 
 def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
     """How long prefills of the model last, as the newest decision by then says that went by it: the replica's, or else
-    anybody's; None if none of the last LOOK_MAX does."""
-    decisions = (tried for tried in _by_then(state_at) if tried.model == model)
-    for tried in islice(decisions, LOOK_MAX):
-        event = routed_event(state_at.recording, tried)
+    anybody's; None if none of the last DECISIONS_READ_MAX does."""
+    decisions = (attempt for attempt in _by_then(state_at) if attempt.model == model)
+    for attempt in islice(decisions, DECISIONS_READ_MAX):
+        event = routed_event(state_at.recording, attempt)
         if event is not None and event.prefill_time:
             return PrefillTime(*event.prefill_time)
     return None
@@ -129,7 +129,7 @@ def _by_then(state_at: StateAt) -> Iterator[RequestAttempt]:
 
 
 def _by_log(state_at: StateAt) -> View:
-    return View(state_at.state, NOBODY, PendingEvents(), MappingProxyType({}))
+    return View(state_at.state, NO_REPLICA, PendingEvents(), MappingProxyType({}))
 
 
 def _block_size(state_at: StateAt, model: str) -> int:

@@ -48,10 +48,10 @@ class StateAt(NamedTuple):
 
     def held(self) -> StateSummary:
         """What it holds."""
-        words = dict[str, LastMessage]()
+        last_reports = dict[str, LastMessage]()
         if LOAD in self.state.cursor and LOAD in self.recording.streams:
             alive = {member.worker for member in self.state.alive()}
-            words = last_messages(self.recording.archive, LOAD, self.state.cursor[LOAD].seq, alive)
+            last_reports = last_messages(self.recording.archive, LOAD, self.state.cursor[LOAD].seq, alive)
         belief = self.belief
         return summarize(
             self.state,
@@ -60,7 +60,7 @@ class StateAt(NamedTuple):
             view=None if belief is None else belief.view,
             known_as=None if belief is None else _known_as(self.recording, belief),
             own=None if belief is None else _own(self.recording, belief),
-            reported_ms={worker: word.time_ms for worker, word in words.items()},
+            reported_ms={worker: report.time_ms for worker, report in last_reports.items()},
         )
 
 
@@ -141,9 +141,9 @@ def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAtte
     for recorded_decision in playback:
         event = recorded_decision.event
         if (event.request, event.attempt) == (decision.request, decision.attempt):
-            doubts = list(unverifiable_reasons(playback, recorded_decision).values())
+            reasons = list(unverifiable_reasons(playback, recorded_decision).values())
             belief = ReplicaBelief(
-                recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, doubts
+                recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, reasons
             )
             return StateAt(recording, recorded_decision.view.state, decision.time_ms, belief)
     raise CallerError(
@@ -185,7 +185,7 @@ def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | 
     if decision is None:
         return None
     view = belief.view
-    told = [
+    own = [
         RequestSummary(
             request=each.request,
             attempt=each.attempt,
@@ -197,7 +197,7 @@ def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | 
         for each in requests.own_under_way(view.replica, decision.at)
     ]
     part = view.state.routing.replicas.get(view.replica)
-    return [*(each for each in requests_of(part) if not _has(requests, each)), *told] if part is not None else told
+    return [*(each for each in requests_of(part) if not _has(requests, each)), *own] if part is not None else own
 
 
 def _has(requests: RequestHistory, request: RequestSummary) -> bool:

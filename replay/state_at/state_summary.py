@@ -153,9 +153,9 @@ def summarize(
     parts = sorted(state.routing.replicas.items())
     settings = {replica: _settings(part) for replica, part in parts if part.joined is not None}
     newest = max((part for _, part in parts), key=lambda part: part.settings_revision, default=None)
-    told = view.replica if view is not None and own is not None else None
-    flying = [each for replica, part in parts if replica != told for each in requests_of(part)] + (own or [])
-    counts = Counter(each.replica for each in flying)
+    own_replica = view.replica if view is not None and own is not None else None
+    in_flight = [each for replica, part in parts if replica != own_replica for each in requests_of(part)] + (own or [])
+    counts = Counter(each.replica for each in in_flight)
     return StateSummary(
         time=time_text(time_ms),
         time_ms=time_ms,
@@ -173,7 +173,7 @@ def summarize(
             for replica, part in parts
             if part.joined is not None
         ],
-        in_flight=flying,
+        in_flight=in_flight,
     )
 
 

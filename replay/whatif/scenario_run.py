@@ -125,7 +125,7 @@ class ScenarioRun:
         """Of all that was decided so far."""
         return self._digest.hexdigest()
 
-    def take(self, judged: JudgedDecision, seen: CandidateView) -> None:
+    def judge(self, judged: JudgedDecision, seen: CandidateView) -> None:
         """The decision is made as the scenario has it, on what is seen in it, and weighed by what stood in the log."""
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
         rows = self._remaining(judged.candidate_view)

@@ -91,10 +91,10 @@ def what_if(
     cases are named. CallerError for a worker that the recording does not know.
     """
     fitted = first_token_fits(recording.requests) if fitted is None else fitted
-    return _WhatIf(recording, fitted, scenarios, worst, keep_changes).run(start, end, progress)
+    return _WhatIfRun(recording, fitted, scenarios, worst, keep_changes).run(start, end, progress)
 
 
-class _WhatIf:
+class _WhatIfRun:
     """All scenarios of one question, and what is the same for all of them."""
 
     def __init__(
@@ -131,7 +131,7 @@ class _WhatIf:
         playback, decisions = self._recorded_decisions(start, end)
         for number, recorded_decisions in enumerate(decisions):
             progress(number, total)
-            self._take(playback, number, recorded_decisions)
+            self._judge_decision(playback, number, recorded_decisions)
         progress(total, total)
         refusals = (each for each in self._history.refusals if each.seq >= start and (end is None or each.seq < end))
         rejected = sum(not each.turned_away for each in refusals)
@@ -147,16 +147,18 @@ class _WhatIf:
         ]
         return playbacks[0], zip(*playbacks, strict=True)
 
-    def _take(self, playback: Playback, number: int, recorded_decisions: tuple[RecordedDecision, ...]) -> None:
+    def _judge_decision(
+        self, playback: Playback, number: int, recorded_decisions: tuple[RecordedDecision, ...]
+    ) -> None:
         judged = self._judged(playback, number, recorded_decisions[0])
         if judged is None:
             return
         self._note(judged)
-        sights = {0: judged.candidate_view}
+        views = {0: judged.candidate_view}
         for ms, recorded_decision in zip(self._delays[1:], recorded_decisions[1:], strict=True):
-            sights[ms] = CandidateView(recorded_decision.view, _rows(recorded_decision))
+            views[ms] = CandidateView(recorded_decision.view, _rows(recorded_decision))
         for run in self._runs:
-            run.take(judged, sights[run.scenario.delay_ms])
+            run.judge(judged, views[run.scenario.delay_ms])
 
     def _judged(self, playback: Playback, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
         """None, and counted, if the recording does not show what it rested on, or nothing came of it."""

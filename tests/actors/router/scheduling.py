@@ -52,7 +52,7 @@ class Scheduling:
             name=f"w{number}", model=MODEL, role="decode", engine="simulated", block_size=BLOCK_SIZE,
             capacity_blocks=1000, context_max=8192, address="virtual:0",
         )  # fmt: skip
-        SimulatedSource(log, KV, worker_id(number)).say([joined])
+        SimulatedSource(log, KV, worker_id(number)).append([joined])
 
     @property
     def scheduler(self) -> RequestScheduler:
@@ -60,7 +60,7 @@ class Scheduling:
 
     def _execute(self, command: SchedulerCommand) -> None:
         if isinstance(command, Publish):
-            self.replica.say(command.event)
+            self.replica.publish(command.event)
         elif isinstance(command, PublishLocal):
             self.replica.publish_local(command.local)
         self.commands.append(command)

@@ -29,8 +29,8 @@ def stint(
     return AttemptTiming(worker, sent_ms, tokens, output_tokens=output, first_ms=first_ms, end_ms=end_ms)
 
 
-def kinds(*stints: AttemptTiming) -> list[PrefillSample]:
-    return engine_samples(stints).prefills
+def kinds(*timings: AttemptTiming) -> list[PrefillSample]:
+    return engine_samples(timings).prefills
 
 
 def test_a_worker_to_itself() -> None:

@@ -11,11 +11,11 @@ from tests.projections.facts import prompt, routed
 from tests.replay.staged import A
 
 
-def past(name: str, came_ms: int, end_ms: int, *blocks: int, session: str = "", extra: int = 1) -> RecordedRequest:
+def past(name: str, arrival_ms: int, end_ms: int, *blocks: int, session: str = "", extra: int = 1) -> RecordedRequest:
     asked = prompt(*blocks, extra=extra)
     decision = msgspec.structs.replace(routed(name, A, asked), hashes=asked.hashes(), session=session)
-    stint = AttemptTiming(A, came_ms, asked.tokens, output_tokens=1, first_ms=end_ms, end_ms=end_ms)
-    return RecordedRequest(RequestId(name), "r", 1, decision, came_ms, [stint], "stop")
+    stint = AttemptTiming(A, arrival_ms, asked.tokens, output_tokens=1, first_ms=end_ms, end_ms=end_ms)
+    return RecordedRequest(RequestId(name), "r", 1, decision, arrival_ms, [stint], "stop")
 
 
 def test_a_turn_follows_the_one_before() -> None:

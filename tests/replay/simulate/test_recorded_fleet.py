@@ -53,8 +53,11 @@ def test_who_was_there_from_the_start_is(stage: Stage, tmp_path: Path) -> None:
     workers, past = read(stage, tmp_path)
     assert past.start_ms == START_MS + 1000
     assert workers.names == ["left", "right"]
-    assert workers.stays(past) == (WorkerLife(0, capacity_blocks=1000), WorkerLife(1, 4_000_000, capacity_blocks=70))
-    assert workers.stays(past, as_engine=True) == (WorkerLife(0), WorkerLife(1, 4_000_000))
+    assert workers.worker_lives(past) == (
+        WorkerLife(0, capacity_blocks=1000),
+        WorkerLife(1, 4_000_000, capacity_blocks=70),
+    )
+    assert workers.worker_lives(past, as_engine=True) == (WorkerLife(0), WorkerLife(1, 4_000_000))
     assert (workers.place_of(A), workers.place_of(B), workers.place_of(C)) == (0, 1, -1)
     assert (workers.context_max, workers.warm) == (9000, False)
 
@@ -62,7 +65,7 @@ def test_who_was_there_from_the_start_is(stage: Stage, tmp_path: Path) -> None:
 def test_who_says_again_who_it_is_lives_once(stage: Stage, tmp_path: Path) -> None:
     stage.say(KV, A, joined("left"))
     workers, past = read(stage, tmp_path)
-    assert workers.stays(past) == (WorkerLife(0, capacity_blocks=1000),)
+    assert workers.worker_lives(past) == (WorkerLife(0, capacity_blocks=1000),)
 
 
 def test_who_left_is_gone_from_then_on(stage: Stage, tmp_path: Path) -> None:
@@ -72,7 +75,7 @@ def test_who_left_is_gone_from_then_on(stage: Stage, tmp_path: Path) -> None:
     stage.say(KV, B, joined("left"))
     workers, past = read(stage, tmp_path)
     assert workers.names == ["left"]
-    assert workers.stays(past) == (
+    assert workers.worker_lives(past) == (
         WorkerLife(0, 0, 4_000_000, FOREVER, 1000),
         WorkerLife(0, 4_500_000, FOREVER, FOREVER, 1000),
     )
@@ -84,13 +87,13 @@ def test_who_was_lost_ends_when_it_broke_off(stage: Stage, tmp_path: Path) -> No
     stage.clock.advance(2000)
     lost(stage, A)
     workers, past = read(stage, tmp_path)
-    assert workers.stays(past) == (WorkerLife(0, 0, 4_030_000, 6_000_000, 1000),)
+    assert workers.worker_lives(past) == (WorkerLife(0, 0, 4_030_000, 6_000_000, 1000),)
 
 
 def test_who_was_lost_with_nothing_to_do_ends_when_that_is_told(stage: Stage, tmp_path: Path) -> None:
     lost(stage, A)
     workers, past = read(stage, tmp_path)
-    assert workers.stays(past) == (WorkerLife(0, 0, 4_000_000, 4_000_000, 1000),)
+    assert workers.worker_lives(past) == (WorkerLife(0, 0, 4_000_000, 4_000_000, 1000),)
 
 
 def test_without_some(stage: Stage, tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_without_some(stage: Stage, tmp_path: Path) -> None:
     workers, past = read(stage, tmp_path)
     others = workers.without({WorkerId(A)})
     assert others.names == ["right"]
-    assert [stay.place for stay in others.stays(past)] == [0]
+    assert [stay.place for stay in others.worker_lives(past)] == [0]
     with pytest.raises(CallerError, match="no worker is left to run the requests on"):
         workers.without({WorkerId(A), WorkerId(B)})
 

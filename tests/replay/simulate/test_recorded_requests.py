@@ -66,8 +66,8 @@ def test_a_request_with_two_attempts(stage: Stage, tmp_path: Path) -> None:
     it = found(stage, tmp_path)
 
     (past,) = it.requests
-    assert (past.id, past.came_ms, past.output_tokens, past.outcome, past.end_ms) == ("r", 40, 5, "length", 120)
-    first, second = past.stints
+    assert (past.id, past.arrival_ms, past.output_tokens, past.outcome, past.end_ms) == ("r", 40, 5, "length", 120)
+    first, second = past.timings
     assert past.served is first
     assert (first.worker, first.sent_ms, first.cached_tokens, first.first_ms) == (A, 50, 4, 55)
     assert (second.worker, second.sent_ms, second.first_ms, second.output_tokens) == (B, 75, 100, 3)
@@ -104,7 +104,7 @@ def test_an_attempt_without_an_end_ends_with_the_next(stage: Stage, tmp_path: Pa
     """What its replica said of it was lost."""
     stage.tell(chosen("r", 1), chosen("r", 40, B, 1), ended("r", attempt=1))
     (past,) = found(stage, tmp_path).requests
-    assert [stint.end_ms for stint in past.stints] == [40, 31]
+    assert [stint.end_ms for stint in past.timings] == [40, 31]
 
 
 def queued(request: str, why: str, now_ms: int) -> RequestQueued:
@@ -119,9 +119,9 @@ def test_a_request_that_waits_twice(stage: Stage, tmp_path: Path) -> None:
     stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=0, ttft_ms=8600))
     stage.tell(msgspec.structs.replace(ended("r", first=8600), duration_ms=8900))
     (past,) = found(stage, tmp_path).requests
-    (stint,) = past.stints
-    assert (past.came_ms, stint.sent_ms, stint.first_ms, past.end_ms) == (1000, 9500, 9600, 9900)
-    (prefill,) = engine_samples(past.stints).prefills
+    (stint,) = past.timings
+    assert (past.arrival_ms, stint.sent_ms, stint.first_ms, past.end_ms) == (1000, 9500, 9600, 9900)
+    (prefill,) = engine_samples(past.timings).prefills
     assert prefill.us == 100_500
 
 
@@ -147,7 +147,7 @@ def test_a_wait_that_ended_without_a_decision(
     """It is no wait of the next request with that id."""
     stage.tell(queued("r", "full", 100), refusal, chosen("r", 60_000), ended("r"))
     it = found(stage, tmp_path)
-    assert [past.came_ms for past in it.requests] == [60_000]
+    assert [past.arrival_ms for past in it.requests] == [60_000]
     assert it.left_out == {counted: 1}
 
 
@@ -173,7 +173,7 @@ def test_what_is_left_out_is_counted(stage: Stage, tmp_path: Path) -> None:
     assert [each.id for each in it.requests] == ["whole"]
     others = [why.UNDER_WAY, why.UNHASHED, why.BEGUN_BEFORE, why.REFUSED, why.TURNED_AWAY]
     assert it.left_out == {why.UNANSWERED: 2} | dict.fromkeys(others, 1)
-    assert len(it.stints) == 5
+    assert len(it.timings) == 5
 
 
 def test_answers_that_were_cut_short_are_run_as_they_were(stage: Stage, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_what_was_begun_before_the_end_goes_on(stage: Stage, tmp_path: Path) -> 
     stage.tell(grown(chosen("r", 75, B, 1), 2), ended("r", "length", 3, 60, 1))
     stage.tell(chosen("s", 80), ended("s", "worker_lost", 9), grown(chosen("s", 95, B, 1), 9), ended("s", attempt=1))
     it = found(stage, tmp_path, end=end)
-    assert [(past.id, past.output_tokens, len(past.stints)) for past in it.requests] == [("r", 5, 2), ("s", 3, 1)]
+    assert [(past.id, past.output_tokens, len(past.timings)) for past in it.requests] == [("r", 5, 2), ("s", 3, 1)]
     assert (it.left_out, it.cut_short) == ({}, {})
 
 
@@ -225,7 +225,7 @@ def test_a_wait_is_of_the_attempt_that_follows_it(stage: Stage, tmp_path: Path) 
     """Held again after it was declined: the next request of that name did not come then."""
     stage.tell(chosen("r", 1), ended("r", "declined", 0, -1), queued("r", HELD, 20), chosen("r", 30, B, 1))
     stage.tell(ended("r", attempt=1), chosen("r", 60_000), ended("r"))
-    assert [past.came_ms for past in found(stage, tmp_path).requests] == [1, 60_000]
+    assert [past.arrival_ms for past in found(stage, tmp_path).requests] == [1, 60_000]
 
 
 def test_what_ends_with_its_replica(stage: Stage, tmp_path: Path) -> None:
@@ -239,8 +239,8 @@ def test_what_ends_with_its_replica(stage: Stage, tmp_path: Path) -> None:
     stage.say(ROUTING, S + LOST_SUFFIX, ReplicaLost(by=R, reason="silent"), about=S)
     it = found(stage, tmp_path)
     assert [past.id for past in it.requests] == ["whole"]
-    assert it.left_out == {why.UNHEARD: 2}
-    assert [stint.end_ms - START_MS for stint in it.stints] == [500, 30, 1000, 30]
+    assert it.left_out == {why.END_UNKNOWN: 2}
+    assert [stint.end_ms - START_MS for stint in it.timings] == [500, 30, 1000, 30]
 
 
 def test_what_a_restatement_leaves_out_has_ended(stage: Stage, tmp_path: Path) -> None:
@@ -252,8 +252,8 @@ def test_what_a_restatement_leaves_out_has_ended(stage: Stage, tmp_path: Path) -
     stage.tell(ended("kept"))
     it = found(stage, tmp_path)
     assert [past.id for past in it.requests] == ["kept", "whole"]
-    assert it.left_out == {why.UNHEARD: 1}
-    assert [stint.end_ms - START_MS for stint in it.stints] == [500, 30, 30]
+    assert it.left_out == {why.END_UNKNOWN: 1}
+    assert [stint.end_ms - START_MS for stint in it.timings] == [500, 30, 30]
 
 
 def test_replicas_count_by_name_while_they_are_there(tmp_path: Path) -> None:

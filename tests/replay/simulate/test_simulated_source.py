@@ -32,7 +32,7 @@ def said(*batches: list[Event]) -> tuple[list[RecordedFrame], list[Record]]:
     log = SimulatedLog(Agenda(), kept)  # type: ignore[arg-type]  # all that it is asked for
     reader, source = log.reader(0), SimulatedSource(log, KV, WORKER)
     for batch in batches:
-        source.say(batch)
+        source.append(batch)
     return list(reader.until(0)), kept.records
 
 
