@@ -14,7 +14,7 @@ from typing import Self
 from actors.router.router import Router
 from bench.disagg_world import MODEL
 from bench.figures import Figure
-from core.generation import GenerateRequest, PrefillReport
+from core.generation import GenerateRequest, Output, PrefillReport
 
 STALL_MS = 200
 """A reader sees it when an answer stands still for so long."""
@@ -53,19 +53,41 @@ class Timed:
         return [after - before for before, after in pairwise(times)]
 
 
-async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: asyncio.Event | None = None) -> None:
-    """The answer has been read to its end."""
-    async for output in router.generate(MODEL, asked):
-        now_s = time.perf_counter()
+class TimedConsumer:
+    """Notes in `timed` when each output of one answer came; `first` is set with the first token."""
+
+    def __init__(self, timed: Timed, first: asyncio.Event | None) -> None:
+        self._timed = timed
+        self._first = first
+
+    def __repr__(self) -> str:
+        return f"<TimedConsumer {self._timed!r}>"
+
+    def on_output(self, output: Output) -> bool:
+        """Always wants more."""
+        now_s, timed = time.perf_counter(), self._timed
         if output.tokens and not timed.first_s:
             timed.first_s = now_s
-            if first is not None:
-                first.set()
+            if self._first is not None:
+                self._first.set()
         timed.tokens_s.extend([now_s] * len(output.tokens))
         timed.cached_tokens = output.cached_tokens or timed.cached_tokens
         timed.report = output.prefill or timed.report
         if output.finish is not None:
             timed.ended_s = now_s
+        return True
+
+    def outcome(self) -> str | None:
+        """None: the answer's end is the engine's."""
+        return None
+
+    def on_routed(self, worker_name: str) -> None:
+        """The worker does not matter here."""
+
+
+async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: asyncio.Event | None = None) -> None:
+    """The answer has been read to its end."""
+    await router.run(MODEL, asked, TimedConsumer(timed, first))
 
 
 class Strain:

@@ -108,7 +108,7 @@ async def _kind(tokens: int, jobs: int, idle_s: float, routing: RoutingSettings,
         prefill = await it.worker("prefill", SimulatedEngine(MODEL, SETTINGS))
         await it.worker("decode", SimulatedEngine(MODEL, SETTINGS))
         await it.linked()
-        prefer = prefill.present().id if offer else ""
+        prefer = prefill.current_publisher().id if offer else ""
         await _requests(it, tokens, range(WARM_UP), prefer)
         idle_began_s, before = time.perf_counter(), used(it)
         await asyncio.sleep(idle_s)

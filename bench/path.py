@@ -152,15 +152,15 @@ class Deployment:
     async def still(self) -> None:
         """Everything said is in the log and folded."""
         await asyncio.sleep(STILL_S)
-        presence = self.worker.presence
+        presence = self.worker.publisher
         assert presence is not None
         while not (presence.kv.idle and presence.load.idle and self.router.publisher.outbox.idle):  # noqa: ASYNC110 - three sources
             await asyncio.sleep(STILL_S)
 
     def held(self) -> int:
         """Blocks of the worker that the router's index knows."""
-        assert self.worker.presence is not None
-        return len(self.router.state.index.held(WorkerId(self.worker.presence.id)))
+        assert self.worker.publisher is not None
+        return len(self.router.state.index.held(WorkerId(self.worker.publisher.id)))
 
 
 @asynccontextmanager

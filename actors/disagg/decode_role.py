@@ -123,7 +123,7 @@ class DecodeRole:
     @property
     def log_away(self) -> bool:
         """Whether the log has acknowledged nothing for LOG_AWAY_S."""
-        return self._context.present().jobs_away_s > LOG_AWAY_S
+        return self._context.current_publisher().jobs_away_s > LOG_AWAY_S
 
     def load(self) -> EngineLoad:
         """The engine's."""
@@ -257,7 +257,7 @@ class DecodeRole:
             case machine.Decline(pull):
                 self._spawn(self._transfer.decline(pull), self._declining)
             case PublishJob(event):
-                self._context.present().publish_job(event)
+                self._context.current_publisher().publish_job(event)
             case _:
                 assert_never(command)
 

@@ -44,7 +44,7 @@ CLAIM_TIMEOUT_S = 5.0
 """How long a requester may take to give the prompt."""
 CONNECT_WAIT_S = 2.0
 """How long a job waits for a connection to its requester."""
-CONNECT_LOOK_S = 0.02
+CONNECT_CHECK_S = 0.02
 AGAIN_S = 1.0
 """After so long a job that failed here is handed out again."""
 TAKE_RETRY_S = 0.5
@@ -369,7 +369,7 @@ class PrefillExecution:
         elif self._now_us >= execution.connect_by_us:
             self._fail(execution, f"decode worker {requester} does not answer")
         else:
-            self._set_timer(CLAIM, job, CONNECT_LOOK_S)
+            self._set_timer(CLAIM, job, CONNECT_CHECK_S)
 
     def _on_prompt(self, execution: JobExecution, prompt: JobPrompt) -> None:
         if prompt.request is None:

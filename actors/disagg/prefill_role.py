@@ -30,7 +30,7 @@ from streams.machine_shell import MachineShell
 
 PULL_WAIT_S = 5.0
 """How long one look at the queue waits."""
-QUIET_LOOK_S = 0.05
+QUIET_CHECK_S = 0.05
 
 _logger = logging.getLogger(__name__)
 _log_failure = log_failure(_logger, "a part of the prefill worker failed by a defect")
@@ -92,7 +92,7 @@ class PrefillRole:
         """No job is taken any more, and those under way are over."""
         self._shell.feed(machine.Drain())
         while self.execution.executions or self.execution.leases:  # noqa: ASYNC110  # leases end by time, too
-            await asyncio.sleep(QUIET_LOOK_S)
+            await asyncio.sleep(QUIET_CHECK_S)
 
     async def stop(self) -> None:
         """Nothing is computed, held or connected any more; the queue hands out again what was not done."""
@@ -143,16 +143,16 @@ class PrefillRole:
         self._shell.feed(machine.RequesterDisconnected(requester))
 
     def _hello(self) -> Hello:
-        present = self._context.present()
+        publisher = self._context.current_publisher()
         return Hello(
-            protocol=PROTOCOL, key=self._context.key.door_key, namespace=self._context.namespace, replica=present.id
+            protocol=PROTOCOL, key=self._context.key.door_key, namespace=self._context.namespace, replica=publisher.id
         )
 
     def _introduce(self) -> Introduce:
-        present, info = self._context.present(), self._context.engine.info
+        publisher, info = self._context.current_publisher(), self._context.engine.info
         return Introduce(
-            worker=present.id,
-            name=present.joined.name,
+            worker=publisher.id,
+            name=publisher.joined.name,
             model=info.model,
             block_size=info.block_size,
             layout=self._transfer.address.layout,
@@ -179,11 +179,11 @@ class PrefillRole:
             case machine.CountPrompt(tokens, cached_tokens):
                 self._context.served(tokens, cached_tokens)
             case machine.Acknowledge(delivery):
-                self._spawn(_tell_queue(delivery.done))
+                self._spawn(_send_to_queue(delivery.done))
             case machine.Postpone(delivery, delay_s):
-                self._spawn(_tell_queue(partial(delivery.again, delay_s)))
+                self._spawn(_send_to_queue(partial(delivery.again, delay_s)))
             case machine.KeepAlive(delivery):
-                self._spawn(_tell_queue(delivery.working))
+                self._spawn(_send_to_queue(delivery.working))
             case PublishJob(event):
                 self._publish(event)
             case _:
@@ -192,7 +192,7 @@ class PrefillRole:
     def _publish(self, event: JobEvent) -> None:
         if isinstance(event, PrefillFailed) and event.dead:
             _logger.error("prefill job %s is given up: %s", event.job, event.reason)
-        self._context.present().publish_job(event)
+        self._context.current_publisher().publish_job(event)
 
     async def _take(self) -> None:
         delivery = None
@@ -239,10 +239,10 @@ class PrefillRole:
         task.add_done_callback(_log_failure)
 
 
-async def _tell_queue(word: Callable[[], Coroutine[None, None, None]]) -> None:
+async def _send_to_queue(acknowledgement: Callable[[], Coroutine[None, None, None]]) -> None:
     """The queue has heard it, unless it is away: then it hands the message out again, which does no harm."""
     with suppress(Unavailable):
-        await word()
+        await acknowledgement()
 
 
 def _requested(delivery: Delivery) -> PrefillRequested | None:

@@ -51,13 +51,13 @@ from projections.policy.prefill_choice import PrefillInputs, decide_prefill
 
 CONFIRM_TIMEOUT_S = 2.0
 """How long the holder may take to say that it held the blocks."""
-LOOK_S = 0.25
+LOG_CHECK_S = 0.25
 """Between looks at whether a prefill worker can have read of a job: the log may be away."""
 OFFERS_MAX = 2
 """To how many prefill workers a job is offered again when its taker is gone; the queue hands it out in any case."""
 PULL_TIMEOUT_S = 10.0
 """From handing a pull to the engine to its first token: NIXL itself waits for ever for a holder that hangs."""
-SLOT_LOOK_S = 0.005
+SLOT_CHECK_S = 0.005
 """Between looks at whether the engine has a slot free."""
 MARGIN_PARTS = 8
 """One part in so many of the promised time is left unused, for the errors of clocks and networks."""
@@ -162,7 +162,7 @@ class CacheForgotten(NamedTuple):
 
 
 class EngineStepped(NamedTuple):
-    """The engine's load may have changed. Without this event the machine looks every SLOT_LOOK_S."""
+    """The engine's load may have changed. Without this event the machine looks every SLOT_CHECK_S."""
 
 
 DecodeEvent = (
@@ -320,7 +320,7 @@ class RemotePrefill:
             case CacheForgotten(job, error):
                 self._on_forgotten(job, error)
             case EngineStepped():
-                self._look()
+                self._start_ready_pulls()
             case _:
                 assert_never(event)
         return self._commands
@@ -328,7 +328,7 @@ class RemotePrefill:
     def _tick(self) -> None:
         while (key := self._timers.pop_due(self._now_us)) is not None:
             if key == SLOT:
-                self._look()
+                self._start_ready_pulls()
             else:
                 self._on_time(self.jobs[key])
 
@@ -339,9 +339,9 @@ class RemotePrefill:
             case JobPhase.ASKED if job.taker is None and self._view.log_away:
                 self._recompute(job, "log_away", "no prefill worker can take the job: the log is away")
             case JobPhase.ASKED:
-                self._timers.set(job.id, self._next_look_us(job))
+                self._timers.set(job.id, self._next_check_us(job))
             case JobPhase.READY:
-                self._look()
+                self._start_ready_pulls()
             case JobPhase.PULLING:
                 self._give_up(job, "transfer_failed", f"no token within {PULL_TIMEOUT_S:g} s")
             case _:
@@ -410,7 +410,7 @@ class RemotePrefill:
         self._unverified.add(job.id, job.prompt, job.depth + 1)
         job.phase, job.asked_us, job.deadline_us = JobPhase.ASKED, self._now_us, self._now_us + wait_ms * 1000
         job.report = msgspec.structs.replace(job.report, job=job.id)
-        self._timers.set(job.id, self._next_look_us(job))
+        self._timers.set(job.id, self._next_check_us(job))
         kind, hint = self.peers.kind, job.hint
         event = PrefillRequested(
             job=job.id,
@@ -430,15 +430,15 @@ class RemotePrefill:
             self._offer(job, WorkerId(hint.prefer))
         self._commands.append(PublishJob(event))
 
-    def _next_look_us(self, job: PrefillJob) -> int:
-        return min(job.deadline_us, self._now_us + round(LOOK_S * 1e6))
+    def _next_check_us(self, job: PrefillJob) -> int:
+        return min(job.deadline_us, self._now_us + round(LOG_CHECK_S * 1e6))
 
     def _offer(self, job: PrefillJob, worker: WorkerId) -> None:
         peer = self.peers.get(worker)
         if peer is not None:
             self._send(peer.connection, JobOffer(job=job.id))
 
-    def _look(self) -> None:
+    def _start_ready_pulls(self) -> None:
         """The first job that waits for a slot has one, if the engine can begin it at once."""
         load = self._view.load()
         pulling = sum(job.phase is JobPhase.PULLING for job in self.jobs.values())
@@ -454,7 +454,7 @@ class RemotePrefill:
             self._timers.set(job.id, self._now_us + round(PULL_TIMEOUT_S * 1e6))
             self._commands.append(StartPull(job.id, job.pull))
         if self.ready and SLOT not in self._timers:
-            self._timers.set(SLOT, self._now_us + round(SLOT_LOOK_S * 1e6))
+            self._timers.set(SLOT, self._now_us + round(SLOT_CHECK_S * 1e6))
 
     def _on_first(self, id_: str, cached_tokens: int) -> None:
         job = self.jobs.get(id_)
@@ -709,7 +709,7 @@ class RemotePrefill:
         job.phase = JobPhase.READY
         self._timers.set(job.id, job.until_us)
         self.ready.append(job)
-        self._look()
+        self._start_ready_pulls()
         return True
 
     def _on_failed(self, event: PrefillFailed) -> None:

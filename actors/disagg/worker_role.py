@@ -32,7 +32,7 @@ class RoleContext(Protocol):
     key: DeploymentKey
     routing: RoutingSettings
 
-    def present(self) -> WorkerPublisher:
+    def current_publisher(self) -> WorkerPublisher:
         """The worker's present life."""
 
     def leave(self, reason: str) -> None:

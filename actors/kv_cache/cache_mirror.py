@@ -119,12 +119,12 @@ class CacheMirror:
             if block is None:
                 block = known[name] = CachedBlock(name)
             if block.parent is None:
-                block.put_behind(parent, raw[at * step : (at + 1) * step])
+                block.attach(parent, raw[at * step : (at + 1) * step])
             block.gain(level)
             if block.reach > level:  # else this copy is no nearer than what readers know
                 _move(block, moved)
             parent = block
-        return self._tell(moved)
+        return self._move_levels(moved)
 
     def _apply_removed(self, change: CacheRemoved) -> list[Event]:
         level = LEVELS.get(change.tier)
@@ -141,7 +141,7 @@ class CacheMirror:
             touched.append(block)
         for block in reversed(touched):  # engines free the tail first, readers hear of parents first
             _move(block, moved)
-        events = self._tell(moved)
+        events = self._move_levels(moved)
         for block in touched:
             self._forget_if_missing(block)
         return events
@@ -169,7 +169,7 @@ class CacheMirror:
             block = self._blocks[name] = CachedBlock(name)
         return block
 
-    def _tell(self, moved: dict[CachedBlock, int]) -> list[Event]:
+    def _move_levels(self, moved: dict[CachedBlock, int]) -> list[Event]:
         for block, old in moved.items():
             if old == DEVICE and block.hash is not None:
                 self._device_hashes.discard(block.hash)

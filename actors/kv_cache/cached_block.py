@@ -102,7 +102,7 @@ class CachedBlock:
             yield child
             child = child.after
 
-    def put_behind(self, parent: CachedBlock, tokens: bytes) -> None:
+    def attach(self, parent: CachedBlock, tokens: bytes) -> None:
         """The block is a child of `parent`."""
         assert self.parent is None
         self.parent = parent

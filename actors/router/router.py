@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,13 @@ from actors.router.request_scheduler import (
 )
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
 from actors.transport.frames import PROTOCOL, Hello
-from actors.transport.output_stream import output_stream
 from core.clock import Clock
 from core.entropy import random_bits64
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
-from core.generation import GenerateRequest, Output, OutputConsumer
+from core.generation import GenerateRequest, OutputConsumer
 from core.ids import WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard, NoWorkers, unknown_model
@@ -318,12 +317,6 @@ class Router:
                 detail=detail_of(error),
             )
         )
-
-    def generate(
-        self, model: str, request: GenerateRequest, ended: Callable[[], str | None] = lambda: None
-    ) -> AsyncGenerator[Output, None]:
-        """The same as an iterator that is read at the reader's own pace; closing it cancels."""
-        return output_stream(lambda consumer: self.run(model, request, consumer), ended)
 
     # --- what the scheduler reads ------------------------------------------------------------------------------
 

@@ -24,13 +24,13 @@ class LoadReporter:
         engine: Engine,
         clock: Clock,
         *,
-        presence: Callable[[], WorkerPublisher],
+        publisher: Callable[[], WorkerPublisher],
         draining: Callable[[], bool],
         totals: Callable[[], dict[str, int]],
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._presence = presence
+        self._publisher = publisher
         self._draining = draining
         self._totals = totals
         self._reported_ms = -REPORT_IDLE_MS
@@ -44,20 +44,20 @@ class LoadReporter:
 
     def report(self) -> None:
         """The log hears of the load, if it is news or due and the report before this is not waiting any more."""
-        presence, load, totals = self._presence(), self._engine.load(), self._totals()
+        publisher, load, totals = self._publisher(), self._engine.load(), self._totals()
         report = LoadReported(
             running=load.running,
             waiting=load.waiting,
             blocks_used=load.blocks_used,
             blocks_total=load.blocks_total,
             draining=self._draining(),
-            kv_n=presence.kv.n_acked,
-            kv_head=presence.kv.head,
+            kv_n=publisher.kv.n_acked,
+            kv_head=publisher.kv.head,
             prompt_tokens=totals.get("prompt_tokens", 0),
             cached_tokens=totals.get("cached_tokens", 0),
             blocks_unindexed=totals.get("blocks_unindexed", 0),
         )
         now = self._clock.monotonic_ms()
         due = report != self._last or now - self._reported_ms >= REPORT_IDLE_MS
-        if due and presence.report(report):
+        if due and publisher.report(report):
             self._last, self._reported_ms = report, now

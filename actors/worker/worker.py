@@ -45,7 +45,7 @@ RESTATE_EVERY_S = 7 * 86_400 / 4
 """The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
 ENGINE_STOP_TIMEOUT_S = 60.0
 """How long the engine may take to end, longer than its own bounds; then we end without it."""
-AWAY_SAID_S = 3.0
+LOG_AWAY_REPORT_S = 3.0
 """A log that acknowledges nothing for so long is said to be away."""
 
 _logger = logging.getLogger(__name__)
@@ -120,9 +120,9 @@ class Worker:
     @property
     def ready(self) -> bool:
         """It takes requests, the log's first word of it was stored, and the log takes more."""
-        if self.presence is None or self.port.draining:
+        if self.publisher is None or self.port.draining:
             return False
-        return self.presence.kv.n_acked > 0 and not self.presence.kv.ended
+        return self.publisher.kv.n_acked > 0 and not self.publisher.kv.ended
 
     async def start(self, details: dict[str, object]) -> None:
         """The engine is up, the server open, the worker registered; `details` go into the registry beside the rest.
@@ -156,11 +156,11 @@ class Worker:
         self.reports = LoadReporter(
             self.engine,
             self.clock,
-            presence=self.present,
+            publisher=self.current_publisher,
             draining=lambda: self.port.draining,
             totals=lambda: self.totals,
         )
-        restating = restate_periodically(self.present().id, self.options.restate_every_s, self._restate)
+        restating = restate_periodically(self.current_publisher().id, self.options.restate_every_s, self._restate)
         for loop in (self.reports.run(), self._check_loop(), restating):
             self._spawn(loop)
         await self.role.start()
@@ -232,41 +232,41 @@ class Worker:
 
     def describe(self) -> dict[str, Any]:
         """Who this is, and what its mirror and its outboxes hold."""
-        presence, mirror = self.presence, self.mirror
+        publisher, mirror = self.publisher, self.mirror
         return {
-            "worker": presence.id if presence else None,
+            "worker": publisher.id if publisher else None,
             "name": self.options.name,
             "blocks": mirror.reported if mirror else 0,
             "requests": self.port.streams,
-            "appended": presence.kv.n_acked if presence else 0,
-            "waiting": presence.kv.depth if presence else 0,
-            "outbox": {"events": presence.kv.depth, "bytes": presence.kv.bytes} if presence else None,
-            "log_away_s": round(presence.kv.away_s, 1) if presence else 0,
+            "appended": publisher.kv.n_acked if publisher else 0,
+            "waiting": publisher.kv.depth if publisher else 0,
+            "outbox": {"events": publisher.kv.depth, "bytes": publisher.kv.bytes} if publisher else None,
+            "log_away_s": round(publisher.kv.away_s, 1) if publisher else 0,
             "role": self.options.role,
             "prefill": self.role.describe(),
         }
 
     def degraded(self) -> dict[str, str]:
         """What it does without for now, though it serves."""
-        kv = self.presence.kv if self.presence else None
-        if kv is None or kv.away_s < AWAY_SAID_S:
+        kv = self.publisher.kv if self.publisher else None
+        if kv is None or kv.away_s < LOG_AWAY_REPORT_S:
             return {}
         return {"log": f"away for {kv.away_s:.0f} s, {kv.depth} events wait"}
 
     def welcome(self) -> Welcome:
         """Who the worker is now."""
-        assert self.presence is not None
-        return Welcome(worker=self.presence.id, name=self.options.name, model=self.engine.info.model)
+        assert self.publisher is not None
+        return Welcome(worker=self.publisher.id, name=self.options.name, model=self.engine.info.model)
 
     @property
-    def presence(self) -> WorkerPublisher | None:
+    def publisher(self) -> WorkerPublisher | None:
         """Its publisher under its present id; None before it joined."""
         return None if self.membership is None else self.membership.publisher
 
-    def present(self) -> WorkerPublisher:
+    def current_publisher(self) -> WorkerPublisher:
         """The same, once it joined."""
-        assert self.presence is not None
-        return self.presence
+        assert self.publisher is not None
+        return self.publisher
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """Tokens of a request, as the engine makes them."""
@@ -283,9 +283,9 @@ class Worker:
     def restate(self) -> None:
         """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
         now = self.clock.monotonic_ms()
-        if self.presence is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
+        if self.publisher is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
             self._restated_ms = now
-            self.presence.restate()
+            self.publisher.restate()
 
     def cached(self) -> bytes:
         """The mirror's blocks on the device, sorted."""
@@ -340,8 +340,8 @@ class Worker:
             return
         self._totals["kv_events"] += 1
         events = self.mirror.apply(change)
-        if self.presence is not None:
-            self.presence.publish(events)
+        if self.publisher is not None:
+            self.publisher.publish(events)
 
     async def _check_loop(self) -> None:
         why = await wait_until_dead(self.engine, self._evidence, self.options.engine_stall_s)
@@ -358,7 +358,7 @@ class Worker:
         return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
 
     def _restate(self) -> None:
-        self.present().restate()
+        self.current_publisher().restate()
 
     async def _quiet(self, membership: WorkerMembership) -> None:
         """Replicas know that we take nothing new, and requests in flight have finished."""

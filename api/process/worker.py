@@ -82,7 +82,7 @@ async def _run(it: Worker, home: Path | None, ops: HttpServer) -> str:
 def _ready(it: Worker) -> Readiness:
     if it.ready:
         return Readiness(ready=True, waiting_for={}, degraded=it.degraded())
-    if it.presence is None:
+    if it.publisher is None:
         return Readiness(ready=False, waiting_for={"engine": "is starting"})
     if it.port.draining:
         return Readiness(ready=False, waiting_for={"end": "draining"})
@@ -91,8 +91,8 @@ def _ready(it: Worker) -> Readiness:
 
 def _watch(it: Worker, metrics: WorkerMetrics) -> None:
     """State is read when metrics are scraped."""
-    watch_outbox(metrics.log, "kv", lambda: it.presence.kv if it.presence else None)
-    watch_outbox(metrics.log, LOAD, lambda: it.presence.load if it.presence else None)
+    watch_outbox(metrics.log, "kv", lambda: it.publisher.kv if it.publisher else None)
+    watch_outbox(metrics.log, LOAD, lambda: it.publisher.load if it.publisher else None)
     metrics.watch_totals(lambda: it.totals)
     metrics.watch_load(
         lambda: it.engine.load().running,

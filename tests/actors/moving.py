@@ -15,6 +15,7 @@ from core.generation import GenerateRequest, Output
 from tests.actors.membership.test_failure_detector import worker_id
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import FAST, World, request
+from tests.output_stream import generate
 
 SLOW = dataclasses.replace(FAST, decode_us_per_step=2000)
 LONG = 300
@@ -46,7 +47,7 @@ async def fleet(it: World, *names: str, **options: Any) -> Router:
 
 
 def stream_of(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, None]:
-    return router.generate("sim", asked)
+    return generate(router, "sim", asked)
 
 
 def where(it: World, router: Router) -> str:

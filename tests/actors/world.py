@@ -25,6 +25,7 @@ from streams.log import EventLog
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 NAMESPACE = "test"
 KEY = DeploymentKey(bytes(32))
@@ -94,10 +95,10 @@ class World:
 
         def agree() -> bool:
             for worker in self.workers.values():
-                assert worker.presence is not None
+                assert worker.publisher is not None
                 assert worker.mirror is not None
-                held = router.state.index.held(WorkerId(worker.presence.id))
-                if held != set(worker.mirror.held("device")) or not worker.presence.kv.idle:
+                held = router.state.index.held(WorkerId(worker.publisher.id))
+                if held != set(worker.mirror.held("device")) or not worker.publisher.kv.idle:
                     return False
             return not len(router.publisher.pending) and router.publisher.outbox.idle
 
@@ -113,13 +114,13 @@ class World:
     async def crash(self, name: str) -> WorkerId:
         """The worker is gone without a word, as by kill -9; its registration stays. Returns its id."""
         worker = self.workers.pop(name)
-        assert worker.presence is not None
+        assert worker.publisher is not None
         for task in worker._tasks:
             task.cancel()
-        await worker.presence.end()
+        await worker.publisher.end()
         await worker.port.close()
         await worker.engine.stop()
-        return worker.presence.id
+        return worker.publisher.id
 
     async def crash_router(self, name: str) -> ReplicaId:
         """The same for a replica."""
@@ -180,5 +181,5 @@ class Discarding:
 
 async def collect(router: Router, asked: GenerateRequest, model: str = "sim") -> tuple[list[int], list[Output]]:
     """All tokens of a generation, and its outputs."""
-    outputs = [output async for output in router.generate(model, asked)]
+    outputs = [output async for output in generate(router, model, asked)]
     return [token for output in outputs for token in output.tokens], outputs

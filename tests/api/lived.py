@@ -17,6 +17,7 @@ from tests.actors.world import FAST
 from tests.api.deployed import Deployed
 from tests.api.scripted import files
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 
 class Lived:
@@ -31,7 +32,7 @@ class Lived:
         asked = GenerateRequest(
             id=RequestId(name), tokens=tokens_to_bytes(tokens), sampling=Sampling(max_tokens=4, temperature=0)
         )
-        async for _ in self.router.generate("tiny", asked):
+        async for _ in generate(self.router, "tiny", asked):
             pass
         await eventually(
             lambda: not len(self.router.publisher.pending) and self.router.publisher.outbox.idle, "the log has it"

@@ -104,10 +104,10 @@ async def _stored(it: World, router: Router) -> None:
     ends = await it.told(ROUTING, RequestFinished)
     assert {event.request for event in ends} == {SHORT, PULLED, PREFERRED, AGAIN, RECOMPUTED, WAITING}
     await eventually(lambda: set(map(_id, it.workers.values())) >= router.state.jobs.parts.keys(), "the dead are known")
-    boxes = [worker.presence.jobs for worker in it.workers.values() if worker.presence is not None]
+    boxes = [worker.publisher.jobs for worker in it.workers.values() if worker.publisher is not None]
     await eventually(lambda: all(box.idle for box in boxes), "the log has the jobs")
 
 
 def _id(worker: Worker) -> str:
-    assert worker.presence is not None
-    return worker.presence.id
+    assert worker.publisher is not None
+    return worker.publisher.id

@@ -134,18 +134,18 @@ class WorkerPart(Part):
     @property
     def id(self) -> WorkerId:
         """Who it is in the log now."""
-        assert self.worker.presence is not None
-        return self.worker.presence.id
+        assert self.worker.publisher is not None
+        return self.worker.publisher.id
 
     @property
     def unrest(self) -> str:
         """What it still has to do; empty if nothing."""
-        if not self.started or self.worker.presence is None or not self.worker.ready:
+        if not self.started or self.worker.publisher is None or not self.worker.ready:
             return "not ready"
-        if not self.worker.presence.kv.idle or self.worker.presence.load.depth:
+        if not self.worker.publisher.kv.idle or self.worker.publisher.load.depth:
             return "has not said all"
         if isinstance(self.engine, MovingEngine):
-            return self._moving_unrest(self.worker.presence)
+            return self._moving_unrest(self.worker.publisher)
         return ""
 
     def _moving_unrest(self, presence: WorkerPublisher) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from actors.disagg.remote_prefill import SLOT_LOOK_S
+from actors.disagg.remote_prefill import SLOT_CHECK_S
 from core.codec import decode_message
 from core.events import Event, RequestPrefilled, UnknownEvent
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
@@ -137,7 +137,7 @@ def _waited_s(event: PrefillPulled | PrefillCancelled) -> float:
 def _most_s(world: World, asked: PrefillRequested, event: PrefillPulled | PrefillCancelled) -> float:
     if isinstance(event, PrefillCancelled) and event.reason in {"deadline", "log_away", "mismatch"}:
         return asked.wait_ms / 1000 + CLOCK_S
-    return most_job_s(world.options, asked.wait_ms) + SLOT_LOOK_S + CLOCK_S
+    return most_job_s(world.options, asked.wait_ms) + SLOT_CHECK_S + CLOCK_S
 
 
 def _events(world: World, stream: StreamName) -> Iterator[tuple[WorkerId, Event | UnknownEvent]]:

@@ -22,6 +22,7 @@ from streams.log import Record
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from streams.memory.memory_stream import MemoryStream
+from tests.output_stream import generate
 from tests.simulation import faults
 from tests.simulation.engine import BLOCK_SIZE, MODEL
 from tests.simulation.loop import Process, VirtualClock, VirtualLoop
@@ -203,7 +204,7 @@ class World:
     async def _served(self, part: ReplicaPart, request: GenerateRequest, *, hangs_up: bool) -> bool:
         if not part.started:
             return False
-        outputs = part.router.generate(MODEL, request)
+        outputs = generate(part.router, MODEL, request)
         text: list[int] = []
         try:
             async with aclosing(outputs) as stream:

@@ -184,7 +184,7 @@ class BlockHashSequence(EngineSequence):
     that a token costs nothing by itself. Nothing is in its blocks' memory that could be wrong.
     """
 
-    __slots__ = ("_told",)
+    __slots__ = ("_delivered",)
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class BlockHashSequence(EngineSequence):
         pull: bool = False,
     ) -> None:
         super().__init__(request, settings, known.tokens, hashes_from_bytes(known.hashes), hold=hold, pull=pull)
-        self._told = 0
+        self._delivered = 0
 
     def go_on(self) -> Output | None:
         """As of `EngineSequence`."""
@@ -210,7 +210,7 @@ class BlockHashSequence(EngineSequence):
     def untold(self) -> tuple[int, ...]:
         """As of `EngineSequence`; they are told by this."""
         made = self.length - self.prompt_tokens
-        tokens, self._told = (0,) * (made - self._told), made
+        tokens, self._delivered = (0,) * (made - self._delivered), made
         return tokens
 
     def skip(self, tokens: int, pool: BlockPool) -> None:

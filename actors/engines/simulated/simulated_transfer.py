@@ -84,7 +84,7 @@ class SimulatedTransfer:
         self._expected: dict[RequestId, _Expected] = {}
         """Until their holder was told that they need not be held any more."""
         self._fetching: dict[RequestId, asyncio.Task[None]] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._notifications: set[asyncio.Task[None]] = set()
         self._totals = TransferTotals()
 
     def __repr__(self) -> str:
@@ -136,7 +136,7 @@ class SimulatedTransfer:
 
     async def decline(self, pull: KvPull) -> None:
         """Their holder was told that they will not be fetched, if it could be reached in time."""
-        await self._say(pull, fetched=False)
+        await self._notify_holder(pull, fetched=False)
 
     async def forget(self) -> None:
         """Nothing that is in the cache now will be found. EngineDead, also if it hangs: it must not serve so."""
@@ -171,7 +171,7 @@ class SimulatedTransfer:
             task.cancel()
         expected = self._expected.pop(id, None)
         if expected is not None and not self._dead:
-            self._spawn(self._say(expected.pull, fetched=False))
+            self._spawn(self._notify_holder(expected.pull, fetched=False))
 
     def on_step(self, result: StepResult) -> None:
         """What a step wants from elsewhere is being fetched; what it did for others is theirs."""
@@ -188,7 +188,7 @@ class SimulatedTransfer:
         """Nothing is moved any more, and nobody can reach this engine."""
         self._dead = True
         self._channel.close()
-        for task in (*self._fetching.values(), *self._telling):
+        for task in (*self._fetching.values(), *self._notifications):
             task.cancel()
         for waiting in self._prefills.values():
             if not waiting.done():
@@ -209,7 +209,7 @@ class SimulatedTransfer:
         self._count(len(ids))
         missing = [NEVER_WRITTEN] * (fetch.blocks - len(contents))
         self._host.tell(BlocksArrived(fetch.id, (*contents, *missing)))
-        self._spawn(self._say(pull, fetched=True))
+        self._spawn(self._notify_holder(pull, fetched=True))
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
         del self._fetching[RequestId(task.get_name())]
@@ -222,13 +222,13 @@ class SimulatedTransfer:
             bytes=totals.bytes + blocks * self._host.settings.block_bytes,
         )
 
-    async def _say(self, pull: KvPull, *, fetched: bool) -> None:
+    async def _notify_holder(self, pull: KvPull, *, fetched: bool) -> None:
         try:
             await self._channel.free(pull.address, pull.blocks.request, fetched=fetched)
         except TransferFailed as error:  # their time ends at the holder's in any case
             _logger.debug("whoever holds blocks of %s does not know that it need not: %s", pull.blocks.request, error)
 
-    def _spawn(self, telling: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(telling, name="tell a holder")
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _spawn(self, notification: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(notification, name="tell a holder")
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)

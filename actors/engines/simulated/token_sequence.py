@@ -48,18 +48,20 @@ class TokenBounds:
         """Whether the answer ends with this token, unless it is too early for that."""
         return token in self._stops or (token == self._settings.eos_token and not self._ignore_eos)
 
-    def choose(self, wanted: int, drawn: int, *, early: bool) -> int:
-        """`wanted` if it is within bounds, else one that is, by `drawn`; no end if it is too early and there is another
-        token."""
+    def choose(self, preferred: int, drawn: int, *, early: bool) -> int:
+        """The preferred token if it is within bounds, else one that is, by `drawn`.
+
+        It ends the answer too early only if no other token is within bounds.
+        """
         if self._only:
             fitting = [token for token in self._only if not (early and self.ends(token))] or self._only
-            return wanted if wanted in fitting else fitting[(drawn >> 16) % len(fitting)]
+            return preferred if preferred in fitting else fitting[(drawn >> 16) % len(fitting)]
         first = self._settings.token_min
         for _ in range(self._avoided + 1):  # enough to get past all that are avoided
-            if wanted not in self._forbidden and not (early and self.ends(wanted)):
+            if preferred not in self._forbidden and not (early and self.ends(preferred)):
                 break
-            wanted = first + (wanted + 1 - first) % (self._settings.vocab - first)
-        return wanted
+            preferred = first + (preferred + 1 - first) % (self._settings.vocab - first)
+        return preferred
 
 
 def check_bounds(settings: SimulatedSettings, sampling: Sampling) -> None:
@@ -90,12 +92,12 @@ def answer_logprobs(drawn: int, token: int, top: int, vocab: int) -> TokenLogpro
 def prompt_logprobs(tokens: Sequence[int], top: int, vocab: int) -> tuple[TokenLogprobs | None, ...]:
     """Of each token of the prompt but the first, by what stands before it."""
     before = xxhash.xxh3_64(seed=_PROMPT_SEED)
-    told: list[TokenLogprobs | None] = []
+    found: list[TokenLogprobs | None] = []
     for token in tokens:
         drawn = before.intdigest()
-        told.append(_logprobs(drawn, token, (drawn >> 16) % _PROMPT_RANKS, top, vocab) if told else None)
+        found.append(_logprobs(drawn, token, (drawn >> 16) % _PROMPT_RANKS, top, vocab) if found else None)
         before.update(token.to_bytes(TOKEN_BYTES, "little"))
-    return tuple(told)
+    return tuple(found)
 
 
 def embedding(tokens: bytes, dimensions: int) -> bytes:
@@ -161,7 +163,7 @@ class TokenSequence(EngineSequence):
         self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
 
     def go_on(self) -> Output:
-        """As of `EngineSequence`; an embedding if that is asked for. Every token is told at once."""
+        """As of `EngineSequence`; an embedding if that is asked for. Every token is delivered at once."""
         first = self.length == self.prompt_tokens
         cached_tokens = self.cached_tokens if first else None
         if self.request.task == TASK_EMBED:
@@ -180,7 +182,7 @@ class TokenSequence(EngineSequence):
         )
 
     def untold(self) -> tuple[int, ...]:
-        """None: every token was told when it was there."""
+        """None: every token was delivered when it was there."""
         return ()
 
     def _finish(self) -> str | None:

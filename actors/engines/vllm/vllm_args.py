@@ -56,7 +56,7 @@ OURS = frozenset({"model", "served_model_name", "kv_events_config"})
 
 def environment(model_path: str) -> dict[str, str]:
     """What must stand in the environment before vLLM is imported, where the user set nothing else."""
-    wanted = {
+    variables = {
         "NIXL_LOG_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1",
@@ -66,8 +66,8 @@ def environment(model_path: str) -> dict[str, str]:
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",  # an idle worker takes all of it
     }
     if Path(model_path).is_dir():
-        wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return wanted
+        variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return variables
 
 
 def environment_cpu(cores: int) -> dict[str, str]:
@@ -76,10 +76,10 @@ def environment_cpu(cores: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def environment_with(wanted: Mapping[str, str]) -> Iterator[None]:
+def environment_with(variables: Mapping[str, str]) -> Iterator[None]:
     """These variables stand in our environment, and in that of processes that start meanwhile."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -90,9 +90,9 @@ def environment_with(wanted: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def set_defaults(wanted: Mapping[str, str]) -> None:
+def set_defaults(variables: Mapping[str, str]) -> None:
     """These variables stand in our environment and in that of processes to come, if they did not before."""
-    for name, value in wanted.items():
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
 
 
@@ -163,8 +163,8 @@ def _own_dtype(model_path: str) -> dict[str, str]:
     config = Path(model_path, "config.json")
     if not config.is_file():
         return {}
-    said = json.loads(config.read_text())
-    return {"dtype": "float32"} if "float32" in (said.get("dtype"), said.get("torch_dtype")) else {}
+    config_values = json.loads(config.read_text())
+    return {"dtype": "float32"} if "float32" in (config_values.get("dtype"), config_values.get("torch_dtype")) else {}
 
 
 def model_digest(model_path: str, config_json: str, revision: str | None) -> str:
@@ -173,8 +173,8 @@ def model_digest(model_path: str, config_json: str, revision: str | None) -> str
     Of one on the hub: name and revision. Equal names do not prove equal weights.
     """
     weights = sorted((file.name, file.stat().st_size) for file in Path(model_path).glob("*.safetensors"))
-    told = json.dumps([config_json, weights or [model_path, revision]])
-    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+    described = json.dumps([config_json, weights or [model_path, revision]])
+    return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
 
 def reason(error: Exception) -> str:
@@ -200,12 +200,12 @@ def parse_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> dict[s
     """What the flags say, and nothing of what they leave out; CallerError in the parser's words."""
     for action in parser._actions:  # noqa: SLF001  (argparse has no public way to leave out what is not given)
         action.default = argparse.SUPPRESS
-    said = io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(printed):
             return dict(vars(parser.parse_args(list(flags))))
     except SystemExit as error:
-        reason = said.getvalue().strip().rpartition("error: ")[2]
+        reason = printed.getvalue().strip().rpartition("error: ")[2]
         raise CallerError(f"vLLM refuses its flags: {reason}") from error
 
 

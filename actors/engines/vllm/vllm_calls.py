@@ -73,7 +73,7 @@ def output(result: Any, sampling: Sampling, *, first: bool) -> Output:
         tokens=tuple(completion.token_ids),
         finish=None if finish is None else FINISHES[finish],
         cached_tokens=(result.num_cached_tokens or 0) if first else None,
-        logprobs=_told(completion.logprobs or (), sampling.logprobs),
+        logprobs=_logprobs_of(completion.logprobs or (), sampling.logprobs),
         prompt_logprobs=tuple(one and _of_token(one, sampling.prompt_logprobs) for one in prompt),
     )
 
@@ -86,8 +86,8 @@ def embedding(result: Any) -> Output:
 
 def sentence(error: Exception) -> str:
     """What vLLM has against a request, on one line, without the values that it repeats behind it."""
-    said = " ".join(str(error.args[0] if error.args else error).split())
-    return said if len(said) <= SENTENCE_MAX else f"{said[:SENTENCE_MAX]}…"
+    text = " ".join(str(error.args[0] if error.args else error).split())
+    return text if len(text) <= SENTENCE_MAX else f"{text[:SENTENCE_MAX]}…"
 
 
 def _check_task(request: GenerateRequest, llm: Any) -> None:
@@ -98,13 +98,13 @@ def _check_task(request: GenerateRequest, llm: Any) -> None:
         raise CallerError("this model only makes embeddings here: its workers were started with `runner: pooling`")
 
 
-def _told(positions: Iterable[Mapping[int, Any]], top: int) -> tuple[TokenLogprobs, ...]:
+def _logprobs_of(positions: Iterable[Mapping[int, Any]], top: int) -> tuple[TokenLogprobs, ...]:
     return tuple(_of_token(position, top) for position in positions)
 
 
 def _of_token(position: Mapping[int, Any], top: int) -> TokenLogprobs:
     """vLLM names the token itself first, then the likeliest by rank; among these it stands once more, or not."""
-    ranked = {told.rank: (token, max(told.logprob, LOGPROB_MIN)) for token, told in position.items()}
+    ranked = {candidate.rank: (token, max(candidate.logprob, LOGPROB_MIN)) for token, candidate in position.items()}
     token, own = next(iter(position.items()))
     best = tuple(ranked[rank] for rank in range(1, top + 1) if rank in ranked)
     return TokenLogprobs(token, max(own.logprob, LOGPROB_MIN), best, own.rank or 0)

@@ -183,9 +183,9 @@ class VllmEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
             config = self._configure()
-            told = self._side_channel.environment() if self._side_channel is not None else {}
+            variables = self._side_channel.environment() if self._side_channel is not None else {}
             try:
-                with vllm_args.environment_with(told), self._processes.starting():
+                with vllm_args.environment_with(variables), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]
                     return self._vllm.AsyncLLM.from_vllm_config(config, stat_loggers=loggers)
             except (RuntimeError, ValueError, OSError) as error:

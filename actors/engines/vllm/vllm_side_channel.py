@@ -40,20 +40,20 @@ class NixlSideChannel:
     def __init__(self, environment: Mapping[str, str]) -> None:
         """As the environment says, else a free port of this machine alone. CallerError if that cannot be had."""
         self.host = environment.get(HOST_VARIABLE) or HOST
-        wanted = environment.get(PORT_VARIABLE, "")
-        if wanted and not (wanted.isdecimal() and 0 < int(wanted) < 1 << 16):
-            raise CallerError(f"{PORT_VARIABLE} is {wanted!r}: set it to a port number, or unset it")
+        port = environment.get(PORT_VARIABLE, "")
+        if port and not (port.isdecimal() and 0 < int(port) < 1 << 16):
+            raise CallerError(f"{PORT_VARIABLE} is {port!r}: set it to a port number, or unset it")
         self._claim = socket.socket(socket.AF_UNIX)
         self._socket = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((self.host, int(wanted or 0)))
+            self._socket.bind((self.host, int(port or 0)))
             self.port = int(self._socket.getsockname()[1])
             self._claim.bind(f"\0contrail-side-channel-{self.port}")  # two engines that start at once both could bind
         except OSError as error:
             self.close()
             raise CallerError(
-                f"the engine cannot listen on {self.host}:{wanted or 'any port'} to have blocks fetched ({error}): set "
+                f"the engine cannot listen on {self.host}:{port or 'any port'} to have blocks fetched ({error}): set "
                 f"{HOST_VARIABLE} to an address of this machine and {PORT_VARIABLE} to a free port, or unset them"
             ) from error
 
@@ -109,13 +109,13 @@ def ask(host: str, port: int, sizes: Sizes) -> BlockFacts:
     facts: BlockFacts | None = None
     block_bytes = 0
     try:
-        with zmq.Context() as context, context.socket(zmq.REQ) as asking:
-            asking.linger = 0
-            asking.rcvtimeo = ASK_TIMEOUT_MS
-            asking.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
+        with zmq.Context() as context, context.socket(zmq.REQ) as requests:
+            requests.linger = 0
+            requests.rcvtimeo = ASK_TIMEOUT_MS
+            requests.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
             for pp, tp in product(range(sizes.pp), range(sizes.tp)):
-                asking.send(msgspec.msgpack.encode((b"get_meta_msg", pp, tp)))
-                handshake = msgspec.msgpack.decode(asking.recv_multipart()[0], type=_Handshake)
+                requests.send(msgspec.msgpack.encode((b"get_meta_msg", pp, tp)))
+                handshake = msgspec.msgpack.decode(requests.recv_multipart()[0], type=_Handshake)
                 agent = msgspec.msgpack.decode(handshake.agent_metadata_bytes, type=_Agent)
                 block_bytes += sum(agent.block_lens) * agent.physical_blocks_per_logical_kv_block
                 facts = BlockFacts(
@@ -147,7 +147,7 @@ def address(channel: NixlSideChannel, config: Any, version: str) -> tuple[KvAddr
         f"vllm {version} {facts.compatibility[:16]}",
         f"model {digest}",
     )
-    told = KvAddress(
+    found = KvAddress(
         engine_id=facts.engine_id,
         host=channel.host,
         port=channel.port,
@@ -156,7 +156,7 @@ def address(channel: NixlSideChannel, config: Any, version: str) -> tuple[KvAddr
         transport=offered(os.environ.get("UCX_TLS", ""), rdma_devices()),
         details={"tp_size": sizes.tp, "dcp_size": sizes.dcp, "pp_size": sizes.pp},
     )
-    return told, sizes.tp * sizes.pp
+    return found, sizes.tp * sizes.pp
 
 
 def rdma_devices() -> list[str]:

@@ -18,8 +18,8 @@ async def test_a_block_put_into_a_table_by_hand_is_found_and_gone() -> None:
         await it.settled(router)
         check: IndexAuditSchedule = router.background_tasks.index_audit
         assert await check.check() == []
-        assert worker.presence is not None
-        digest, held = router.state.digest, router.state.index.held(WorkerId(worker.presence.id))
+        assert worker.publisher is not None
+        digest, held = router.state.digest, router.state.index.held(WorkerId(worker.publisher.id))
 
         def damage() -> None:
             (table,) = (table for table in router.state.index._tables.values() if any(table.shards))
@@ -28,12 +28,12 @@ async def test_a_block_put_into_a_table_by_hand_is_found_and_gone() -> None:
 
         damage()
         assert router.state.digest == digest
-        assert await check.check() == [worker.presence.id]
-        assert router.state.index.held(WorkerId(worker.presence.id)) == held
+        assert await check.check() == [worker.publisher.id]
+        assert router.state.index.held(WorkerId(worker.publisher.id)) == held
         assert router.runner.rebuilds == 1
         assert await check.check() == []
         damage()
-        assert await check.check() == [worker.presence.id]
+        assert await check.check() == [worker.publisher.id]
         assert (check.damaged, router.runner.rebuilds) == (2, 1)
         tokens, _ = await collect(router, request(range(100)))
         assert tokens_to_bytes(tokens)

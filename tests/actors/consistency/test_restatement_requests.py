@@ -12,6 +12,7 @@ from core.subjects import ROUTING, kv_stream
 from streams.memory.memory_log import MemoryLog
 from tests.actors.world import World, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 KV = kv_stream(0)
 
@@ -38,7 +39,7 @@ async def test_a_replica_says_again_what_another_lost() -> None:
         await it.worker("a")
         first = await it.router()
         await it.ready(first)
-        stream = first.generate("sim", request(range(60), max_tokens=3000, id="long"))
+        stream = generate(first, "sim", request(range(60), max_tokens=3000, id="long"))
         await anext(stream)
         await it.settled(first)
         await delete(it, ROUTING, first.publisher.id, 1)
@@ -69,8 +70,8 @@ async def test_a_worker_is_asked_for_what_its_chain_lacks(lost: int) -> None:
         for start in range(3):
             await collect(first, request(range(start, start + 60)))
             await it.settled(first)
-        assert worker.presence is not None
-        await delete(it, KV, worker.presence.id, lost)
+        assert worker.publisher is not None
+        await delete(it, KV, worker.publisher.id, lost)
         second = await it.router("frontend-1")
         await eventually(lambda: second.state.gaps_found == 1, "the gap is seen")
         await eventually(lambda: second.state.incomplete == 0, "the cache is known")

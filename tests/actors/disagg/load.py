@@ -12,6 +12,7 @@ from core.generation import GenerateRequest
 from core.models import GenerationFailed, NoWorkers, Overloaded, UnknownModel
 from tests.actors.disagg.disagg import alone
 from tests.actors.world import request
+from tests.output_stream import generate
 
 REFUSALS = (NoWorkers, Overloaded, GenerationFailed, UnknownModel)
 """Clear errors that a client may get while things go wrong."""
@@ -61,7 +62,7 @@ class Load:
         tokens: list[int] = []
         async with asyncio.timeout(ANSWERED_WITHIN_S):  # nothing waits for ever
             try:
-                async for output in self._router.generate("sim", asked):
+                async for output in generate(self._router, "sim", asked):
                     tokens += output.tokens
             except REFUSALS as error:
                 self.refused.append(str(error))

@@ -107,11 +107,11 @@ async def test_a_worker_that_goes_on_under_another_id_keeps_its_jobs(who: str) -
         asked = request(list(TOKENS)[:300])
         answer = asyncio.create_task(collect(router, asked))
         await eventually(lambda: prefill_role(workers["prefill"]).execution.started == 1, "the prefill to begin")
-        old = workers[who].presence
+        old = workers[who].publisher
         assert old is not None
         await it.write_off(router, kv_stream(old.joined.partition), old.id)
         old.restate()  # it says something, and learns of it
-        await eventually(lambda: workers[who].presence is not old, "another id")
+        await eventually(lambda: workers[who].publisher is not old, "another id")
         assert (await answer)[0] == await alone(asked)
         (report,) = [event.prefill for event in await it.told(ROUTING, RequestPrefilled) if event.prefill is not None]
         assert report.outcome == "pulled"

@@ -25,6 +25,7 @@ from core.models import GenerationFailed
 from core.subjects import LOAD, ROUTING, kv_stream, subject
 from tests.actors.world import LEASE_MS, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 KV = kv_stream(0)
 
@@ -40,19 +41,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def freeze(it: World, name: str) -> WorkerId:
     """The worker does nothing any more, as under SIGSTOP; its connections stand."""
     worker = it.workers[name]
-    assert worker.presence is not None
+    assert worker.publisher is not None
     assert worker.port._server is not None
     worker.engine.hang()  # type: ignore[attr-defined]
-    await worker.presence.end()
+    await worker.publisher.end()
     worker.port._server.close()  # else what it had not yet accepted would be answered
     for connection in worker.port._connections:
         assert connection._transport is not None
         connection._transport.pause_reading()
-    return worker.presence.id
+    return worker.publisher.id
 
 
 def worker_id(it: World, name: str) -> WorkerId:
-    presence = it.workers[name].presence
+    presence = it.workers[name].publisher
     assert presence is not None
     return presence.id
 
@@ -95,7 +96,7 @@ async def test_a_frozen_worker_is_lost_and_its_streams_end() -> None:
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = router.generate("sim", request(range(40), max_tokens=100_000))
+        stream = generate(router, "sim", request(range(40), max_tokens=100_000))
         await anext(stream)
         worker = await freeze(it, "a")
         it.store.expire(f"workers/{worker}")
@@ -114,7 +115,7 @@ async def test_an_open_stream_is_trusted_over_the_log() -> None:
         router = await it.router()
         await it.ready(router)
         before = worker_id(it, "a")
-        stream = router.generate("sim", request(range(40), max_tokens=2000))
+        stream = generate(router, "sim", request(range(40), max_tokens=2000))
         await anext(stream)
         await it.write_off(router, KV, before)
         await it.workers["a"].membership.unregister()  # type: ignore[union-attr]
@@ -208,7 +209,7 @@ async def test_a_replica_that_dies_is_lost_once_and_its_requests_with_it() -> No
         routers = [await it.router(f"frontend-{i}") for i in range(3)]
         for router in routers:
             await it.ready(router)
-        stream = routers[0].generate("sim", request(range(40), max_tokens=100_000))
+        stream = generate(routers[0], "sim", request(range(40), max_tokens=100_000))
         await anext(stream)
         await eventually(lambda: routers[1].state.routing.in_flight_load.busy, "it is seen to be busy")
         dead = await it.crash_router("frontend-0")

@@ -33,10 +33,11 @@ from streams.outbox.backlog import MemoryBacklog, OutboxLimits
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import KEY, World, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 
-def generate(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, None]:
-    return router.generate("sim", asked)
+def answer(router: Router, asked: GenerateRequest) -> AsyncGenerator[Output, None]:
+    return generate(router, "sim", asked)
 
 
 async def scripted(it: World) -> tuple[Router, ScriptedEngine]:
@@ -65,7 +66,7 @@ async def test_a_client_that_leaves_is_said_once(way: str, tokens: int) -> None:
     """Before the first token or after it: said once, and the engine stops. A reader that fails is an error."""
     async with world() as it:
         router, engine = await scripted(it)
-        stream = generate(router, request(range(40), id="x"))
+        stream = answer(router, request(range(40), id="x"))
         for _ in range(tokens):
             engine.script("x").put_nowait(Output(tokens=(1,), cached_tokens=0))
             await anext(stream)
@@ -125,7 +126,7 @@ async def test_one_id_twice_at_a_time_is_two_requests() -> None:
     """The second gets a name of its own; after the first has ended, the id is free again."""
     async with world() as it:
         router, engine = await scripted(it)
-        first = generate(router, request(range(40), id="x"))
+        first = answer(router, request(range(40), id="x"))
         engine.script("x").put_nowait(Output(tokens=(1,)))
         assert (await anext(first)).tokens == (1,)
         second = asyncio.create_task(collect(router, request(range(40), id="x")))
@@ -167,7 +168,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
             await collect(router, request(range(40), id=f"x{number}"))
-        long = generate(router, request(range(80), id="long"))
+        long = answer(router, request(range(80), id="long"))
         engine.script("long").put_nowait(Output(tokens=(1,)))
         await anext(long)
         assert router.publisher.outbox.counts.overflows
@@ -222,12 +223,12 @@ async def test_a_history_that_was_replaced_is_told_again() -> None:
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = generate(router, request(range(60), max_tokens=3000, id="long"))
+        stream = answer(router, request(range(60), max_tokens=3000, id="long"))
         await anext(stream)
         await it.settled(router)
         for name in router.state.cursor:
             it.log.remake(name)  # type: ignore[attr-defined]
-        it.workers["a"].presence.restate()  # type: ignore[union-attr]  # else it looks for its end every ten seconds
+        it.workers["a"].publisher.restate()  # type: ignore[union-attr]  # else it looks for its end every ten seconds
         router.publisher.publish_local({"stale": frozenset()})
         await eventually(lambda: router.runner.resets == 3, "the resets")
         await it.ready(router)
@@ -365,7 +366,7 @@ async def test_all_that_counts_is_said_now_and_then() -> None:
         await it.worker("a", engine=engine)
         router = await it.router(restate_every_s=0.05)
         await it.ready(router)
-        stream = generate(router, request(range(40), id="x"))
+        stream = answer(router, request(range(40), id="x"))
         engine.script("x").put_nowait(Output(tokens=(1,)))
         await anext(stream)
 

@@ -15,6 +15,7 @@ from core.subjects import LOAD, ROUTING, kv_stream, subject
 from projections.folds.state import Applied
 from tests.actors.world import NAMESPACE, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +49,7 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         await it.ready(router)
         before, known_as = router.publisher.id, list[str]()
         router.membership.on_new_id = known_as.append
-        stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
+        stream = generate(router, "sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
         await it.write_off(router, ROUTING, before)
@@ -77,7 +78,7 @@ async def test_a_replica_goes_on_anew_as_soon_as_it_reads_its_own_end() -> None:
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = router.generate("sim", request(range(40), max_tokens=2000, id="long"))
+        stream = generate(router, "sim", request(range(40), max_tokens=2000, id="long"))
         await anext(stream)
         await it.settled(router)
         before, least = router.publisher.id, list[int]()
@@ -104,14 +105,14 @@ async def test_a_worker_that_goes_on_under_another_id_ends_in_every_stream(strea
         worker = await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        old = worker.presence
+        old = worker.publisher
         assert old is not None
         await eventually(lambda: old.id in router.state.loads.reports, "a load report")
         await it.write_off(router, stream, old.id)
         old.restate()
-        await eventually(lambda: worker.presence is not old, "another id")
+        await eventually(lambda: worker.publisher is not old, "another id")
         await eventually(
-            lambda: [member.worker for member in router.state.alive()] == [worker.present().id], "one life"
+            lambda: [member.worker for member in router.state.alive()] == [worker.current_publisher().id], "one life"
         )
         await eventually(lambda: old.id not in router.state.loads.chains, "the end of its load reports")
         await collect(router, request(range(40)))

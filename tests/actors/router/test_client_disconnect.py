@@ -16,6 +16,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from tests.actors.world import FAST, World, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 STEP_MS = 10
 STEPS = dataclasses.replace(FAST, prefill_us_per_token=0, decode_us_per_step=1000 * STEP_MS, max_seqs=2)
@@ -34,7 +35,7 @@ async def stepped(it: World) -> tuple[Router, SimulatedEngine, ManualClock]:
 
 
 def asked(router: Router, number: int) -> AsyncGenerator[Output, None]:
-    return router.generate("sim", request(range(number * 50, number * 50 + 40), max_tokens=1000))
+    return generate(router, "sim", request(range(number * 50, number * 50 + 40), max_tokens=1000))
 
 
 async def test_the_engine_stops_within_a_step() -> None:

@@ -20,6 +20,7 @@ from projections.folds.state import State
 from replay.explain.explain import explain
 from tests.actors.world import FAST, KEY, NAMESPACE, Discarding, World, collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 from tests.replay.recorded import recorded
 
 
@@ -83,10 +84,10 @@ async def test_every_routed_request_has_one_end() -> None:
         router = await it.router()
         await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(50), id="whole"))
-        stream = router.generate("sim", request(range(60), max_tokens=500, id="left"))
+        stream = generate(router, "sim", request(range(60), max_tokens=500, id="left"))
         await anext(stream)
         await stream.aclose()
-        satisfied = router.generate("sim", request(range(70), max_tokens=500, id="stopped"), lambda: "stop")
+        satisfied = generate(router, "sim", request(range(70), max_tokens=500, id="stopped"), lambda: "stop")
         await anext(satisfied)
         await satisfied.aclose()
         await eventually(lambda: not it.workers["a"].engine.load().running, "the engine stopped")
@@ -130,10 +131,10 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies(tmp_path: Path) 
         await it.ready(router, 2)
         whole, _ = await collect(router, request(range(60), max_tokens=400))
         outputs = []
-        async for output in router.generate("sim", request(range(60), max_tokens=400)):
+        async for output in generate(router, "sim", request(range(60), max_tokens=400)):
             outputs.append(output)
             if len(outputs) == 3:
-                by_id = {str(w.presence.id): name for name, w in it.workers.items() if w.presence}
+                by_id = {str(w.publisher.id): name for name, w in it.workers.items() if w.publisher}
                 await it.crash(by_id[next(iter(router.scheduler.running)).worker])
         assert [token for output in outputs for token in output.tokens] == whole
         assert [output.cached_tokens for output in outputs if output.cached_tokens is not None] == [
@@ -156,7 +157,7 @@ async def test_unfinished_stream_fails_and_untouched_one_moves() -> None:
         await it.worker("a", settings=FAST)
         router = await it.router()
         await eventually(lambda: router.ready()[0], "ready")
-        stream = router.generate("sim", request(range(60), max_tokens=3000))
+        stream = generate(router, "sim", request(range(60), max_tokens=3000))
         await anext(stream)
         await it.crash("a")
         with pytest.raises(GenerationFailed):
@@ -180,12 +181,12 @@ async def test_worker_written_off_comes_back_under_a_new_id() -> None:
         await eventually(lambda: router.ready()[0], "ready")
         await collect(router, request(range(100)))
         await it.settled(router)
-        assert worker.presence is not None
-        before = worker.presence.id
+        assert worker.publisher is not None
+        before = worker.publisher.id
         await it.write_off(router, kv_stream(0), before)
         # at once, while the router still takes it for alive: the worker's next word is refused
         await router.run("sim", request(range(300)), Discarding())
-        await eventually(lambda: worker.presence is not None and worker.presence.id != before, "a new life")
+        await eventually(lambda: worker.publisher is not None and worker.publisher.id != before, "a new life")
         await it.settled(router)
         member = router.state.member(before)
         assert member is not None

@@ -30,7 +30,7 @@ from tests.replay.recorded import recorded
 
 
 def id_of(it: World, name: str) -> WorkerId:
-    presence = it.workers[name].presence
+    presence = it.workers[name].publisher
     assert presence is not None
     return presence.id
 
@@ -110,7 +110,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         await eventually(lambda: router.fleet.connected(there), "the prefill worker is connected")
         tokens = range(500, 540)
         hashes = hashes_from_bytes(Prompt(tokens_to_bytes(tokens), 16, KEY.hash_seed, scope_bytes(None, None)).hashes())
-        presence = it.workers["p"].presence
+        presence = it.workers["p"].publisher
         assert presence is not None
         presence.publish([stored(*hashes[:2])])
         await eventually(lambda: router.state.index.blocks(there) == 2, "it holds the prompt")

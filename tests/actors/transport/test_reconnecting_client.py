@@ -10,7 +10,6 @@ import pytest
 from actors.transport import reconnecting_client as link_module
 from actors.transport.frames import AskCache, AskFiles, Cache, Files, Generate, Ping, Pong, ToWorker
 from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, encode_frame
-from actors.transport.output_stream import output_stream
 from actors.transport.worker_connection import WorkerDisconnected
 from core.generation import Output
 from tests.actors.scripted_engine import ScriptedHost
@@ -18,6 +17,7 @@ from tests.actors.transport.linking import TokenReader, impostor, linked, port, 
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 from tests.fixtures.loops import Run, run
+from tests.output_stream import output_stream
 
 __all__ = ["run"]
 

@@ -22,13 +22,14 @@ from core.subjects import LOAD, ROUTING, kv_stream
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import collect, request, world
 from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
 
 KV = kv_stream(0)
 
 
 def worker_id(worker: Worker) -> WorkerId:
-    assert worker.presence is not None
-    return worker.presence.id
+    assert worker.publisher is not None
+    return worker.publisher.id
 
 
 async def test_it_is_ready_when_the_log_knows_it() -> None:
@@ -40,10 +41,10 @@ async def test_it_is_ready_when_the_log_knows_it() -> None:
         assert not worker.ready
         it.log.away = False  # type: ignore[attr-defined]
         await eventually(lambda: worker.ready, "readiness")
-        assert worker.presence is not None
-        worker.presence.kv.error = EngineDead("refused for good")
+        assert worker.publisher is not None
+        worker.publisher.kv.error = EngineDead("refused for good")
         assert not worker.ready
-        worker.presence.kv.error = None
+        worker.publisher.kv.error = None
         worker.port.draining = True
         assert not worker.ready
 
@@ -91,7 +92,7 @@ async def test_what_is_in_flight_finishes_while_it_drains() -> None:
         a = await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = router.generate("sim", request(range(60), max_tokens=1500))
+        stream = generate(router, "sim", request(range(60), max_tokens=1500))
         await anext(stream)
         it.registries["a"].away = True
         await it.worker("b")
@@ -112,7 +113,7 @@ async def test_draining_has_an_end() -> None:
         worker = await it.worker("a", drain_timeout_s=0.05)
         router = await it.router()
         await it.ready(router)
-        stream = router.generate("sim", request(range(60), max_tokens=100_000))
+        stream = generate(router, "sim", request(range(60), max_tokens=100_000))
         await anext(stream)
         await worker.stop("test")
         with pytest.raises(GenerationFailed):
@@ -147,8 +148,8 @@ async def test_a_worker_written_off_goes_on_without_the_registry() -> None:
         worker.membership.on_new_id = known_as.append
         it.registries["a"].away = True
         await it.write_off(router, KV, before)
-        assert worker.presence is not None
-        worker.presence.restate()
+        assert worker.publisher is not None
+        worker.publisher.restate()
         await eventually(lambda: worker_id(worker) != before, "a new life")
         await it.settled(router)
         it.registries["a"].away = False
@@ -165,7 +166,7 @@ async def test_a_dead_engine_ends_its_worker() -> None:
         a = await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = router.generate("sim", request(range(60), max_tokens=400))
+        stream = generate(router, "sim", request(range(60), max_tokens=400))
         await anext(stream)
         await it.worker("b")
         await it.ready(router, 2)
@@ -278,7 +279,7 @@ async def test_the_whole_cache_is_said_now_and_then() -> None:
         router = await it.router()
         await it.ready(router)
         await collect(router, request(range(100)))
-        await eventually(lambda: worker.presence.kv.n_acked > 6, "restatements")  # type: ignore[union-attr]
+        await eventually(lambda: worker.publisher.kv.n_acked > 6, "restatements")  # type: ignore[union-attr]
         await it.settled(router)
         assert len(await it.told(KV, CacheRestated)) > 1
         assert len(await it.told(KV, WorkerJoined)) > 1
@@ -288,18 +289,18 @@ async def test_load_is_reported_on_change_and_as_a_sign_of_life() -> None:
     """While the log is away reports do not pile up."""
     async with world() as it:
         worker = await it.worker("a")
-        await eventually(lambda: worker.presence.load.n_acked > 0, "the first report")  # type: ignore[union-attr]
+        await eventually(lambda: worker.publisher.load.n_acked > 0, "the first report")  # type: ignore[union-attr]
         it.log.away = True  # type: ignore[attr-defined]
         for _ in range(20):
             worker._totals["prompt_tokens"] += 1
             worker.reports.report()  # type: ignore[union-attr]
-        assert worker.presence is not None
-        assert worker.presence.load.depth == 1
+        assert worker.publisher is not None
+        assert worker.publisher.load.depth == 1
         it.log.away = False  # type: ignore[attr-defined]
         worker.port.draining = True
-        await eventually(lambda: worker.presence.load.idle, "the log has it")  # type: ignore[union-attr]
+        await eventually(lambda: worker.publisher.load.idle, "the log has it")  # type: ignore[union-attr]
         worker.reports.report()  # type: ignore[union-attr]
-        await eventually(lambda: worker.presence.load.idle, "the log has it")  # type: ignore[union-attr]
+        await eventually(lambda: worker.publisher.load.idle, "the log has it")  # type: ignore[union-attr]
         assert (await it.told(LOAD, LoadReported))[-1].draining
         worker.port.draining = False
 

@@ -1,4 +1,4 @@
-"""A generation as an asynchronous generator."""
+"""The answer to a request as an asynchronous generator."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
+from actors.router.router import Router
 from actors.transport.output_buffer import OutputBuffer
 from core.failure import reason_for
-from core.generation import Output, OutputConsumer
+from core.generation import GenerateRequest, Output, OutputConsumer
 
 
 class BufferedConsumer:
@@ -30,6 +31,13 @@ class BufferedConsumer:
 
     def on_routed(self, worker_name: str) -> None:
         """Its reader names no worker."""
+
+
+def generate(
+    router: Router, model: str, request: GenerateRequest, outcome: Callable[[], str | None] = lambda: None
+) -> AsyncGenerator[Output, None]:
+    """The router's answer as it comes; closing the generator cancels the request."""
+    return output_stream(lambda consumer: router.run(model, request, consumer), outcome)
 
 
 async def output_stream(
@@ -66,4 +74,4 @@ async def output_stream(
         running.cancel(*why)
         await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # raised above; or nobody wants to hear of it any more
+            running.exception()  # raised above, or the reader has left
