@@ -31,7 +31,7 @@ BLOCKS_SHOWN = 8
 
 
 class BlockEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The event that said a block's fate last."""
+    """The last event about a block."""
 
     seq: int
     n: int
@@ -47,11 +47,11 @@ class StrayBlocks(msgspec.Struct, frozen=True, kw_only=True):
     hashes: list[str]
     """The first BLOCKS_SHOWN of them."""
     said: BlockEvent | None
-    """None if nothing in the recording speaks of them."""
+    """None if no event of the recording is about them."""
 
 
 class Restatement(msgspec.Struct, frozen=True, kw_only=True):
-    """One restatement of the cache, against what was said before it."""
+    """One restatement of the cache, beside the events before it."""
 
     seq: int
     """Of its last part."""
@@ -59,17 +59,17 @@ class Restatement(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     """That the cache holds."""
     index_known: bool
-    """Whether a fold knew the cache until then; not so after a gap."""
+    """A fold knew the cache until then; not so after a gap."""
     gaps: list[str]
     """Messages of the worker that are missing since the restatement before."""
     missed_removals: list[StrayBlocks]
     """The index had them, or would have had them, and the cache had not."""
     missed_stores: list[StrayBlocks]
-    """The cache had them, and nobody said so."""
+    """The cache had them, and no event says so."""
 
     @property
     def differs(self) -> bool:
-        """Whether anything was missed."""
+        """The index and the cache differ."""
         return bool(self.missed_removals or self.missed_stores)
 
 
@@ -121,7 +121,7 @@ def compare_cache(
 
 
 class _ReportedCache:
-    """What the worker said it holds, gaps or not."""
+    """Contents of the worker's cache by its own events, gaps or not."""
 
     def __init__(self, worker: WorkerId, stream: StreamName) -> None:
         self.gaps: list[str] = []
@@ -219,7 +219,7 @@ class _ReportedCache:
         other: set[int],
         last_events: dict[str, dict[int, BlockEvent]],
     ) -> Iterator[StrayBlocks]:
-        """What one has and the other has not, by who told of it last; the earliest first."""
+        """Blocks that `one` has and `other` has not, by the last event about them; the earliest first."""
         strays = sorted(set(one.get(tier, ())) - other)
         events = last_events.get(tier, {})
         by_event: dict[BlockEvent | None, list[int]] = {}

@@ -36,7 +36,7 @@ from replay.verify.judge import DIFFERENT, DecisionDifference, verdicts
 from replay.verify.verify import PROGRESS_EVERY
 
 NEAR_MAX = 20
-"""The last events before a decision that are told."""
+"""Events before a decision that are listed, at most."""
 CACHE_TERMS = frozenset({"overlap", "overlap_all", "known"})
 BUSY_TERMS = frozenset(
     {"pending", "active_blocks", "active_requests", "prefill", "wait_us", "wait", "blocks", "predicted"}
@@ -65,10 +65,10 @@ class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
     before: str | None
     """The replica's decision before it, as `routing:SEQ`; None if it is its first here."""
     near: list[NearbyEvent]
-    """What came between the two and touches the term; the last NEAR_MAX."""
+    """Events between the two decisions that touch the term; the last NEAR_MAX."""
     near_total: int
     inputs_equal: bool
-    """Whether all that it rests on is the same, so that it is the rules that differ."""
+    """All inputs of the decision are the same, so the rules differ."""
 
 
 class _EventPlace(NamedTuple):
@@ -137,7 +137,7 @@ def _decision(recording: Recording, place: _EventPlace) -> RequestRouted | Reque
 
 
 def _streams(recording: Recording, term: str) -> list[StreamName]:
-    """Those whose events can change the term."""
+    """Streams with events that can change the term."""
     if term in CACHE_TERMS:
         return [stream for stream in recording.streams if is_kv(stream)]
     if term in BUSY_TERMS:
@@ -155,7 +155,7 @@ def _nearby_events(
     it: DecisionDifference,
     event: RequestRouted | RequestRejected,
 ) -> Iterator[NearbyEvent]:
-    """What stands behind `start`, up to `end`, and touches the term; beyond the cursor only what the replica said."""
+    """Events after `start`, up to `end`, that touch the term; beyond the cursor only the replica's own."""
     cursor = event.cursor.get(stream, (0, 0))[1]
     for frame in recording.frames(stream, start + 1, end + 1):
         if frame.message is None or (frame.seq > cursor and frame.owner != it.replica):
@@ -177,7 +177,7 @@ def _nearby_events(
 def _touches(
     recording: Recording, owner: str, change: Event, it: DecisionDifference, event: RequestRouted | RequestRejected
 ) -> str:
-    """What the event does to the term, in a few words; empty if nothing."""
+    """The effect of the event on the term, in a few words; empty if none."""
     if isinstance(change, RequestRouted | RequestPrefilled | RequestFinished | ReplicaRestated):
         return _busy(recording, change, it)
     name = recording.names.worker

@@ -29,7 +29,7 @@ FOUND = DivergenceFound.__name__.encode()
 ReportPlace = tuple[StreamName, int, StreamSeq]
 """Stream, epoch and sequence."""
 ReportsByPlace = Mapping[ReportPlace, FoldReport]
-"""What one replica reported."""
+"""A digest that one replica reported."""
 
 
 class MessageBetween(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +43,10 @@ class MessageBetween(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica itself found of it (`DivergenceFound`)."""
+    """A divergence that a replica itself found (`DivergenceFound`)."""
 
     seq: int
-    """Where it said so, in the routing stream."""
+    """Message of the routing stream with its report."""
     replica: str
     other: str
     stream: str
@@ -69,7 +69,7 @@ class StreamComparison(msgspec.Struct, frozen=True, kw_only=True):
     wrong: list[str]
     """Replicas that had something else than the log gives."""
     history: bool
-    """Whether they had not even read the same message there."""
+    """The two replicas had read different messages there."""
     between: list[MessageBetween]
     """The first MESSAGES_MAX messages behind the last equal place, up to the first different one."""
     between_total: int
@@ -83,11 +83,11 @@ class EarlierRunComparison(msgspec.Struct, frozen=True, kw_only=True):
     compared: int
     """Places that both reported."""
     part: bool
-    """Whether they reported another fold at one of them."""
+    """They reported different digests at one of these places."""
 
 
 class ReplicaComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say of the two."""
+    """All differences between two replicas."""
 
     replicas: dict[str, str]
     """Id to name, of the two lives that are compared."""
@@ -100,7 +100,7 @@ class ReplicaComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part(self) -> bool:
-        """Whether they do, or one of them does from the log, or others of their names part."""
+        """The two differ from each other, one differs from the log, or earlier lives of their names differ."""
         streams = any(stream.first_different for stream in self.streams)
         return self.departure is not None or streams or any(each.part for each in self.others)
 
@@ -144,7 +144,7 @@ def _pairs(
 
 
 def _last_messages(recording: Recording, start: int, end: int | None) -> dict[str, int]:
-    """Where each replica said something last."""
+    """By replica, its last message in the routing stream."""
     found: dict[str, int] = {}
     for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
         message, replica = envelope(record.payload), owner(record.subject)

@@ -74,7 +74,7 @@ def settings_of_revisions(recording: Recording, first: int, second: int) -> Choo
 
 
 def settings_with_changes(changes: Mapping[str, Any]) -> Choose:
-    """What was in force, and the same with these changes. CallerError if they cannot be read."""
+    """The settings in force, and the same with these changes. CallerError if they cannot be read."""
     RoutingSettings.parse(changes)
     made: dict[RoutingSettings, RoutingSettings] = {}
 

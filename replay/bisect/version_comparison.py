@@ -55,7 +55,7 @@ class VersionDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
+    """Result of the comparison."""
 
     compared: int
     """Decisions that both have made."""

@@ -36,10 +36,10 @@ PLAIN_TEXTS = frozenset(
         *TURNED_AWAY,
     }
 )
-"""What this program itself says without a name in it."""
+"""Texts of this program that contain no name."""
 REQUEST_OUTCOMES = frozenset({"stop", "length", "abort", "error", "worker_lost", "declined"})
 OPERATOR = "contrail "
-"""How the name of a command begins; such a writer of a snapshot is nobody's name."""
+"""Prefix of the commands of this program; such an author of a snapshot is no name to replace."""
 
 _ID = re.compile(rf"[0-9a-f]{{16}}({LOST_SUFFIX})?")
 _REQUEST = re.compile(r"req-[0-9a-f]{16}(\.[0-9]+)?(\.[0-9a-f]{8})?")
@@ -51,7 +51,7 @@ class Pseudonyms:
 
     def __init__(self) -> None:
         self.foreign: set[str] = set()
-        """Request ids that somebody else chose: they stay, and may tell something."""
+        """Request ids that clients chose: they stay, and may reveal something."""
         self._given: dict[str, dict[str, str]] = {}
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Pseudonyms:
 
     @property
     def replaced(self) -> int:
-        """How many names there were."""
+        """Number of replaced names."""
         return sum(map(len, self._given.values()))
 
     def of(self, kind: str, name: str) -> str:
@@ -74,16 +74,16 @@ class Pseudonyms:
         return id if is_id(id) else self.of("unknown", id)
 
     def author(self, by: str) -> str:
-        """Who wrote a snapshot: a replica's name, or one of our commands."""
+        """Author of a snapshot: a replica's name, or one of our commands."""
         return by if by.startswith(OPERATOR) or is_id(by) else self.of("replica", by)
 
     @staticmethod
     def text(text: str) -> str:
-        """A free text: nothing of it is left unless it is one of ours that names nobody."""
+        """A free text: replaced unless it is one of this program's texts without names."""
         return text if not text or text in PLAIN_TEXTS else TEXT
 
     def tombstone(self, text: str) -> str:
-        """Why somebody ended, as a fold keeps it."""
+        """Reason of an end, as a fold keeps it."""
         how, found, why = text.partition(": ")
         return f"{how}: {self.text(why)}" if found and how in {"left", "lost"} else TEXT
 
@@ -95,12 +95,12 @@ class Pseudonyms:
         }
 
     def note(self, requests: Iterable[str]) -> None:
-        """Looks at request ids, which stay."""
+        """Foreign request ids are counted; ids stay as they are."""
         for request in requests:
             if len(self.foreign) < FOREIGN_KEPT_MAX and not _REQUEST.fullmatch(request):
                 self.foreign.add(request)
 
 
 def is_id(text: str) -> bool:
-    """Whether it looks like a random id of ours, or like the source of such a one's end."""
+    """The text looks like a random id of ours, or like the source of an end notice."""
     return _ID.fullmatch(text) is not None

@@ -24,7 +24,7 @@ def redact_snapshot(
 ) -> tuple[Manifest, bytes]:
     """The snapshot of the same moment in the redacted log. Corrupt if this program does not go on from the content."""
     state = decode(b"", content)
-    _drop_strangers(state)
+    _drop_foreign_participants(state)
     _rename(state, names)
     return rechained(replace(manifest, by=names.author(manifest.by)), state, passed, new_key)
 
@@ -47,8 +47,8 @@ def rechained(
     ), content
 
 
-def _drop_strangers(state: State) -> None:
-    """Nobody of ours has an id that is none: what calls itself something else has no part in any decision."""
+def _drop_foreign_participants(state: State) -> None:
+    """Workers and replicas with an id of another form than ours are removed: they have no part in any decision."""
     for kv in state.kv.values():
         for worker in [worker for worker in kv.members if not is_id(worker)]:
             state.index.drop(worker)

@@ -31,7 +31,7 @@ from streams.log import Record
 
 
 class RedactionResult(NamedTuple):
-    """What was done."""
+    """Counts of a redaction."""
 
     names: int
     """Names that were replaced."""
@@ -42,11 +42,11 @@ class RedactionResult(NamedTuple):
     dropped_snapshots: tuple[str, ...]
     """Ids of those that this program cannot read."""
     keyed: bool
-    """Whether the key was at hand."""
+    """The deployment's key was given."""
 
     @property
     def foreign_is_bound(self) -> bool:
-        """Whether there are at least so many."""
+        """There are at least so many foreign request ids."""
         return self.foreign_requests >= FOREIGN_KEPT_MAX
 
 
@@ -67,7 +67,7 @@ def redact(
         redaction.run(progress)
         contents = source.contents
         writer.finish(writer.contents(contents.from_ms, contents.to_ms, redacted=True))
-    except BaseException:  # whatever it was: half a file is left to nobody
+    except BaseException:  # of any kind: half a file is of no use
         writer.abandon()
         raise
     return redaction.done
@@ -90,7 +90,7 @@ class Redaction:
 
     @property
     def done(self) -> RedactionResult:
-        """What was done so far."""
+        """Counts so far."""
         foreign = len(self.names.foreign)
         return RedactionResult(
             self.names.replaced,

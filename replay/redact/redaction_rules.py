@@ -183,12 +183,12 @@ def _with_reason(
 
 
 def redact_worker_joined(event: WorkerJoined, names: Pseudonyms) -> WorkerJoined:
-    """A worker, as it says who it is."""
+    """A worker's own description."""
     return replace(event, name=names.of("worker", event.name), address="", group=names.of("group", event.group))
 
 
 def redact_replica_joined(event: ReplicaJoined, names: Pseudonyms) -> ReplicaJoined:
-    """A replica, as it says who it is."""
+    """A replica's own description."""
     return replace(event, name=names.of("replica", event.name), address="")
 
 

@@ -26,16 +26,16 @@ class ChainEnd(NamedTuple):
 
     n: int
     old: bytes
-    """Its digest as it was; empty if nobody has the key."""
+    """Its digest before redaction; empty without the key."""
     new: bytes
     prev_old: bytes
-    """What it named as the digest before it …"""
+    """Digest that it named as the one before it …"""
     prev_new: bytes
     """… and names now."""
 
 
 class ChainsAtSnapshot(NamedTuple):
-    """Where a stream's new chains stand at a snapshot's cursor."""
+    """Heads of a stream's new chains at a snapshot's cursor."""
 
     head: bytes | None
     """New digest of the message at the cursor; None if that is as it was."""
@@ -78,7 +78,7 @@ class ResealedChains:
         return payload
 
     def ends(self) -> dict[str, ChainEnd]:
-        """Where the chain of each owner stands now, of those that said anything."""
+        """Heads of the new chains by owner, of owners with messages."""
         return {whose: end for (whose, source), end in self._ends.items() if whose == source}
 
     def _prev(self, message: Message, end: ChainEnd | None) -> bytes:
@@ -115,7 +115,7 @@ class Resealing:
             self._pass(stream, seq, snapshot, chains, last)
 
     def passed(self, snapshot: str) -> Mapping[StreamName, ChainsAtSnapshot]:
-        """Where the chains stand at its cursor, of the streams that were gone through."""
+        """Heads of the chains at its cursor, of the streams read so far."""
         return self._passed[snapshot]
 
     def _pass(self, stream: StreamName, seq: int, snapshot: str, chains: ResealedChains, last: int) -> None:

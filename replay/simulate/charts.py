@@ -29,7 +29,7 @@ TICKS = 5
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000",
 )  # fmt: skip
-"""Okabe and Ito's, which people who see few colours can tell apart; then again from the first."""
+"""The palette of Okabe and Ito, which readers with a colour deficiency can tell apart; repeated after the last."""
 UNNAMED = "#ccc"
 STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#333}.title{font-weight:600;font-size:14px}"
@@ -59,12 +59,12 @@ class ChartPanel:
 
     title: str
     across: str
-    """What the horizontal axis shows, with its unit."""
+    """Label of the horizontal axis, with its unit."""
     up: str
     lines: Sequence[LineSeries] = ()
     dots: Sequence[ScatterPoint] = ()
     from_zero: bool = True
-    """Whether the vertical axis begins at 0."""
+    """The vertical axis begins at 0."""
     bars: bool = False
     """Each line is drawn as bars beside those of the others, at whole numbers."""
 

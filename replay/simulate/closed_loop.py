@@ -46,16 +46,16 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """As people tell it from others."""
+        """The scenario's label."""
         return self.scenario.label
 
     def better_than(self, other: Rerun) -> bool:
-        """Whether no more requests failed, and first tokens came sooner in the mean."""
+        """No more requests failed, and the mean time to first token is shorter."""
         return self.report.failed <= other.report.failed and self.report.ttft_ms.mean < other.report.ttft_ms.mean
 
 
 class ModelError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the simulation of what was is from what was."""
+    """Difference between the simulated recorded run and the record."""
 
     hit_rate: float
     """Simulated less recorded."""
@@ -66,7 +66,7 @@ class ModelError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedLoopBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the record the runs rest on."""
+    """Part of the record that the runs rest on."""
 
     requests: int
     """That are counted …"""
@@ -84,15 +84,15 @@ class ClosedLoopBasis(msgspec.Struct, frozen=True, kw_only=True):
     """Their names, in the order of the recorded numbers per worker; one number more is of workers that the record does
     not show."""
     lost: int
-    """How many of their lives ended without a word: they end at the same time in each run."""
+    """Lives of workers that ended without a farewell: they end at the same time in each run."""
     warm: bool
-    """Whether caches held something when the record begins: the runs begin with empty ones."""
+    """Caches held blocks when the record begins, though the runs begin with empty ones."""
     replicas: int
     """That decided, as many as were there at once."""
     policies: dict[str, int]
     """Recorded first decisions by the policy that made them."""
     settings: dict[str, Any]
-    """That most of the recorded decisions were made by, the baseline's."""
+    """Settings of most of the recorded decisions, used by the baseline."""
     other_settings: int
     """Decisions that were made by other ones."""
     engine: dict[str, Any]
@@ -102,12 +102,12 @@ class ClosedLoopBasis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedLoopResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the record shows, the same requests simulated, and each scenario beside that."""
+    """The record's figures, the same requests simulated, and each scenario beside that."""
 
     basis: ClosedLoopBasis
     speeds: EngineSpeeds
     recorded: SimulationReport
-    """What the record really shows, by the same measures."""
+    """The record's own figures, by the same measures."""
     baseline: Rerun
     """The recorded settings, simulated: what scenarios are to be compared with."""
     outcomes: list[Rerun]
@@ -126,7 +126,7 @@ class ClosedLoopResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def off(self) -> ModelError:
-        """How far the model is off."""
+        """Error of the model: the baseline run against the record."""
         was, found = self.recorded, self.baseline.report
         return ModelError(
             hit_rate=found.hit_rate - was.hit_rate,
@@ -145,7 +145,7 @@ def _more(found: float, was: float) -> float:
 
 
 class RunRequests(NamedTuple):
-    """What is the same for all runs."""
+    """Requests that all runs share."""
 
     arrivals: list[Arrival]
     follows: Mapping[RequestId, FollowUp]
@@ -156,7 +156,7 @@ class RunRequests(NamedTuple):
 def run_all(
     requests: RunRequests, asked: Sequence[Options], jobs: int, progress: Progress
 ) -> dict[Options, SimulationReport]:
-    """What comes of each way, equal ones run once."""
+    """The report of each of these options, equal ones run once."""
     ways = list(dict.fromkeys(asked))
     with parallel_results(partial(_run_requests, requests), ways, jobs, progress) as reports:
         return dict(zip(ways, reports, strict=True))
@@ -171,23 +171,23 @@ def _run_requests(requests: RunRequests, options: Options, progress: Progress) -
 
 US_PER_MS = 1000
 MAX_SEQS = 256
-"""Requests that an engine runs at once, if nobody says: the record does not tell."""
+"""Requests that an engine runs at once by default: the record does not show it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLoopOptions:
-    """What is asked, beside the scenarios."""
+    """Options of a closed loop, beside the scenarios."""
 
     start: int = 1
-    """Requests are counted whose first decision stands in the routing stream from here …"""
+    """Requests are counted with a first decision in the routing stream from this message …"""
     end: int | None = None
-    """… up to here, not included; those before are run, too."""
+    """… up to this one, not included; those before are run, too."""
     model: str = ""
     """Empty if the recording has only one."""
     engine: Mapping[str, Any]
     """Settings of the simulated engine that are not to be as fitted."""
     open_arrivals: bool = False
-    """Whether all requests come when they came, whatever they waited for."""
+    """All requests come at their recorded times, instead of after the answers that they followed."""
     seed: int = 0
     jobs: int = 1
     """Processes that share the runs."""
@@ -205,7 +205,7 @@ def closed_loop(
 
 
 class _ClosedLoop:
-    """What is the same for all runs."""
+    """Inputs that all runs share: requests, workers, engine and settings."""
 
     def __init__(self, recording: Recording, asked: ClosedLoopOptions) -> None:
         self._recording = recording
@@ -317,7 +317,7 @@ def fitted_engine(
 
 
 def _recorded_settings(recording: Recording, counted: Sequence[RecordedRequest]) -> Counter[RoutingSettings]:
-    """What the first decisions were made by; where the record does not say, the defaults with the policy it names."""
+    """Settings of the first decisions, counted; where the record lacks them, the defaults with the recorded policy."""
     found: Counter[RoutingSettings] = Counter()
     for it in counted:
         settings = recording.replicas.settings(it.replica, it.routed.settings_revision, it.seq)
@@ -339,7 +339,7 @@ def _arrival(it: RecordedRequest, start_ms: int) -> Arrival:
 
 
 def _served(it: RecordedRequest, start_ms: int, workers: RecordedFleet, replicas: Sequence[str]) -> ServedRequest:
-    """What really became of the request, in the form of a simulated one."""
+    """The recorded request in the form of a simulated one."""
     first = it.served
     assert first is not None
     last = it.timings[-1]

@@ -193,7 +193,7 @@ KINDS = {
 
 
 class EngineSpeeds(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the recorded engines took, as the two lines that a simulated engine goes by."""
+    """Times of the recorded engines, as the two lines of a simulated engine."""
 
     prefill_us_per_pass: float = 0.0
     prefill_us_per_token: float = 0.0
@@ -210,7 +210,7 @@ class EngineSpeeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit_speeds(found: EngineSamples, pass_tokens: int) -> EngineSpeeds:
-    """What the stretches tell of engines that compute up to so many tokens in a pass; O(n log n)."""
+    """Speeds fitted to these samples, of engines that compute up to so many tokens in a pass; O(n log n)."""
     prefills, answers = _best(found.prefills), _longer(found.answers)
     prefill, decode = LinearFit(), LinearFit()
     for _ in range(ROUNDS):
@@ -234,7 +234,7 @@ def fit_speeds(found: EngineSamples, pass_tokens: int) -> EngineSpeeds:
 
 
 def prefill_us(prefill: LinearFit, tokens: int, pass_tokens: int) -> float:
-    """How long so many tokens take that nothing else is computed with."""
+    """Time that so many tokens take when the engine computes nothing else."""
     return prefill.base_us * _passes(tokens, pass_tokens) + prefill.per_us * tokens
 
 

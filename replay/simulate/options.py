@@ -32,8 +32,8 @@ class WorkerLife(NamedTuple):
     until_us: int = FOREVER
     """When it ends."""
     reported_us: int = FOREVER
-    """When the log hears that it was lost; FOREVER for one that leaves by itself: it gets nothing new from its end on,
-    and ends what it has."""
+    """Time at which the log shows its loss. FOREVER for a worker that leaves by itself: it gets nothing new after its
+    end, and finishes its requests."""
     capacity_blocks: int = 0
     """Of its cache; 0 for those of `Options.engine`."""
 
@@ -51,16 +51,16 @@ class Options:
     replicas: int = 1
     """Arrivals go to them in turn."""
     lag_ms: int = 0
-    """How long a replica gets a message of the log after it was written, its own ones too."""
+    """Delay between the write of a message to the log and its arrival at a replica, for its own messages, too."""
     replica_lags_ms: tuple[int, ...] = ()
     """The same for each replica, instead of `lag_ms`."""
     concurrency: int = 0
     """Above 0 the arrivals' times do not count: so many requests are under way at once, and one comes when one ends;
     when one is turned away, then when its client was told to try again."""
     failures_per_hour: int = 0
-    """How many workers end without a word, in each hour of the run, over the whole fleet."""
+    """Workers that crash in each hour of the run, over the whole fleet."""
     stays: tuple[WorkerLife, ...] = ()
-    """The lives of all workers, if they are not to live from the start to the end."""
+    """Lives of all workers; empty for workers that live from the start to the end."""
     seed: int = 0
     """Of draws that decisions make, of ids and of failures."""
 
@@ -87,7 +87,7 @@ class Options:
             )
 
     def lag_us(self, replica: int) -> int:
-        """How far the replica with this number is behind the log, in microseconds."""
+        """Lag of the replica with this number behind the log, in microseconds."""
         return 1000 * (self.replica_lags_ms[replica] if self.replica_lags_ms else self.lag_ms)
 
 

@@ -19,7 +19,7 @@ from replay.simulate.recorded_requests import UNKNOWN_TIME, RecordedRequests
 
 US_PER_MS = 1000
 ALWAYS = -(1 << 53)
-"""Of a worker that was there when the record begins."""
+"""Start of a worker that was there when the record begins."""
 
 
 class RecordedWorker(msgspec.Struct):
@@ -29,9 +29,9 @@ class RecordedWorker(msgspec.Struct):
     joined: WorkerJoined
     from_ms: int
     until_ms: int = UNKNOWN_TIME
-    """When the log heard of its end."""
+    """Time at which the log shows its end."""
     lost: bool = False
-    """Whether somebody else had to say so."""
+    """Another process reported its end."""
 
 
 class RecordedFleet(NamedTuple):
@@ -42,7 +42,7 @@ class RecordedFleet(NamedTuple):
     names: list[str]
     """By place: lives of one name follow each other in one place."""
     warm: bool
-    """Whether caches held something when the record begins."""
+    """Caches held blocks when the record begins."""
 
     @property
     def capacity_blocks(self) -> int:
@@ -55,7 +55,7 @@ class RecordedFleet(NamedTuple):
         return max(life.joined.context_max for life in self.lives)
 
     def place_of(self, worker: str) -> int:
-        """Where it lived; -1 of one that the record does not show."""
+        """Place of the worker; -1 for one that the record does not show."""
         for life in self.lives:
             if life.worker == worker:
                 return self.names.index(_name(life))
@@ -66,8 +66,8 @@ class RecordedFleet(NamedTuple):
         return _fleet([life for life in self.lives if life.worker not in workers], warm=self.warm)
 
     def worker_lives(self, past: RecordedRequests, *, as_engine: bool = False) -> tuple[WorkerLife, ...]:
-        """All of them, for a run that begins with the first request; one that was lost ends when the first of its
-        requests was cut off, not when it was said. Caches are as large as they were, or as the engine's."""
+        """Lives of all workers, for a run that begins with the first request. A lost worker ends when the first of its
+        requests was cut off, not when its loss was written. Caches have their recorded size, or the engine's."""
         first_breaks = _first_breaks(past)
         found = (
             self._worker_life(life, past.start_ms, first_breaks.get(life.worker, life.until_ms)) for life in self.lives
@@ -120,7 +120,7 @@ class _WorkerReader:
         self._model = model
 
     def read(self, worker: WorkerId, time_ms: int, events: tuple[Event | UnknownEvent, ...]) -> None:
-        """What was said of the worker, or by it; it may say again who it is."""
+        """Applies events of the worker or about it; a repeated join changes nothing."""
         for event in events:
             match event:
                 case WorkerJoined() if event.model == self._model and event.role == DECODE:
@@ -136,7 +136,7 @@ def _name(life: RecordedWorker) -> str:
 
 
 def _first_breaks(past: RecordedRequests) -> dict[str, int]:
-    """Of each worker, when it first broke off in the middle of a request."""
+    """By worker, the time at which it first broke off in the middle of a request."""
     found: dict[str, int] = {}
     for it in past.requests:
         for at, timing in enumerate(it.timings):

@@ -59,9 +59,9 @@ class RecordedRequest(msgspec.Struct, gc=False):
     outcome: str = ""
     """Of its last attempt; empty while it has not ended."""
     predicted_tokens: int = 0
-    """What the decision before its first token expected in the cache."""
+    """Cached tokens that the decision before its first token expected."""
     remote: int = 0
-    """Of its attempts, those whose prompts prefill workers computed."""
+    """Attempts of which prefill workers computed the prompts."""
 
     @property
     def attempt(self) -> int:
@@ -70,8 +70,8 @@ class RecordedRequest(msgspec.Struct, gc=False):
 
     @property
     def output_tokens(self) -> int:
-        """What its client got of the answer. An attempt that goes on with it has the tokens so far behind its prompt;
-        one that has to make them again counts them among its own."""
+        """Tokens of the answer that the client received. An attempt that continues the answer has them behind its
+        prompt; one that repeats them counts them among its own."""
         prompt = self.routed.prompt_tokens
         return max((timing.prompt_tokens - prompt + timing.output_tokens for timing in self.timings), default=0)
 
@@ -98,7 +98,7 @@ CUT_SHORT = frozenset({"abort", "error", "worker_lost"})
 
 
 class RecordedRequests(NamedTuple):
-    """What of the record can be run again."""
+    """Requests of the record that can be run again, and those left out."""
 
     requests: list[RecordedRequest]
     """In the order in which they came."""
@@ -125,13 +125,13 @@ class RecordedRequests(NamedTuple):
 
     @property
     def start_ms(self) -> int:
-        """When the first one came."""
+        """Arrival time of the first one."""
         return self.requests[0].arrival_ms
 
 
 def read_requests(recording: Recording, model: str = "", end: int | None = None) -> RecordedRequests:
-    """The requests of this model, if one is given, whose first decision stands in the routing stream before `end`;
-    some 10 us per event. CallerError if there is none, or if they cannot be run in one simulation."""
+    """The requests with a first decision in the routing stream before `end`, of this model if one is given; some 10 us
+    per event. CallerError if there is none, or if they cannot be run in one simulation."""
     found = _RequestReader(recording, model, end).found()
     if not found.requests:
         why = ", ".join(f"{count:,} are left out because {reason}" for reason, count in found.left_out.items())
@@ -203,24 +203,24 @@ class _RequestReader:
                     found.append((name, first_events[attempt.at], now[key]))
             elif key in now:
                 now[key].append(attempt)
-            elif not self._aside(attempt):
+            elif not self._is_outside(attempt):
                 self._strangers.add(key)
         return [_recorded_request(*each) for each in found]
 
     def _first_events(self) -> dict[int, RequestRouted]:
         """By number, the first decisions of the requests that are asked for, whole."""
-        asked = [each.at for each in self._attempts if not (each.attempt or self._aside(each))]
+        asked = [each.at for each in self._attempts if not (each.attempt or self._is_outside(each))]
         events = self._recording.events(asked)
         return {number: event for number, event in events if isinstance(event, RequestRouted)}
 
-    def _aside(self, attempt: RequestAttempt) -> bool:
-        """Whether it stands behind the end, or is of another model: a later attempt counts all the same if its request
+    def _is_outside(self, attempt: RequestAttempt) -> bool:
+        """The attempt stands behind the end, or is of another model. A later attempt counts all the same if its request
         came before."""
         return (self._end is not None and attempt.seq >= self._end) or self._model not in {"", attempt.model}
 
     def _refused(self) -> Counter[str]:
         """Requests that no worker got. The refusal of a request that was decided on before is no request of its own."""
-        refusals = [each for each in self._recording.requests.refusals if not self._aside(each)]
+        refusals = [each for each in self._recording.requests.refusals if not self._is_outside(each)]
         return Counter(TURNED_AWAY if each.turned_away else REFUSED for each in refusals if not each.attempt)
 
 

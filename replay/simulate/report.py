@@ -23,7 +23,7 @@ from projections.policy.prefill_choice import REMOTE
 TOO_LONG = "too_long"
 """No engine here has room for prompt and answer together."""
 LOST = "worker_lost"
-"""Too many workers ended that had it."""
+"""Too many of its workers ended."""
 
 
 class ServedRequest(NamedTuple):
@@ -41,28 +41,28 @@ class ServedRequest(NamedTuple):
     replica: int
     prompt_tokens: int
     cached_tokens: int
-    """What the engine took from its cache."""
+    """Prompt tokens from the engine's cache."""
     predicted_tokens: int
-    """What the decision expected of that."""
+    """Prompt tokens that the decision expected in the cache."""
     output_tokens: int
     attempts: int = 1
     """But for those that a worker declined."""
     declined: int = 0
-    """How often a worker would not take it, because it computed prompts of other replicas."""
+    """Workers that declined it, because they computed prompts of other replicas."""
     why: str = ""
     """Why it failed, in a word: of `core.events.routing.TURNED_AWAY`, as a RequestRejected has it, TOO_LONG or LOST.
     The last field: digests of runs leave it out."""
 
 
 class PrefillVerdict(NamedTuple):
-    """Of an attempt that had its first token. Times are virtual microseconds; those behind `place` are of a job whose
-    blocks were pulled, else -1 or 0."""
+    """Verdict on the prompt of an attempt that had its first token. Times are virtual microseconds. Fields after
+    `place` are of a job with pulled blocks, else -1 or 0."""
 
     request: RequestId
     reason: str
     """`projections.policy.prefill_choice.PREFILL_REASONS`."""
     outcome: str
-    """What became of the job; empty if there was none."""
+    """Outcome of the job; empty if there was none."""
     place: int = -1
     """Of the prefill worker, in the fleet."""
     pulled_tokens: int = 0
@@ -73,9 +73,9 @@ class PrefillVerdict(NamedTuple):
     computed_tokens: int = 0
     """The others."""
     queue_us: int = -1
-    """From asking until the one who answered took the job."""
+    """From the request of the job until a prefill worker took it."""
     wait_us: int = -1
-    """From asking to the answer."""
+    """From the request of the job to its answer."""
     pull_us: int = -1
     """From the answer to the first token."""
 
@@ -175,11 +175,11 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill_workers: int
     verdicts: dict[str, int]
-    """How often each was given, by reason: `long` asked others, all others computed where they decoded."""
+    """Verdicts by reason: `long` asked prefill workers, all others computed where they decoded."""
     jobs: dict[str, int]
-    """What became of those that asked: `pulled`, or why the worker computed the prompt after all."""
+    """Outcomes of the jobs: `pulled`, or why the worker computed the prompt after all."""
     remote_share: float
-    """Prompts whose blocks were pulled, over all."""
+    """Prompts with pulled blocks, over all prompts."""
     pulled_tokens: int
     """Prompt tokens that decode workers neither had nor computed."""
     pulled_blocks: int
@@ -187,17 +187,17 @@ class Disaggregation(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float
     """Share of the tokens of these prompts that prefill workers took from their own caches."""
     queued_ms: LatencySummary
-    """Of pulled ones, from asking until the one who answered began: the wait in the queue …"""
+    """Of pulled prompts: from the request of the job until a prefill worker began it …"""
     job_ms: LatencySummary
-    """… from asking to the answer …"""
+    """… from the request of the job to its answer …"""
     pull_ms: LatencySummary
     """… and from the answer to the first token: wait for a place, transfer, a decode step."""
     computed_tokens: Spread
-    """What each prefill worker computed of them."""
+    """Tokens of pulled prompts that each prefill worker computed."""
 
 
 def disaggregation(fleet: PrefillFleet) -> Disaggregation:
-    """What was found."""
+    """Counts and times of these verdicts."""
     pulled = [each for each in fleet.verdicts if each.outcome == PULLED]
     computed = [0] * fleet.workers
     for each in pulled:
@@ -228,7 +228,7 @@ US_PER_S = 1_000_000
 
 
 UNKNOWN = "unknown"
-"""Why requests failed of which nobody said it."""
+"""Reason of failures without a recorded one."""
 
 
 class HoldTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +242,7 @@ class HoldTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """How evenly workers were used, idle ones included."""
+    """Evenness of the load over workers, idle ones included."""
 
     requests: Spread
     computed_tokens: Spread
@@ -259,7 +259,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     migrated: int
     """Requests that went on elsewhere at least once."""
     declined: int
-    """How often a worker would not take a held request, because it computed prompts of other replicas."""
+    """Held requests that a worker declined, because it computed prompts of other replicas."""
     hit_rate: float
     """Share of all prompt tokens that engines took from their caches."""
     predicted_hit_rate: float
@@ -279,7 +279,7 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Of every decision and of what became of every request; equal in equal runs."""
     wall_s: float = 0.0
-    """What the run took, in real seconds."""
+    """Real seconds that the run took."""
 
 
 def report(
@@ -290,8 +290,8 @@ def report(
     prefill: PrefillFleet | None = None,
     computed: Sequence[int] | None = None,
 ) -> SimulationReport:
-    """What became of the requests, on so many workers; some 10 us per request. `computed` is what each worker computed
-    of prompts; without it, each prompt counts once, for the worker that ended its answer."""
+    """The figures of these requests on so many workers; some 10 us per request. `computed` are the prompt tokens that
+    each worker computed. Without it, each prompt counts once, for the worker that ended its answer."""
     done = [each for each in served if each.first_us >= 0]
     prompt = sum(each.prompt_tokens for each in done)
     duration_us = max((each.end_us for each in done), default=0) - min((each.arrival_us for each in served), default=0)

@@ -38,7 +38,7 @@ SEED = "seed"
 
 
 class SetupResult(NamedTuple):
-    """What a simulation found."""
+    """Results of a simulation."""
 
     served: list[ServedRequest]
     report: SimulationReport
@@ -52,8 +52,8 @@ class Setup(NamedTuple):
     options: Options
 
     def changed(self, given: Mapping[str, Any]) -> Setup:
-        """With these: of WORLD, of PACE, SEED, `engine.NAME`, and every other name is a routing setting. CallerError
-        names what cannot be."""
+        """The setup with these changes: of WORLD, of PACE, SEED, `engine.NAME`; every other name is a routing setting.
+        CallerError names what cannot be."""
         pace = self.pace._replace(**_typed(given, {"speed_up": float, "jitter_ms": int, SEED: int}))
         if "lag_ms" in given and self.options.replica_lags_ms:
             raise CallerError(TWO_LAGS)
@@ -74,8 +74,8 @@ class Setup(NamedTuple):
         return self
 
     def run(self, progress: Progress, archive: Path | None = None) -> SetupResult:
-        """What comes of it; its log stands in the archive, if one is wanted. CallerError or Corrupt if the trace cannot
-        be used."""
+        """The results of a run; its log is written to `archive`, if one is given. CallerError or Corrupt if the trace
+        cannot be used."""
         trace = self.trace.read()
         started_s = time.perf_counter()
         arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
@@ -145,7 +145,7 @@ class SweepPoint(NamedTuple):
     """One run of a sweep."""
 
     given: Mapping[str, Any]
-    """What was set for it."""
+    """Changes to the base setup."""
     report: SimulationReport
 
 
@@ -160,9 +160,9 @@ def combinations(sweeps: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def sweep(
     base: Setup, asked: Sequence[Mapping[str, Any]], jobs: int, progress: Progress = lambda _done, _of: None
 ) -> Iterator[SweepPoint]:
-    """A run of `base` with each of these changes, in their order, each given as soon as it and those before it are
-    there; progress is told the requests that were run, over all runs. CallerError before the first run if one of them
-    cannot be; PeerError if a process was ended."""
+    """A run of `base` with each of these changes, in their order, each given when it and those before it have ended.
+    `progress` gets the requests that ended, over all runs. CallerError before the first run if one of them cannot be;
+    PeerError if a process was ended."""
     setups = [base.changed(given) for given in asked]
     return _runs(asked, setups, jobs, progress)
 

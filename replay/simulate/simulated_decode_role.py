@@ -75,7 +75,7 @@ class SimulatedDecodeRole:
         """Requests that are here, by the machine's ids of them."""
         self._ids: dict[RequestId, str] = {}
         self._reports: dict[str, PrefillReport] = {}
-        """Of those whose first tokens may leave, until they do."""
+        """Requests with first tokens on hold, until the tokens may leave."""
         self._landing_us: dict[str, int] = {}
         """Pulls under way, and when their blocks land."""
         self._shell = VirtualShell(self.remote_prefill, agenda, self._execute)
@@ -91,11 +91,11 @@ class SimulatedDecodeRole:
         return self._worker.load
 
     def overlap(self, prompt: Prompt) -> int:
-        """How many first blocks of the prompt are in the cache."""
+        """Number of leading blocks of the prompt in the cache."""
         return self._worker.overlap(prompt.hashes())
 
     def holds(self, block: int) -> bool:
-        """Whether this block is in the cache."""
+        """The block is in the cache."""
         return self._worker.holds(block)
 
     # --- prefill workers -------------------------------------------------------------------------------------------

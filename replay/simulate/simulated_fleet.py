@@ -30,18 +30,19 @@ from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 
 LEASE_MS = 10_000
-"""How long after its end the registry forgets a worker."""
+"""Time from a worker's end until the registry removes it."""
 OBSERVE_EVERY_US = round(OBSERVE_EVERY_S * 1_000_000)
 """From one observation of an absent worker to the next."""
 RESTART_US = 30_000_000
-"""How long after its end another one takes its place, with an empty cache."""
+"""Time from a worker's end until another one is in its place, with an empty cache."""
 
 
 HOUR_US = 3_600_000_000
 
 
 class FailureSchedule:
-    """One falls into each stretch of equal length, at a moment of the seed's: the number of them does not vary."""
+    """One failure falls into each stretch of equal length, at a moment drawn from the seed: their number does not
+    vary."""
 
     def __init__(self, per_hour: int, workers: int, seed: int) -> None:
         """`per_hour` above 0."""
@@ -54,7 +55,7 @@ class FailureSchedule:
         return f"<Failures, {self._number} so far, one in {self._every_us} us>"
 
     def next(self) -> tuple[int, int]:
-        """The time of the next one, and the place in the fleet whose worker it takes; times rise."""
+        """Time of the next failure, and the place of its worker in the fleet; times rise."""
         number, self._number = self._number, self._number + 1
         at_us = number * self._every_us + self._draw(number, "time") % self._every_us
         return at_us, self._draw(number, "place") % self._workers
@@ -114,7 +115,7 @@ class SimulatedFleet:
 
     @property
     def computed_tokens(self) -> tuple[int, ...]:
-        """Of each place that decodes, what its workers computed of prompts, one after the other."""
+        """Prompt tokens computed at each place that decodes, by all workers there."""
         found = [0] * self._options.workers
         for worker in self._by_id.values():
             if worker.place < len(found):
@@ -122,18 +123,18 @@ class SimulatedFleet:
         return tuple(found)
 
     def worker(self, id: WorkerId) -> SimulatedWorker:
-        """The worker that has this id, or had it."""
+        """The worker with this id, alive or ended."""
         return self._by_id[id]
 
     def _begin(self, life: WorkerLife) -> SimulatedWorker:
-        """The worker is there, and will end as it did."""
+        """The worker is there, and its end is scheduled."""
         worker = self._new(life.place, life.capacity_blocks)
         if life.until_us != FOREVER:
             self._agenda.put(life.until_us, partial(self._end, worker, life.reported_us))
         return worker
 
     def _end(self, worker: SimulatedWorker, reported_us: int) -> None:
-        """It gets nothing new; if it was lost, what it had goes on elsewhere."""
+        """The worker gets no new requests; if it was lost, its requests go on elsewhere."""
         self._gone.add(worker.id)
         if reported_us != FOREVER:
             worker.die()
@@ -155,7 +156,7 @@ class SimulatedFleet:
         return worker
 
     def _set_role(self, worker: SimulatedWorker) -> None:
-        """It asks others to compute prompts, or works for those who do."""
+        """The worker has its role: it requests prefill jobs, or executes them."""
         peers, queue, agenda = self._peers, self._queue, self._agenda
         if worker.role == PREFILL:
             worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=answered_token(worker.id))

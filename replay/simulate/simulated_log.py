@@ -25,7 +25,7 @@ from streams.outbox.source_chain import Acknowledged, Append, Put, SourceChain, 
 
 NAMESPACE = "simulated"
 KEY = DeploymentKey(b"a simulation's key is no secret.")
-"""Seals the chains of every simulation, so that whoever has its log can check them: they tell damage, not forgery."""
+"""Key of the chains of every simulation: readers of its log can detect damage, not forgery."""
 START_MS = 1_767_225_600_000
 """When a simulation begins, for people: 2026-01-01 00:00 UTC."""
 EPOCH = Epoch(START_MS)
@@ -39,7 +39,7 @@ the memory with the loads of idle workers."""
 
 
 class LogReader:
-    """Who reads all streams, always `lag_us` behind what was written."""
+    """A reader of all streams, always `lag_us` behind the writers."""
 
     def __init__(self, lag_us: int, much: Callable[[], object]) -> None:
         """`much` is called when so much is unread that all that can be had by now is to be read."""
@@ -60,7 +60,7 @@ class LogReader:
             self._much()
 
     def until(self, now_us: int) -> Iterator[RecordedFrame]:
-        """What the reader has by now and was not given before, in the order of the log."""
+        """Messages that have arrived at the reader since the last call, in the order of the log."""
         unread = self._unread
         while unread and unread[0][0] <= now_us:
             yield unread.popleft()[1]
@@ -75,7 +75,7 @@ class SimulatedLog:
         """The fold of the jobs stream, as workers have it: they do not lag."""
         self.messages = 0
         self.begun = False
-        """Whether readers lag: a replica takes requests only when it has read what the log had at its start."""
+        """Readers lag: a replica takes requests only when it has read the log up to its start."""
         self.agenda = agenda
         self._archive = archive
         self._readers: list[LogReader] = []
@@ -93,7 +93,7 @@ class SimulatedLog:
         return START_MS + self.agenda.now_us // 1000
 
     def reader(self, lag_us: int, much: Callable[[], object] = lambda: None) -> LogReader:
-        """Reads whatever is written from now on, when it likes or when it is told that it is `much`."""
+        """A reader of all messages from now on. It reads when it likes, and `much` is called when many wait."""
         self._readers.append(LogReader(lag_us, much))
         return self._readers[-1]
 
@@ -181,7 +181,7 @@ class SimulatedSource(SourceChain):
         self._set_timer()
 
     def _take_turn(self, now_us: int) -> None:
-        """What is due is appended."""
+        """Events that are due are appended."""
         for command in self.step(TICK, now_us):
             assert isinstance(command, Append)
             self.step(Acknowledged(self._log.next_seq(self._stream)), now_us)  # now `head` is the message's digest

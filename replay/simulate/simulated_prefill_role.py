@@ -44,7 +44,7 @@ class SimulatedDelivery:
         self.job = job
         self.requester = requester
         self.number = 0
-        """How often it was handed out."""
+        """Number of deliveries so far."""
         self.timer = 0
         """The number in the agenda of when it is handed out again."""
 
@@ -263,15 +263,15 @@ class SimulatedPrefillRole:
     # --- as of `RequesterView` -------------------------------------------------------------------------------------
 
     def connected(self, worker: WorkerId) -> bool:
-        """Whether it lives."""
+        """The worker is alive."""
         return worker in self._connections
 
     def unreachable(self, worker: WorkerId) -> bool:
-        """Whether it has ended: a try to connect to it fails at once."""
+        """The worker has ended: a connection attempt fails at once."""
         return worker not in self._connections
 
     def has_departed(self, worker: WorkerId) -> bool:
-        """Whether it is registered no more."""
+        """The worker is no longer registered."""
         return worker in self._peers.lost
 
     # --- as of `PrefillHooks` --------------------------------------------------------------------------------------

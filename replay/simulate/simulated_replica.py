@@ -33,11 +33,9 @@ REVISION = 0
 
 
 class SimulatedReplica:
-    """The scheduler is that of a live replica; this is what it reads, and where its events go.
-
-    It folds the messages that it has by now when it decides, or when there are many. Its own events count for itself
-    at once. They go to the log a little later, together with the events of the meantime, as a live replica's do.
-    """
+    """A live replica's scheduler, with simulated reads and writes of the log. It folds the arrived messages when it
+    decides, or when there are many. Its own events count for itself at once, and go to the log a little later, together
+    with later ones, as a live replica's do."""
 
     def __init__(
         self,
@@ -86,12 +84,12 @@ class SimulatedReplica:
         self._shell.feed(event)
 
     def publish(self, event: Event) -> None:
-        """It counts here at once, and is on its way to the log."""
+        """The event counts here at once, and is on its way to the log."""
         self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
 
     def flush(self) -> None:
-        """The log has all that was said."""
+        """The log has all published events."""
         self._source.flush()
 
     def _on_stored(self, events: Sequence[Event | UnknownEvent]) -> None:
@@ -99,8 +97,8 @@ class SimulatedReplica:
             self._freed()
 
     def publish_local(self, local: Local) -> None:
-        """The log has what only this replica knows, before a decision rests on it; and now and then what its folds
-        are, so that its readers can compare."""
+        """The log has this replica's exclusions, before a decision rests on them, and from time to time the digests of
+        its folds."""
         for command in self._exchange.step(TICK, self._agenda.now_us):
             assert isinstance(command, PublishDigests)  # it reads no reports of others
             self.publish(command.event)
@@ -114,7 +112,7 @@ class SimulatedReplica:
     # --- what the scheduler reads ------------------------------------------------------------------------------
 
     def view(self) -> View:
-        """What a decision made now sees: all that this replica has by now is folded."""
+        """View of a decision made now: all messages that have arrived are folded."""
         self._catch_up()
         return View(self._state, self.id, self._pending, self._local_now())
 
@@ -131,13 +129,13 @@ class SimulatedReplica:
         return False
 
     def _local_now(self) -> Local:
-        """What only this replica knows: of workers that live, as far as the log told it, those that are gone."""
+        """Exclusions that only this replica knows: workers without a connection, of those alive by the log."""
         gone = self._gone
         down = frozenset(gone.intersection([member.worker for member in self._state.alive()]) if gone else ())
         return {"not_connected": down} if down else {}
 
     def _catch_up(self) -> None:
-        """All that this replica has by now is folded."""
+        """All messages that have arrived are folded."""
         fold, read_back = self._state.fold, self._pending.read_back
         for stream, seq, _, owner, head, message in self._reader.until(self._agenda.now_us):
             fold(stream, seq, owner, message, head)

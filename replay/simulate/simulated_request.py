@@ -31,7 +31,7 @@ class SimulatedAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether only its end was not delivered."""
+        """All tokens are delivered; only the end is not."""
         return self.delivered >= self._arrival.output_tokens
 
     @property
@@ -40,7 +40,7 @@ class SimulatedAnswer:
         return False
 
     def payload(self, deadline_ms: int | None) -> GenerateRequest:
-        """What is still to be made; the prompt goes beside it, by its hashes."""
+        """The part of the answer still to be generated; the prompt goes beside it, by its hashes."""
         assert deadline_ms is None
         it, sampling = self._arrival, Sampling(max_tokens=self._arrival.output_tokens - self.delivered)
         return GenerateRequest(id=it.id, tokens=b"", sampling=sampling, priority=it.priority)
@@ -118,7 +118,7 @@ class SimulatedRequest:
             self.predicted = self._decision.predicted_cached_tokens
 
     def served(self, end_us: int, failed: str = "") -> ServedRequest:
-        """What became of it; `failed` says why it failed, if it did."""
+        """The result of the request; `failed` is the reason if it failed."""
         routed = self.routed
         return ServedRequest(
             id=self.arrival.id,

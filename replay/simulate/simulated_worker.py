@@ -44,13 +44,12 @@ class BlockCopies:
         return block in self._copies
 
     def overlap(self, hashes: list[int]) -> int:
-        """How many of a prompt's blocks are here, from its first one on."""
+        """Number of the prompt's leading blocks in the cache."""
         copies = self._copies
         return next((depth for depth, name in enumerate(hashes) if name not in copies), len(hashes))
 
     def apply(self, changes: list[CacheChange]) -> list[Event]:
-        """What readers must hear of these changes, in their order; removals that follow each other are one event.
-        Some 0.2 us per block."""
+        """Events about these changes, in their order; consecutive removals are one event."""
         found: list[Event] = []
         gone: list[int] = []
         for change in changes:
@@ -120,11 +119,11 @@ REPORT_IDLE_US = REPORT_IDLE_MS * 1000
 OnOutput = Callable[[RequestId, Output, int], None]
 """Told a request, an output of it, and when it came."""
 ABORTED = "abort"
-"""How the output of a request ends that its own worker gave up, to begin it anew."""
+"""Finish reason of a request that its own worker gave up, to begin it anew."""
 
 
 class PrefillHooks(Protocol):
-    """What a worker does about prompts besides running its engine, where prompts are computed by others, too."""
+    """Behaviour of a worker beside its engine, where prefill workers compute prompts, too."""
 
     def submit(self, asked: Submit, hint: Hint) -> None:
         """A request has come, which the engine can serve."""
@@ -184,11 +183,10 @@ class SimulatedWorker:
         self._serving: dict[RequestId, int] = {}
         """Requests that have not ended, with the length of their prompts."""
         self._prefills: dict[RequestId, tuple[int, int]] = {}
-        """Those of them of which there is no token: whose they are, and how much their replica expects to be
-        computed."""
+        """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
         self.computed_tokens = 0
-        """Of prompts whose first token it made: what was neither cached here nor computed by others."""
+        """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
 
     def __repr__(self) -> str:
         return f"<SimulatedWorker {self.id} in place {self.place}, {self._engine!r}>"
@@ -205,15 +203,15 @@ class SimulatedWorker:
         return load._replace(waiting=load.waiting + sum(isinstance(item, Submit) for item in self._arrived))
 
     def overlap(self, hashes: bytes) -> int:
-        """How many of a prompt's blocks its cache has, as it told others."""
+        """Number of the prompt's leading blocks in its cache, as published."""
         return self._copies.overlap(hashes_from_bytes(hashes))
 
     def holds(self, block: int) -> bool:
-        """Whether this block is in its cache, as it told others."""
+        """The block is in its cache, as published."""
         return block in self._copies
 
     def still_held(self, request: RequestId) -> bool:
-        """Whether its engine holds the blocks of this request for others."""
+        """Its engine holds the blocks of this request for other workers."""
         until_us = self._engine.held.until_us(request)
         return until_us is not None and self._agenda.now_us < until_us
 

@@ -54,7 +54,7 @@ from replay.simulate.workload import Arrival, FollowUp
 from streams.archive.archive_writer import ArchiveWriter
 
 PROGRESS_EVERY = 100
-"""Requests that ended between two words on how far it is."""
+"""Requests that end between two calls of `progress`."""
 BROKE = "its worker ended"
 US_PER_S = 1_000_000
 
@@ -99,7 +99,7 @@ class Simulation:
             on_verdict=self._on_verdict,
         )
         self._requests: dict[RequestId, SimulatedRequest] = {}
-        """Those under way, in the order in which they came."""
+        """Requests under way, in the order of their arrivals."""
         self._arrived = self._ended = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
@@ -147,8 +147,7 @@ class Simulation:
     # --- requests ----------------------------------------------------------------------------------------------
 
     def _schedule_next(self, after_us: int = 0) -> None:
-        """The next request will come: at its time, or so much later than now if as many as are wanted are under way at
-        once."""
+        """The next request is scheduled: at its time, or with a concurrency `after_us` from now."""
         if self._arrived < len(self._arrivals):
             number, self._arrived = self._arrived, self._arrived + 1
             if self._arrivals[number].id in self._follows:
@@ -157,7 +156,7 @@ class Simulation:
             self._agenda.put(at_us, partial(self._arrive, number))
 
     def _find_followers(self) -> dict[RequestId, list[int]]:
-        """Of each request, who comes after it."""
+        """By request, the numbers of the arrivals that follow it."""
         found: dict[RequestId, list[int]] = {}
         for number, arrival in enumerate(self._arrivals):
             if arrival.id in self._follows:
@@ -171,7 +170,7 @@ class Simulation:
         self._replicas[replica].feed(Arrived(request.routed))
 
     def _execute(self, replica: int, command: SchedulerCommand) -> None:
-        """Does what the replica's scheduler wants; no client goes away here, and no plan takes time."""
+        """Executes a command of the replica's scheduler; no client goes away here, and no plan takes time."""
         match command:
             case Publish(event):
                 self._published(replica, event)
@@ -208,7 +207,7 @@ class Simulation:
             self._replicas[request.replica].feed(AttemptBroke(routed.id, routed.attempt, error))
 
     def _on_worker_freed(self, by: int) -> None:
-        """The others hear from the log that a worker may be free, each when it has read so far."""
+        """The other replicas read that a worker may be free, each after its lag."""
         for number, replica in enumerate(self._replicas):
             if number != by and replica.scheduler.has_waiting:
                 self._agenda.put(self._agenda.now_us + replica.lag_us, partial(replica.feed, LoadChanged()))
@@ -223,12 +222,12 @@ class Simulation:
             self._replicas[request.replica].feed(OutputArrived(request_id, routed.attempt, output, at_us))
 
     def _on_verdict(self, verdict: PrefillVerdict) -> None:
-        """It is known where a prompt was computed."""
+        """The verdict on a prompt is part of the digest and passed on."""
         self._digest.update(repr(tuple(verdict)).encode())
         self._report_verdict(verdict)
 
     def _on_worker_ended(self, worker: SimulatedWorker) -> None:
-        """A worker is gone: what it served goes on elsewhere."""
+        """A worker has ended: its requests go on elsewhere."""
         for request in list(self._requests.values()):
             routed = request.routed
             if routed.phase is Phase.RUNNING and routed.worker == worker.id:
@@ -238,8 +237,8 @@ class Simulation:
             replica.feed(LoadChanged())  # a request that is held for it may go elsewhere
 
     def _end(self, request: SimulatedRequest, failed: str = "", retry_s: int = 0) -> None:
-        """It was answered, or has failed, and why. Who sends as many as are wanted at once sends the next one when it
-        was told to."""
+        """The request was answered, or has failed for this reason. With a concurrency the next one comes when its
+        client was told to send it."""
         del self._requests[request.arrival.id]
         self.served[request.number] = request.served(self._agenda.now_us, failed)
         for number in self._followers.get(request.arrival.id, ()):
@@ -253,16 +252,16 @@ class Simulation:
 
 
 PROGRAM = "contrail simulate"
-"""As an archive names who made it."""
+"""Name of the program in archives."""
 
 
 class SimulationResult(NamedTuple):
-    """What came of a run."""
+    """Results of a run."""
 
     served: list[ServedRequest]
     """In the order of the arrivals."""
     digest: str
-    """Of every decision and every result: equal digests mean equal runs."""
+    """Digest of every decision and every result: equal digests mean equal runs."""
     computed_tokens: tuple[int, ...]
     """By place in the fleet: prompt tokens that workers there computed, for requests that ended elsewhere or failed,
     too."""
@@ -291,7 +290,7 @@ def simulate(
             digest = simulation.run()
         if writer is not None:
             writer.finish(writer.contents(START_MS, simulation.log.now_ms))
-    except BaseException:  # whatever it was, half a log is of no use
+    except BaseException:  # of any kind: half a log is of no use
         if writer is not None:
             writer.abandon()
         raise

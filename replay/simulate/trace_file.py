@@ -178,7 +178,7 @@ class TraceFile(NamedTuple):
     """In a recording; empty if it has only one."""
 
     def check(self) -> None:
-        """CallerError if the model counts for nothing, or the file cannot be read."""
+        """CallerError if a model is named that the format does not have, or the file cannot be read."""
         if self.model and self._named() == MOONCAKE:
             raise CallerError(f"{self.path} is in Mooncake's format, which names no models: leave --model out")
 
@@ -190,8 +190,8 @@ class TraceFile(NamedTuple):
             return recorded_trace(recording, self.model, self.first)
 
     def block_size(self) -> int:
-        """What blocks to simulate if nobody says: those of the recording, or BLOCK_SIZE. CallerError or Corrupt if the
-        file cannot be read."""
+        """Default block size of a simulation: that of the recording, or BLOCK_SIZE. CallerError or Corrupt if the file
+        cannot be read."""
         if self._named() == MOONCAKE:
             return BLOCK_SIZE
         with Recording.open(self.path) as recording:

@@ -25,15 +25,15 @@ class Arrival(NamedTuple):
     """At least 1."""
     tenant: str = ""
     session: str = ""
-    """What turns of one conversation share, where the trace says so."""
+    """Id that turns of one conversation share, if the trace has one."""
     priority: int = 0
 
 
 class FollowUp(NamedTuple):
-    """Instead of the arrival's own time."""
+    """An arrival after another request, instead of at its own time."""
 
     request: RequestId
-    """Whose end is waited for; it stands before this one among the arrivals."""
+    """The request to wait for; it stands before this one among the arrivals."""
     pause_us: int
     """Between that end and this arrival."""
 
@@ -53,14 +53,14 @@ class TraceRequest(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     content: bytes
-    """What its prompt is, in the trace's own words."""
+    """The prompt in the trace's own form."""
     tenant: str = ""
     session: str = ""
     priority: int = 0
 
 
 class Pace(NamedTuple):
-    """How the recorded times become those of the run. Without rounding errors: times are whole microseconds."""
+    """Conversion of recorded times to those of the run. Without rounding errors: times are whole microseconds."""
 
     speed_up: float = 1.0
     """So many times as fast; thousandths count."""
@@ -77,7 +77,7 @@ class Pace(NamedTuple):
             raise CallerError(f"jitter: {self.jitter_ms} is no number of milliseconds between 0 and {JITTER_MS_MAX}")
 
     def time_us(self, at_us: int, place: int) -> int:
-        """When the request at this place of the trace comes."""
+        """Arrival time of the request at this place of the trace."""
         return (at_us + self._jitter_us(place)) * 1000 // round(self.speed_up * 1000)
 
     def _jitter_us(self, place: int) -> int:

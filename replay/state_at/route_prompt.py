@@ -1,4 +1,4 @@
-"""How a prompt would be routed on a state at hand: the decision as it would have been made there and then."""
+"""route_prompt: the decision about a prompt on a past state, as it would have been made then."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from replay.state_at.state_summary import newest_settings
 
 ASKED = RequestId("asked")
 DECISIONS_READ_MAX = 256
-"""Decisions that are looked through for what was learned by then."""
+"""Decisions that are read in search of a learned prefill time."""
 NO_REPLICA = ReplicaId("")
-"""Decides by the log alone: it has said nothing, and knows nothing of its own."""
+"""A replica that knows the log alone: it has no events of its own."""
 
 
 class PromptQuery(NamedTuple):
@@ -53,12 +53,12 @@ class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     settings: dict[str, Any]
     worker: str | None
-    """None: nobody could have taken it."""
+    """None: no worker could have taken it."""
     worker_name: str | None
     drawn: bool
-    """Whether a draw decides: then the worker is one of several, by their probabilities."""
+    """A draw decides: the worker is one of several, by their probabilities."""
     estimates: EstimateBasis | None
-    """By what it was estimated how long candidates take, by policies that do."""
+    """Basis of the estimated times of candidates, under policies that estimate."""
     predicted_cached_tokens: int
     why: str
     runner_up: RunnerUp | None
@@ -67,8 +67,8 @@ class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def route_prompt(state_at: StateAt, query: PromptQuery, hash_seed: int) -> PromptRoute:
-    """What the replica whose belief it is would have decided, or else one that knows nothing but the log; the seed of a
-    draw is 0. CallerError if no worker of the model was there."""
+    """The decision of the replica of the belief, or of one that knows the log alone; the seed of a draw is 0.
+    CallerError if no worker served the model."""
     recording, names = state_at.recording, state_at.recording.names
     prompt = Prompt(query.tokens, _block_size(state_at, query.model), hash_seed, query.scope)
     request = RouteRequest(ASKED, 0, query.model, prompt, time=_prefill_time(state_at, query.model))
@@ -107,8 +107,8 @@ def models(state_at: StateAt) -> list[str]:
 
 
 def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
-    """How long prefills of the model last, as the newest decision by then says that went by it: the replica's, or else
-    anybody's; None if none of the last DECISIONS_READ_MAX does."""
+    """Prefill time of the model by the newest decision up to the moment that names one: of the replica, or without a
+    belief of any. None if none of the last DECISIONS_READ_MAX does."""
     decisions = (attempt for attempt in _by_then(state_at) if attempt.model == model)
     for attempt in islice(decisions, DECISIONS_READ_MAX):
         event = routed_event(state_at.recording, attempt)

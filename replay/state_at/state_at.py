@@ -27,7 +27,7 @@ from replay.verify.evidence import unverifiable_reasons
 
 
 class ReplicaBelief(NamedTuple):
-    """What one replica saw, and by which settings it went."""
+    """View and settings of one replica."""
 
     view: View
     settings: RoutingSettings
@@ -38,16 +38,16 @@ class ReplicaBelief(NamedTuple):
 
 
 class StateAt(NamedTuple):
-    """A state at hand, and whose it is."""
+    """The state at a moment, of the log or as one replica believed it."""
 
     recording: Recording
     state: State
     time_ms: int
     belief: ReplicaBelief | None
-    """None for what the log itself comes to."""
+    """None for the state of the log itself."""
 
     def held(self) -> StateSummary:
-        """What it holds."""
+        """The contents of the state."""
         last_reports = dict[str, LastMessage]()
         if LOAD in self.state.cursor and LOAD in self.recording.streams:
             alive = {member.worker for member in self.state.alive()}
@@ -95,8 +95,8 @@ def state_at(
 
 
 def within(recording: Recording, moment: Moment) -> Cursor:
-    """All that stood in the log before the moment, no further than the recording reaches. CallerError if that is less
-    than what the recording begins with, or nothing of a log whose head is gone."""
+    """Cursor of the log at the moment, no further than the recording reaches. CallerError if that is less than the
+    start of the recording, or nothing of a log without its head."""
     start, end = recording.start, recording.end
     found = {stream: StreamSeq(min(seq, end[stream])) for stream, seq in recording.cursor(moment).items()}
     before = [stream for stream, seq in found.items() if seq < start[stream]]
@@ -122,7 +122,7 @@ def life(recording: Recording, replica: str, upto: int) -> ReplicaId:
 
 
 def _upto(recording: Recording, moment: Moment) -> int:
-    """The last message of the routing stream that is said by then; the one that is named is said."""
+    """The last message of the routing stream up to the moment, a message that the moment names included."""
     position = recording.position(ROUTING, moment)
     named = isinstance(moment, AtRequest) or (isinstance(moment, AtSequence) and moment.stream == ROUTING)
     return min(position if named else position - 1, recording.end[ROUTING])
@@ -152,7 +152,7 @@ def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAtte
 
 
 def _silent(state: State, replica: ReplicaId) -> ReplicaBelief:
-    """Of a replica that decided nothing yet: all that it could know, and what it said of itself."""
+    """Belief of a replica that has decided nothing yet: the log's state, and its own exclusions."""
     part = state.routing.replicas.get(replica)
     local: dict[str, set[WorkerId]] = {}
     for worker, reasons in part.local.items() if part is not None else ():
@@ -180,7 +180,7 @@ def _known_as(recording: Recording, belief: ReplicaBelief) -> BeliefSummary:
 
 
 def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | None:
-    """What the replica itself had under way before the decision; None for what the fold says of it."""
+    """Requests of the replica under way before the decision; None for those of the fold."""
     decision, requests = belief.decision, recording.requests
     if decision is None:
         return None
@@ -201,12 +201,12 @@ def _own(recording: Recording, belief: ReplicaBelief) -> list[RequestSummary] | 
 
 
 def _has(requests: RequestHistory, request: RequestSummary) -> bool:
-    """Whether the recording has the routing of this request: those before it begins stand in a snapshot alone."""
+    """The recording has the routing of this request: earlier ones stand in a snapshot alone."""
     tries = requests.attempts(request.request)
     return any((each.replica, each.attempt) == (request.replica, request.attempt) for each in tries)
 
 
 def _time_ms(recording: Recording, cursor: Cursor) -> int:
-    """When the newest of the messages at the cursor was stored."""
+    """Time of the newest message at the cursor."""
     found = [recording.archive.at(stream, seq) for stream, seq in cursor.items() if seq]
     return max((record.time_ms for record in found if record is not None), default=0)

@@ -73,14 +73,14 @@ class StateDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nothing(self) -> bool:
-        """Whether the two states hold the same."""
+        """The two states are the same."""
         people = (self.workers_joined, self.workers_gone, self.replicas_joined, self.replicas_gone)
         changes = (self.workers, self.replicas, self.started, self.ended)
         return not any(people) and not any(changes)
 
 
 def state_diff(before: StateAt, after: StateAt) -> StateDiff:
-    """What changed from one to the other. O(all blocks of both)."""
+    """Differences between the two states. O(all blocks of both)."""
     first, second = before.held(), after.held()
     workers = ({each.worker: each for each in held.workers} for held in (first, second))
     replicas = ({each.replica: each for each in held.replicas} for held in (first, second))
@@ -113,7 +113,7 @@ Blocks = dict[str, dict[WorkerId, set[int]]]
 
 
 def blocks_of(state: State) -> Blocks:
-    """Who holds what. O(all blocks and holders)."""
+    """Blocks per tier and worker. O(all blocks and holders)."""
     found: Blocks = {}
     for tier, holdings in state.index.contents().items():
         held: dict[WorkerId, set[int]] = {}

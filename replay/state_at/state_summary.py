@@ -32,7 +32,7 @@ class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
     blocks_total: int
     draining: bool
     age_ms: int | None
-    """How old it is; None if nothing tells."""
+    """Age of the report; None if it is not known."""
 
 
 class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,11 +55,11 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Queued there, or being computed."""
     load: LoadSummary | None
     local: dict[str, list[str]]
-    """What single replicas alone know of it: replica to reasons."""
+    """Exclusions of the worker by single replicas: replica to reasons."""
 
 
 class ReuseSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica expected of caches against what engines said."""
+    """Cached tokens that a replica expected, beside those that engines reported."""
 
     requests: int
     prompt_tokens: int
@@ -96,7 +96,7 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BeliefSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose belief it is."""
+    """The replica of a belief, and the decision at which the belief is known."""
 
     replica: str
     name: str
@@ -126,12 +126,13 @@ class StateSummary(msgspec.Struct, frozen=True, kw_only=True):
     incomplete: int
     """Sources that are unknown until they restate themselves."""
     cut: list[str]
-    """Where streams begin whose head is gone, with no snapshot since: who was silent from then on is not known."""
+    """Starts of streams without their head and without a snapshot since: sources that were silent from then on are not
+    known."""
     seat: BeliefSummary | None
     settings: dict[str, Any]
-    """The replica's whose belief it is; without one, those of the replica that changed them last."""
+    """Settings of the replica of the belief; without a belief, of the replica that changed them last."""
     settings_differ: bool
-    """Whether replicas go by different settings."""
+    """Replicas have different settings."""
     workers: list[WorkerSummary]
     replicas: list[ReplicaSummary]
     in_flight: list[RequestSummary]
@@ -147,9 +148,9 @@ def summarize(
     own: list[RequestSummary] | None = None,
     reported_ms: Mapping[str, int] | None = None,
 ) -> StateSummary:
-    """What the state holds. With a `view` of it, what that replica believed: `known_as` says who that is, `own` what it
-    had under way, if the fold does not know. `reported_ms` says when each worker's newest load report was stored, `cut`
-    of which streams the fold lacks the head."""
+    """The contents of the state. With a `view`, the belief of that replica: `known_as` names it, `own` are its requests
+    under way, if the fold does not know them. `reported_ms` has the time of each worker's newest load report, `cut` the
+    streams without their head."""
     parts = sorted(state.routing.replicas.items())
     settings = {replica: _settings(part) for replica, part in parts if part.joined is not None}
     newest = max((part for _, part in parts), key=lambda part: part.settings_revision, default=None)
@@ -178,8 +179,8 @@ def summarize(
 
 
 def newest_settings(state: State) -> RoutingSettings:
-    """Those of the replica that changed them last; the defaults if nobody said any. CallerError if this program cannot
-    read them."""
+    """Settings of the replica that changed them last; the defaults if none did. CallerError if this program cannot read
+    them."""
     parts = state.routing.replicas.values()
     newest = max(parts, key=lambda part: part.settings_revision, default=None)
     return RoutingSettings.parse(newest.settings if newest is not None else {})
@@ -256,7 +257,7 @@ def _replica(part: ReplicaPart, settings: dict[str, Any], in_flight: int, view: 
 
 
 def requests_of(part: ReplicaPart) -> list[RequestSummary]:
-    """What the fold has of a replica's requests under way."""
+    """Requests of a replica under way by the fold."""
     return [
         RequestSummary(
             request=request,

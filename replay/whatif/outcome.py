@@ -98,7 +98,7 @@ EVEN = (0.0, 1.0)
 
 
 class LoadBalance(msgspec.Struct, frozen=True, kw_only=True):
-    """How evenly workers were loaded; 0 and 1 are perfectly even."""
+    """Evenness of the load over workers; 0 and 1 are perfectly even."""
 
     requests_cv: float
     """Coefficient of variation of the requests per worker, over all; all lives of a name are one worker."""
@@ -136,12 +136,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Expected cached tokens per prompt token."""
     hit_rate_new: float
     hit_rate_real: float
-    """What engines said of it, of those whose first token came."""
+    """Cached tokens per prompt token by the engines' reports, of requests with a first token."""
     regret_blocks: int
     """Over all decisions, those included that stay where they were and find another queue or other pending blocks."""
     regret_ms: float
     ttft_recorded_ms: float
-    """Mean time to first token of those whose first token came."""
+    """Mean time to first token, of requests with one."""
     ttft_new_ms: float
     """The same less the mean regret."""
     requests_recorded: dict[str, int]
@@ -156,9 +156,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     fitted: dict[str, FirstTokenFit]
     """By model."""
     worst: list[DecisionChange]
-    """Where the record has most to regret, first."""
+    """The changes that the record has most to regret, worst first."""
     losses: list[DecisionChange]
-    """Where the scenario would have."""
+    """The changes that the scenario would have most to regret."""
     changes: list[DecisionChange]
     """All of them, in the order of the log."""
     digest: str
@@ -166,12 +166,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def better(self) -> bool:
-        """Whether first tokens would have come sooner, or, if times cannot be told, more would have been cached."""
+        """First tokens would have come sooner, or, without estimates of time, more would have been cached."""
         return self.regret_ms > 0 if self.timed else self.regret_blocks > 0
 
     @property
     def timed(self) -> bool:
-        """Whether differences in time can be estimated."""
+        """Differences in time can be estimated."""
         return any(fitted.usable for fitted in self.fitted.values())
 
 

@@ -37,11 +37,11 @@ USUAL_SCENARIOS: tuple[Mapping[str, Any], ...] = (
     {"policy": "round-robin"},
     {"policy": "random"},
 )
-"""What is tried when nobody says what to try."""
+"""Scenarios of a question without any."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """Decisions go by the recorded settings, but for what is said here."""
+    """Changes to the recorded settings, workers or knowledge, under which decisions are made again."""
 
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
     """As `contrail settings set` takes them: `prefill_weight`, `policy`, …"""
@@ -70,7 +70,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_unread(self) -> bool:
-        """Whether it is nothing but such settings."""
+        """The scenario consists of such settings alone."""
         return bool(self.settings) and len(self.unread) == len(self.settings) and not (self.without or self.delay_ms)
 
     @property
@@ -90,8 +90,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def scenarios(
     base: Mapping[str, Any], tries: Sequence[Mapping[str, Any]], sweeps: Mapping[str, Sequence[Any]]
 ) -> list[Scenario]:
-    """What is asked: each of `tries`, and every combination of `sweeps`, over `base`; the base alone if there are
-    none of either. CallerError for what cannot be, and for more than SCENARIOS_MAX."""
+    """Each of `tries`, and every combination of `sweeps`, over `base`; the base alone without either. CallerError for
+    what cannot be, and for more than SCENARIOS_MAX."""
     asked: list[Mapping[str, Any]] = list(tries)
     if sweeps:
         asked += [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]

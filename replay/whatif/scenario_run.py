@@ -74,15 +74,15 @@ class JudgedDecision(NamedTuple):
     counted_until: int
     """The number of the event from which on no fold counts the attempt; 0 for none."""
     candidate_view: CandidateView
-    """What stood in the log."""
+    """State of the log at the decision."""
     recorded: Candidate
     """The recorded choice in it."""
     even: tuple[float, float] | None
-    """How evenly active blocks lay."""
+    """Evenness of active blocks."""
 
     @property
     def answered(self) -> bool:
-        """Whether its first token came while it was counted."""
+        """Its first token came while it was counted."""
         return 0 < self.record.prefilled_at < (self.counted_until or NEVER)
 
 
@@ -126,7 +126,7 @@ class ScenarioRun:
         return self._digest.hexdigest()
 
     def judge(self, judged: JudgedDecision, seen: CandidateView) -> None:
-        """The decision is made as the scenario has it, on what is seen in it, and weighed by what stood in the log."""
+        """The decision is made under the scenario on the view `seen`, and weighed by the state of the log."""
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event
         rows = self._remaining(judged.candidate_view)
         seen_rows = rows if seen is judged.candidate_view else self._remaining(seen)

@@ -67,7 +67,7 @@ class _StreamPointer:
 
 
 Progress = Callable[[int, int], None]
-"""Told decisions made again, and how many there are to make."""
+"""Called with the decisions made again, and their total."""
 
 WORST = 10
 
@@ -83,13 +83,10 @@ def what_if(
     worst: int = WORST,
     keep_changes: bool = True,
 ) -> list[Outcome]:
-    """An outcome for each scenario, in their order, over the decisions whose message stands in the routing stream
-    from `start` up to `end` (not included).
-
-    Scenarios that see the log equally late share one playback: each costs a decision more per recorded one. `fitted`
-    are the models' times to first token, by default those of the whole recording; `worst` says how many of the worst
-    cases are named. CallerError for a worker that the recording does not know.
-    """
+    """An outcome for each scenario, in their order, over the decisions in the routing stream from `start` up to `end`
+    (not included). Scenarios that see the log equally late share one playback: each costs a decision more per recorded
+    one. `fitted` are the models' times to first token, by default those of the whole recording; `worst` is the number
+    of worst cases to name. CallerError for a worker that the recording does not know."""
     fitted = first_token_fits(recording.requests) if fitted is None else fitted
     return _WhatIfRun(recording, fitted, scenarios, worst, keep_changes).run(start, end, progress)
 
@@ -161,7 +158,8 @@ class _WhatIfRun:
             run.judge(judged, views[run.scenario.delay_ms])
 
     def _judged(self, playback: Playback, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
-        """None, and counted, if the recording does not show what it rested on, or nothing came of it."""
+        """The recorded decision as a judged one. None, and counted, if the recording lacks its inputs, or its worker
+        declined it."""
         event, view = recorded_decision.event, recorded_decision.view
         row = self._history.row(recorded_decision.seq * PLACES + recorded_decision.number)
         record = None if row is None else self._history.attempt(row)
