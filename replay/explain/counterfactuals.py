@@ -144,15 +144,16 @@ def _most(case: Counterfactual, other: Candidate, was: int, changed: Callable[[i
 def _of_settings(case: Counterfactual, other: Candidate) -> Iterator[RequiredChange]:
     """The nearest values of single weights. The difference of two costs is linear in a weight. So the values at which
     `other` is cheapest by more than rounding and the tie margin lie between two bounds."""
-    weight_terms = {each.worker: _terms(case, each) for each in case.candidates}
+    scored = score(case.candidates, case.request, case.settings, case.stale)
+    terms = {each.candidate.worker: weight_terms(each, case.request) for each in scored}
     for place, name in enumerate(("prefill_weight", "decode_weight", "request_weight")):
         was = getattr(case.settings, f"{name}_m")
-        low, high = _between(weight_terms, other.worker, place, case, case.settings.tie_margin_m + 1)
+        low, high = _between(terms, other.worker, place, case, case.settings.tie_margin_m + 1)
         if low <= high:
             value, far = (high, low) if high < was else (low, high)
             range_text = _range_text(value, far)
         else:
-            found = _at_a_tie(case, other, name, _between(weight_terms, other.worker, place, case, 0))
+            found = _at_a_tie(case, other, name, _between(terms, other.worker, place, case, 0))
             if found is None:
                 continue
             value, range_text = found, f"{found / MILLI:g}"
@@ -185,11 +186,6 @@ class WeightTerms(NamedTuple):
     request: int
 
 
-def _terms(case: Counterfactual, candidate: Candidate) -> WeightTerms:
-    (scored,) = score([candidate], case.request, case.settings, case.stale)
-    return weight_terms(scored, case.request)
-
-
 def weight_terms(scored: ScoredCandidate, request: RouteRequest) -> WeightTerms:
     """The terms that the weights multiply."""
     candidate, _, prefill_m = scored
@@ -199,19 +195,19 @@ def weight_terms(scored: ScoredCandidate, request: RouteRequest) -> WeightTerms:
 
 
 def _between(
-    weight_terms: dict[WorkerId, WeightTerms], other: WorkerId, place: int, case: Counterfactual, less_m: int
+    terms: dict[WorkerId, WeightTerms], other: WorkerId, place: int, case: Counterfactual, less_m: int
 ) -> tuple[int, int]:
     """The least and the highest weight at which `other` is cheaper than all by so much, the other weights being as
     they are."""
     settings = case.settings
     weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
     low, high = 0, WEIGHT_M_MAX
-    for worker, theirs in weight_terms.items():
+    for worker, theirs in terms.items():
         if worker == other:
             continue
-        per_weight = weight_terms[other][place] - theirs[place]
+        per_weight = terms[other][place] - theirs[place]
         rest = less_m * MILLI + sum(
-            weights[at] * (weight_terms[other][at] - theirs[at]) for at in range(len(weights)) if at != place
+            weights[at] * (terms[other][at] - theirs[at]) for at in range(len(weights)) if at != place
         )
         if per_weight > 0:
             high = min(high, -rest // per_weight)

@@ -127,7 +127,10 @@ def _as_recorded(
 ) -> DecisionInputs:
     settings = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq)
     known = recording.replicas.local(tried.replica, tried.seq)
-    local = {WorkerId(worker): _ordered(reasons) for worker, reasons in sorted(known.items())}
+    local = {
+        WorkerId(worker): tuple(reason for reason in LOCAL_REASONS if reason in reasons)
+        for worker, reasons in sorted(known.items())
+    }
     return recorded_inputs(event, settings, local)._replace(again=again, unverifiable=unverifiable)
 
 
@@ -165,10 +168,6 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
         return NO_BACKLOG
     waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
     return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held)
-
-
-def _ordered(reasons: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(reason for reason in LOCAL_REASONS if reason in reasons)
 
 
 def _recorded_in_flight(candidate: Candidate) -> WorkerInFlight:

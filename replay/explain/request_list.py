@@ -83,7 +83,8 @@ def list_requests(
         chosen = sorted(answered, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
     elif mispredicted is not None:
         wrong = (tried for tried in tries if tried.prefilled_seq and tried.cached_tokens != tried.predicted_tokens)
-        chosen = sorted(wrong, key=_by_misprediction)[:mispredicted]
+        chosen = sorted(wrong, key=lambda tried: (-abs(tried.cached_tokens - tried.predicted_tokens), tried.seq))
+        chosen = chosen[:mispredicted]
     else:
         chosen = list(tries)
     if limit is not None:
@@ -95,10 +96,6 @@ def _within(recording: Recording, start: Moment | None, end: Moment | None) -> I
     first = 0 if start is None else recording.position(ROUTING, start)
     behind = None if end is None else recording.position(ROUTING, end)
     return recording.requests.between(first, behind)
-
-
-def _by_misprediction(tried: RequestAttempt) -> tuple[int, int]:
-    return -abs(tried.cached_tokens - tried.predicted_tokens), tried.seq
 
 
 def _outcome(tried: RequestAttempt) -> str:

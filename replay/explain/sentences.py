@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.ids import WorkerId
-from core.settings import APPROXIMATE, RoutingSettings
+from core.settings import APPROXIMATE
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, ScoredCandidate, pending_beyond
 from replay.explain.cost_breakdown import (
     NameOf,
@@ -68,13 +68,8 @@ def decision_reason(inputs: DecisionInputs, name: NameOf) -> str:
             return pair_reason(inputs, name)
         case "session" if inputs.settings_known:
             return session_reason(inputs, name)
-    return _why_by_cost(inputs, name)
-
-
-def _why_by_cost(inputs: DecisionInputs, name: NameOf) -> str:
-    if not inputs.settings_known:
-        return _why_unknown(inputs, name)
-    return _why_drawn(inputs, name) if draws_by_cost(inputs.settings) else _why_cheapest(inputs, name)
+    why = _why_drawn if draws_by_cost(inputs.settings) else _why_cheapest
+    return why(inputs, name) if inputs.settings_known else _why_unknown(inputs, name)
 
 
 def _why_unknown(inputs: DecisionInputs, name: NameOf) -> str:
@@ -96,7 +91,8 @@ def _why_cheapest(inputs: DecisionInputs, name: NameOf) -> str:
     if abs(best.cost - chosen.cost) <= inputs.settings.tie_margin_m:
         cheaper = chosen.cost < best.cost
         less = f"{_difference(inputs, chosen, best)} less" if cheaper else f"{_difference(inputs, best, chosen)} more"
-        margin = f"{inputs.settings.tie_margin_m / MILLI:g}{_unit(inputs.settings)}"
+        unit = " ms" if inputs.settings.policy in ESTIMATING_POLICIES else ""
+        margin = f"{inputs.settings.tie_margin_m / MILLI:g}{unit}"
         return (
             f"{called} costs {less} than {next_best}, which is within the tie margin of {margin}; "
             "the hash of request and worker decided"
@@ -195,10 +191,6 @@ def _difference(inputs: DecisionInputs, less: ScoredCandidate, more: ScoredCandi
     if inputs.settings.policy in ESTIMATING_POLICIES:
         return ms_text(more.cost - less.cost)
     return f"{(more.cost - less.cost) / MILLI:g}"
-
-
-def _unit(settings: RoutingSettings) -> str:
-    return " ms" if settings.policy in ESTIMATING_POLICIES else ""
 
 
 def _listed(found: list[RequiredChange], weights: str) -> str:

@@ -276,7 +276,11 @@ class Playback:
         else:
             replica_state.move_to(state_cursor.state, state_cursor.cut)
             while (earlier := unapplied[0]) is not step:
-                self._apply(replica_state, earlier)
+                if earlier.event is None:
+                    replica_state.note_missing(earlier.frame.seq)
+                else:
+                    self._compare(replica_state, earlier)
+                    replica_state.apply_own(earlier.frame.seq, earlier.event)
                 unapplied.popleft()
         if self.source.covers(cursor):
             self._last_cursors[replica] = cursor
@@ -288,13 +292,6 @@ class Playback:
         assert isinstance(event, RequestRejected)
         seq, time_ms, view = step.frame.seq, step.frame.time_ms, replica_state.view
         return RecordedRefusal(replica, seq, time_ms, event, view, replica_state.settings, replica_state, step.number)
-
-    def _apply(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
-        if step.event is None:
-            replica_state.note_missing(step.frame.seq)
-            return
-        self._compare(replica_state, step)
-        replica_state.apply_own(step.frame.seq, step.event)
 
     def _compare(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
         """The replica's fold report, if the event is one, is compared with its state here."""

@@ -195,17 +195,13 @@ class CursorSource:
     def _fold(self, state_cursor: StateCursor, stream: StreamName, seq: int) -> None:
         state = state_cursor.state
         folded = state.open(stream, Epoch(self.epochs[stream]))
-        if not folded:
-            self._note_cut(state_cursor, stream)
+        if not folded and self.recording.start[stream]:
+            state_cursor.cut[stream] = self.recording.cut_text(stream)
         fold = state.fold
         for _, at, _, owner, head, message in self._cache(stream, folded + 1).between(folded + 1, seq):
             fold(stream, at, owner, message, head)
         if state.cursor[stream].seq < seq:
             state.skip_to(stream, StreamSeq(seq))
-
-    def _note_cut(self, state_cursor: StateCursor, stream: StreamName) -> None:
-        if self.recording.start[stream]:
-            state_cursor.cut[stream] = self.recording.cut_text(stream)
 
     def _span(self, stream: StreamName) -> Span:
         return self.recording.archive.span(stream)

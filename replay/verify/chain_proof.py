@@ -352,7 +352,8 @@ class _Prover:
             for witness in witnesses.get(record.seq, ()):
                 self._proof.witnessed += 1
                 if witness.head != head:
-                    self._break(stream, _contradicted(stream, record.seq, owner(record.subject), witness))
+                    what = f"{witness.who} read another message at {stream}:{record.seq} than stands there"
+                    self._break(stream, ChainFault("witness", record.seq, owner(record.subject), -1, what))
         for found in walk.check_ends(recording.archive.contents.heads.get(stream, {})):
             self._break(stream, found)
         self._proof.messages += walk.messages
@@ -386,11 +387,6 @@ class _Prover:
     def _name(self, stream: StreamName, source: str) -> str:
         names = self._recording.names
         return names.replica(source) if stream == ROUTING else names.worker(source)
-
-
-def _contradicted(stream: StreamName, seq: StreamSeq, source: str, witness: Witness) -> ChainFault:
-    what = f"{witness.who} read another message at {stream}:{seq} than stands there"
-    return ChainFault("witness", seq, source, -1, what)
 
 
 def _first_snapshot(recording: Recording) -> State | None:

@@ -312,11 +312,33 @@ def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | N
 def difference(
     at: RecordedDecision, term: Term, routed: RequestRouted | None, names: Participants
 ) -> DecisionDifference:
-    """The two sides: what was recorded, and `routed`."""
-    event = at.event
+    """The two sides: the recorded decision, and `routed`."""
+    recorded = side(at.event, names.worker(at.event.worker))
+    return _difference(at, term, recorded, side(routed, names.worker(routed.worker) if routed else ""), names)
+
+
+def _refusal_difference(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
+    worker = found.worker or ""
+    if worker:
+        term = Term("choice", worker, "", worker)
+    else:
+        term = Term("excluded", "", counts(at.event.excluded), counts(found.excluded))
+    now = DecisionSide(
+        worker=worker, name=names.worker(worker) if worker else "", cost=0, predicted_cached_tokens=0, digest=""
+    )
+    return _difference(at, term, side(None, "", REFUSED), now, names)
+
+
+def _difference(
+    at: RecordedDecision | RecordedRefusal,
+    term: Term,
+    recorded: DecisionSide,
+    recomputed: DecisionSide,
+    names: Participants,
+) -> DecisionDifference:
     return DecisionDifference(
-        request=event.request,
-        attempt=event.attempt,
+        request=at.event.request,
+        attempt=at.event.attempt,
         replica=at.replica,
         replica_name=names.replica(at.replica),
         seq=at.seq,
@@ -326,8 +348,8 @@ def difference(
         term_worker_name=names.worker(term.worker) if term.worker else "",
         term_recorded=term.recorded,
         term_recomputed=term.recomputed,
-        recorded=side(event, names.worker(event.worker)),
-        recomputed=side(routed, names.worker(routed.worker) if routed else ""),
+        recorded=recorded,
+        recomputed=recomputed,
     )
 
 
@@ -367,7 +389,7 @@ class _Judge:
         reason, why = self._excuse(at)
         if reason:
             return Verdict(*ours, NOT_JUDGED, reason, why)
-        return Verdict(*ours, DIFFERENT, "", "", _other_refusal(at, found, self._recording.names))
+        return Verdict(*ours, DIFFERENT, "", "", _refusal_difference(at, found, self._recording.names))
 
     def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
         """The reason and a sentence why a decision that differs is not judged; empty if it is judged."""
@@ -381,24 +403,3 @@ class _Judge:
             reasons = {REPLACED: why} if why else {}
         reason = next((reason for reason in REASONS if reason in reasons), "")
         return reason, reasons.get(reason, "")
-
-
-def _other_refusal(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
-    event, worker = at.event, found.worker or ""
-    name = names.worker(worker) if worker else ""
-    before, now = ("", worker) if worker else (counts(event.excluded), counts(found.excluded))
-    return DecisionDifference(
-        request=event.request,
-        attempt=event.attempt,
-        replica=at.replica,
-        replica_name=names.replica(at.replica),
-        seq=at.seq,
-        time_ms=at.time_ms,
-        term="choice" if worker else "excluded",
-        term_worker=worker,
-        term_worker_name=name,
-        term_recorded=before,
-        term_recomputed=now,
-        recorded=DecisionSide(worker="", name="", cost=0, predicted_cached_tokens=0, digest=REFUSED),
-        recomputed=DecisionSide(worker=worker, name=name, cost=0, predicted_cached_tokens=0, digest=""),
-    )
