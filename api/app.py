@@ -22,7 +22,6 @@ from api.anthropic.messages_types import CountRequest
 from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
 from api.auth.tenancy import Tenancy
-from api.config.api_settings import ApiSettings
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
 from api.openai.request.preprocessor import Preprocessor
@@ -33,8 +32,8 @@ from api.openapi import openapi_json
 from api.parsers.loaded_models import LoadedModels
 from api.responses.reasoning_seal import ReasoningSeal
 from api.responses.responses_encoder import responses_adapter
-from api.server.anthropic_errors import AnthropicError, error_for_path
-from api.server.errors import ApiError, http_status_error, internal_error, to_api_error
+from api.server.errors import AnthropicError, ApiError, error_for_path, http_status_error, internal_error, to_api_error
+from api.server.limits import ApiSettings
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError

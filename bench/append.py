@@ -24,7 +24,7 @@ from statistics import median
 import uvloop
 
 from actors.membership.routing_publisher import LIMITS as ROUTER_LIMITS
-from api.process.runtime_tuning import tune_garbage_collection
+from api.process.lifecycle import tune_garbage_collection
 from bench.figures import MICRO, Figure, main
 from core.block_spans import stretch
 from core.clock import SystemClock

@@ -27,8 +27,8 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router, RouterOptions
 from actors.worker.worker import Worker, WorkerOptions
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from bench.figures import Figure, main
 from core.clock import SystemClock

@@ -16,8 +16,7 @@ from api.openai.tokenization import Tokenization
 from api.openai.unary_route import UnaryRequest
 from api.parsers.output_parser import Delta
 from api.parsers.tool_calls import ToolDelta, normalize_json_object
-from api.server.anthropic_errors import AnthropicError
-from api.server.errors import ApiError
+from api.server.errors import AnthropicError, ApiError
 from core.prompt import TOKEN_BYTES
 
 Event = dict[str, Any]

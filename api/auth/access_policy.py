@@ -15,7 +15,7 @@ from api.auth.api_keys import read_keys
 from api.auth.keyring import Keyring
 from api.config.addresses import is_loopback
 from api.config.schema import Deployment, FrontendSection
-from api.server.tls import tls_context
+from api.server.sockets import tls_context
 from core.clock import Clock
 
 OPEN_TO_ALL = "everybody who reaches {host} may ask: no API keys are given (`contrail keys create`, then --keys FILE)"

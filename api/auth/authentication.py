@@ -6,9 +6,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth.api_keys import ApiKey
 from api.auth.keyring import Keyring
-from api.server.anthropic_errors import error_for_path
 from api.server.caller import CALLER, Caller
-from api.server.errors import ApiError
+from api.server.errors import ApiError, error_for_path
 from api.server.middleware import send_error
 
 OPEN = frozenset({"/health", "/openapi.json", "/debug"})

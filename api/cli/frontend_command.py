@@ -11,14 +11,12 @@ import uvloop
 
 from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls
 from api.debug.page import DebugPage
 from api.deployment.process_specs import SUPERVISED
 from api.process.frontend import FrontendArguments, serve_frontend
 from api.process.logging_setup import configure_logging
-from api.process.runtime_tuning import use_one_malloc_arena
 from core.errors import CallerError
 
 
@@ -83,7 +81,6 @@ def frontend(
     other, clients wait for a moment, and none is refused.
     """
     configure_logging()
-    use_one_malloc_arena()
     if tls_key and not tls_cert:
         raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
     flags["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None

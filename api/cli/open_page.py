@@ -12,8 +12,7 @@ from api.cli.output import print_result
 from api.cli.process_query import REPLICAS, RegisteredProcess, registered_processes
 from api.cli.renderer import Command
 from api.config.addresses import is_loopback, join_address, split_address
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.debug.page_access import token_of
 from api.process.planes import open_registry
 from core.errors import CallerError

@@ -14,8 +14,7 @@ from api.cli.renderer import OK, PROBLEM, Mark
 from api.config.data_folder import DataFolder, is_locked
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
-from api.deployment.rolling_restart import FRONTENDS, WORKERS, RestartRequest, ask_restart
-from api.deployment.signals import RESTARTS
+from api.deployment.rolling_restart import FRONTENDS, RESTARTS, WORKERS, RestartRequest, ask_restart
 from core.errors import CallerError, Unavailable
 
 POLL_S = 0.2

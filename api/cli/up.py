@@ -21,13 +21,11 @@ from api.cli.startup_progress import progress_on
 from api.config.data_folder import DataFolder, FolderLock
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
-from api.config.model_source import TINY
 from api.config.schema import ENGINES, Deployment
-from api.deployment.launcher import Launcher, frontend_drain_max_s
-from api.deployment.preflight import check_copies, check_key, check_workers, fit_log_to_disk
+from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
+from api.deployment.preflight import TINY, check_copies, check_key, check_workers, fit_log_to_disk
 from api.deployment.process_specs import what_of
 from api.deployment.readiness import Progress
-from api.deployment.signals import SignalEvents
 from api.server.sockets import close_all, open_listeners
 from core.settings import POLICIES
 

@@ -16,8 +16,7 @@ from actors.worker.model_files import ChatFormat
 from actors.worker.worker import WorkerOptions
 from api.cli.options import OPS_OPTION, name_option
 from api.config.addresses import split_address
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import click
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.debug.log_follower import MESSAGES_MAX, LogFollower
 from api.debug.page_api import create_page_api
 from api.debug.recording_view import RecordingView
+from api.process.lifecycle import stop_requested
 from api.process.logging_setup import configure_logging
-from api.process.termination import stop_requested
 from api.server.http_server import HttpServer
 from core.clock import Clock, SystemClock
 from core.errors import CallerError, ContrailError

@@ -1,9 +1,13 @@
-"""The launcher of `contrail up`: it starts all processes of a deployment, keeps them running, and drains them."""
+"""The launcher of `contrail up`: it starts all processes of a deployment, keeps them running, and drains them.
+
+Ctrl-C drains, and hurries the second time; SIGHUP and SIGUSR1 restart processes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,15 +16,14 @@ import msgspec
 
 from api.config.addresses import join_address
 from api.config.data_folder import DataFolder, write_whole
-from api.config.gpu_assignment import GpuAssignment, visible_gpus
-from api.config.model_source import ModelSource, model_source
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
 from api.config.schema import Deployment
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
-from api.deployment.process_specs import ProcessSpec, frontend_specs, worker_specs
+from api.deployment.preflight import ModelSource, model_source
+from api.deployment.process_specs import GpuAssignment, ProcessSpec, frontend_specs, visible_gpus, worker_specs
 from api.deployment.readiness import Progress, wait_until_ready
-from api.deployment.rolling_restart import FRONTENDS, RollingRestart, take_request
+from api.deployment.rolling_restart import FRONTENDS, RESTARTS, RollingRestart, take_request
 from api.deployment.supervisor import SupervisedProcess, Supervisor
 from api.server.sockets import close_all
 from core.events.kv import PREFILL
@@ -40,6 +43,44 @@ def frontend_drain_max_s(deployment: Deployment) -> float:
     """How long a front end of this deployment may take to end."""
     frontend = deployment.frontend
     return frontend.stop_delay_s + frontend.drain_timeout_s + FRONTEND_LEAVE_MAX_S
+
+
+ENDS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SignalEvents:
+    """Three events, set by signals from `install` on."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        self.hurry = asyncio.Event()
+        self.restart = asyncio.Event()
+
+    def install(self) -> None:
+        """Signals set the events, and do nothing else any more.
+
+        SIGHUP ends what has a terminal, because it says that the terminal is gone; it restarts what has none; and
+        where it was to be ignored (`nohup`) it still is.
+        """
+        loop = asyncio.get_running_loop()
+        for number in ENDS:
+            loop.add_signal_handler(number, self.interrupt)
+        loop.add_signal_handler(RESTARTS, self.restart.set)
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self.interrupt if has_terminal() else self.restart.set)
+
+    def interrupt(self) -> None:
+        """One more signal came that ends us."""
+        (self.hurry if self.drain.is_set() else self.drain).set()
+
+
+def has_terminal() -> bool:
+    """Whether this process has a terminal whose end it is told of."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 class Launcher:

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from api.config.data_folder import DataFolder
-from api.config.run_file import ProcessEntry
+from api.config.run_file import Announcement, ProcessEntry, announcement_of
 from api.deployment.process_specs import ProcessSpec
-from api.process.announcement import Announcement, announcement_of
 from api.server.http_client import HttpResponse, http_get
 
 POLL_S = 0.05

@@ -1,26 +1,79 @@
-"""The front end and worker processes of a deployment, and the command that starts each."""
+"""The front end and worker processes of a deployment: the command and the GPUs of each.
+
+Two engines share a GPU only if the deployment file says so.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 
 from api.config.addresses import join_address, split_address
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import GpuAssignment
-from api.config.model_source import ModelSource
 from api.config.schema import Deployment, WorkerGroup
 from api.config.units import delay_s
+from api.deployment.preflight import ModelSource
+from core.errors import CallerError
 from core.events.kv import PREFILL
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_CARD = re.compile(r"nvidia\d+")
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """The GPUs that the environment names, else all that the machine has; none on one without.
+
+    Those of the machine are counted, whatever their nodes are called: CUDA counts from 0 what it sees, and a container
+    that was given the fourth card alone sees the node of that number.
+    """
+    named = environment.get(VARIABLE)
+    if named is not None:
+        return tuple(name for each in named.split(",") if (name := each.strip()))
+    cards = sum(_CARD.fullmatch(file.name) is not None for file in devices.glob("nvidia*"))
+    return tuple(map(str, range(cards)))
+
+
+class GpuAssignment:
+    """Deals out GPUs in turn: when all are given, it begins again."""
+
+    def __init__(self, cards: Sequence[str]) -> None:
+        self._count = len(cards)
+        self._next = cycle(cards)
+
+    def __repr__(self) -> str:
+        return f"<GpuAssignment {self._count} GPUs>"
+
+    def environment(self, group: WorkerGroup, number: int) -> dict[str, str]:
+        """What the group's worker of that number is to have in its environment; empty if it sees all there is.
+
+        CallerError if its engine wants more GPUs than there are.
+        """
+        if group.engine != "vllm":
+            return {}
+        if group.devices:
+            return {VARIABLE: group.devices[number % len(group.devices)]}
+        if not self._count:
+            return {}
+        wanted = group.gpus
+        if wanted > self._count:
+            raise CallerError(f"workers of group {group.name!r} want {wanted} GPUs each, and {self._count} can be seen")
+        return {VARIABLE: ",".join(islice(self._next, wanted))}
+
 
 FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
 """Commands of the parts; a prefill worker is of the kind `worker`, too."""
 SUPERVISED = "--supervised"
 """Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
+
+
+FRONTEND_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+"""One heap for all threads of a front end: memory that a tokenizing thread frees serves the others (glibc)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +110,7 @@ def frontend_specs(deployment: Deployment, data: DataFolder, listeners: Sequence
             what=f"API on {listen}",
             command=(*_command(FRONTEND, data, name), "--listen", listen, *_socket_words(own, files)),
             files=files,
+            environment=FRONTEND_ENVIRONMENT,
         )
         for number, own in enumerate(files)
     ]

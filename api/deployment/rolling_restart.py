@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from api.deployment.managed_process import ManagedProcess
 from api.deployment.supervisor import Supervisor
 from core.errors import CallerError, ContrailError, Unavailable
 
+RESTARTS = signal.SIGUSR1
+"""Signal to `contrail up` that asks for a restart; without a terminal SIGHUP does the same."""
 FRONTENDS, WORKERS = "frontends", "workers"
 """All of a kind; anything else is the name of a part."""
 

@@ -14,7 +14,6 @@ from typing import Any, cast
 import msgspec
 import orjson
 
-from api.config.api_settings import ApiSettings
 from api.openai.request.prompts import word_too_long
 from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
 from api.openai.types.backend import Backend
@@ -22,6 +21,7 @@ from api.openai.types.request_types import AtLeastOne, Int32, Salt, TokenId
 from api.openai.unary_route import UnaryRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
+from api.server.limits import ApiSettings
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
 from api.tokenizer.word_cache import WordTooLong
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling

@@ -15,7 +15,6 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.config.api_settings import ApiSettings
 from api.openai.generation import Generation
 from api.openai.openai_encoder import ChatEncoder, CompletionEncoder
 from api.openai.request.preprocessor import PreparedRequest, Preprocessor
@@ -28,6 +27,7 @@ from api.parsers.tool_choice import with_tools
 from api.server.caller import effective_tenant
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
+from api.server.limits import ApiSettings
 from core.clock import Clock
 from core.errors import ContrailError
 

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import orjson
 
-from api.config.api_settings import ApiSettings
 from api.openai.request.prompts import tokenize_prompts
 from api.openai.request.request_metadata import parse_headers
 from api.openai.request.validation import check
@@ -16,6 +15,7 @@ from api.openai.types.request_types import ChatMessage, ChatRequest, CompletionR
 from api.openai.unary_route import UnaryRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
+from api.server.limits import ApiSettings
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from api.tokenizer.tokenizer_pool import Proceed
 from core.models import ModelCard

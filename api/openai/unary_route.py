@@ -9,10 +9,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.config.api_settings import ApiSettings
 from api.openai.request.validation import decode
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
+from api.server.limits import ApiSettings
 from core.clock import Clock
 from core.errors import ContrailError
 

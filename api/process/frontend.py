@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,21 +24,18 @@ from actors.router.router import Router, RouterOptions
 from api.app import create_app
 from api.auth.access_policy import policy_of
 from api.config.addresses import join_address, reachable, split_address
-from api.config.api_settings import ApiSettings
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
+from api.config.run_file import announce_if_supervised
 from api.config.schema import FrontendSection
-from api.process.announcement import announce_if_supervised
+from api.process.lifecycle import stop_requested, tune_garbage_collection
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
 from api.process.planes import LEASE_S, Planes, open_planes
-from api.process.runtime_tuning import raise_file_limit, tune_garbage_collection
-from api.process.termination import stop_requested
 from api.responses.reasoning_seal import ReasoningSeal
 from api.server.http_server import HttpServer
-from api.server.limits import HttpLimits, connections_for
-from api.server.sockets import bind, inherited_socket, socket_activation_fd
-from api.server.tls import tls_context
+from api.server.limits import ApiSettings, HttpLimits, connections_for
+from api.server.sockets import bind, inherited_socket, socket_activation_fd, tls_context
 from core.clock import SystemClock
 from core.errors import Unavailable
 from core.ids import StreamName
@@ -152,6 +150,14 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             await ops.stop(OPERATIONS_GRACE_S)
 
 
+def raise_file_limit() -> int:
+    """The process may open as many files as the system allows; returns that number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
 def _listener(arguments: FrontendArguments) -> socket.socket:
     """Given open, or bound here."""
     number = socket_activation_fd(os.environ) if arguments.fd is None else arguments.fd
@@ -165,7 +171,7 @@ def _announce_replica(router: Router, arguments: FrontendArguments, ops: HttpSer
 
     def known_as(id: str) -> None:
         log_as(replica=id)
-        announce_if_supervised(arguments.home, arguments.name, ops, id=id, address=address)
+        announce_if_supervised(arguments.home, arguments.name, ops.address, id=id, address=address)
 
     router.membership.on_new_id = known_as
     known_as(router.publisher.id)

@@ -10,13 +10,12 @@ from actors.metrics.worker_metrics import WorkerMetrics
 from actors.worker.worker import Worker, WorkerOptions
 from api.config.addresses import reachable
 from api.config.deployment_ref import DeploymentRef
-from api.process.announcement import announce_if_supervised
+from api.config.run_file import announce_if_supervised
 from api.process.engine_factory import EngineArguments, make_engine
+from api.process.lifecycle import ignore_stop_signals, install_stop_handlers, tune_garbage_collection
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
 from api.process.planes import open_planes
-from api.process.runtime_tuning import tune_garbage_collection
-from api.process.termination import ignore_stop_signals, install_stop_handlers
 from api.server.http_server import HttpServer
 from core.clock import SystemClock
 from core.readiness import Readiness
@@ -39,7 +38,7 @@ async def serve_worker(
         _watch(it, metrics)
         ops = operations_server(options.listen_host, ops_address, lambda: _ready(it), metrics.registry, it.describe)
         await ops.start()
-        announce_if_supervised(arguments.home, options.name, ops)
+        announce_if_supervised(arguments.home, options.name, ops.address)
         watching = install_stop_handlers(arguments.home, it.leave)
         try:
             return await _run(it, arguments.home, ops)
@@ -67,7 +66,7 @@ async def _run(it: Worker, home: Path | None, ops: HttpServer) -> str:
 
     def known_as(id: str) -> None:
         log_as(worker=id)
-        announce_if_supervised(home, it.options.name, ops, id=id, address=it.address)
+        announce_if_supervised(home, it.options.name, ops.address, id=id, address=it.address)
 
     it.membership.on_new_id = known_as
     known_as(it.membership.publisher.id)

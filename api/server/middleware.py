@@ -15,9 +15,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.server.anthropic_errors import error_for_path
 from api.server.caller import header_tenant
-from api.server.errors import ApiError, internal_error, redacted_traceback, stopping
+from api.server.errors import ApiError, error_for_path, internal_error, redacted_traceback, stopping
 from api.server.exchange import EXCHANGE_KEY, HttpExchange, RoutingTrace
 from core.clock import Clock
 from core.entropy import random_hex

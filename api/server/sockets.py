@@ -1,4 +1,4 @@
-"""Listening sockets: bound here, or inherited from `contrail up`, a service manager or a shell.
+"""Listening sockets, bound here or inherited from `contrail up`, a service manager or a shell; and their TLS context.
 
 `contrail up` makes one socket for each front end and keeps all of them, so that none ends with a process. A front end
 inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the connections in its
@@ -11,7 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 
 from api.config.addresses import join_address
 from core.errors import CallerError
@@ -105,3 +107,27 @@ def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
         raise CallerError(f"cannot listen on {host}:{port} ({error.strerror or error}): choose another port") from error
     listener.setblocking(False)
     return listener
+
+
+def tls_context(cert: str, key: str | None) -> ssl.SSLContext:
+    """TLS 1.2 or newer with this certificate; CallerError says which file is wrong."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # two ways to the same end: nobody needs either, and both have been attacked
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(Path(cert).expanduser(), None if key is None else Path(key).expanduser())
+    except ssl.SSLError as error:
+        files = cert if key is None else f"{cert} and {key}"
+        raise CallerError(f"TLS: {files}: {_fault(error)}") from error
+    except OSError as error:
+        missing = next((file for file in (cert, key) if file and not Path(file).expanduser().exists()), cert)
+        raise CallerError(f"TLS: cannot read {missing}: {error.strerror}") from error
+    return context
+
+
+def _fault(error: ssl.SSLError) -> str:
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return "the key is not the certificate's"
+    return "these are no PEM files with a certificate and its key, without a passphrase"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from api.config.api_settings import ApiSettings
+from api.server.limits import ApiSettings
 from tests.agents import fleet, script
 from tests.agents.conversation import Conversation, tokens
 from tests.agents.program import KILLED

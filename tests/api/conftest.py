@@ -12,8 +12,8 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from tests.api.scripted import ScriptedBackend
 

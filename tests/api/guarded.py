@@ -16,9 +16,9 @@ from api.app import create_app
 from api.auth.access_policy import AccessPolicy
 from api.auth.keyring import Keyring
 from api.cli.keys import keys as keys_command
-from api.config.api_settings import ApiSettings
 from api.debug.page_access import PageAccess
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from core.clock import ManualClock
 from tests.api.scripted import ScriptedBackend

@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import framework, post_routes
-from api.config.api_settings import ApiSettings
 from api.openapi import SURFACE, Operation
 from api.openapi import document as made_document
+from api.server.limits import ApiSettings
 from core.clock import SystemClock
 from core.generation import Output
 from tests.api.conftest import Api

@@ -25,13 +25,12 @@ from api.auth.access_policy import AccessPolicy
 from api.auth.keyring import Keyring
 from api.cli.up import up
 from api.cli.worker_commands import worker as worker_command
-from api.config.api_settings import ApiSettings
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import load
-from api.config.model_source import ModelSource
-from api.deployment.process_specs import worker_specs
+from api.deployment.preflight import ModelSource
+from api.deployment.process_specs import GpuAssignment, worker_specs
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from core.clock import SystemClock
 from core.errors import CallerError

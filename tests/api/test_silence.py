@@ -15,9 +15,9 @@ from prometheus_client import generate_latest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.process.logging_setup import JsonLines
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from core.generation import Output
 from core.ids import StreamSeq

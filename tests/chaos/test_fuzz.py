@@ -8,8 +8,8 @@ from pathlib import Path
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from tests.actors.world import FAST, world
 from tests.api.scripted import files

@@ -25,8 +25,7 @@ from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_pr
 from api.cli.quantities import count_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Mark, Table, Text
 from api.config.data_folder import DataFolder
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import named_remedy, open_log, open_registry
 from core.clock import SystemClock
 from core.errors import CallerError, PeerError

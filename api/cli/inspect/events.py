@@ -10,8 +10,7 @@ from typing import NamedTuple
 import click
 import orjson
 
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt

@@ -15,8 +15,7 @@ from api.cli.output import EXIT_NO, print_result, print_text
 from api.cli.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
 from api.cli.quantities import UNKNOWN, bytes_text, number_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_log, open_registry
 from core.clock import SystemClock
 from core.errors import CallerError

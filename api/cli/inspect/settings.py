@@ -22,8 +22,7 @@ from api.cli.options import PREFIX, pairs_of
 from api.cli.output import EXIT_NO, print_result
 from api.cli.quantities import count_text, plural
 from api.cli.renderer import PROBLEM, WARNING, Mark, Table, Text
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_registry
 from core.errors import CallerError
 from core.settings import APPROXIMATE, POLICIES, RoutingSettings

@@ -22,8 +22,7 @@ from api.cli.main import DefaultGroup
 from api.cli.output import EXIT_NO, print_result
 from api.cli.quantities import bytes_text, count_text, number_text, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_log, open_registry
 from core.clock import SystemClock
 from core.errors import CallerError

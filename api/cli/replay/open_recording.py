@@ -14,8 +14,8 @@ from api.config.addresses import is_loopback, join_address
 from api.debug.page import create_page
 from api.debug.page_access import TOKEN_BYTES
 from api.debug.page_process import PageBackend, open_page_backend
+from api.process.lifecycle import stop_requested
 from api.process.logging_setup import configure_logging
-from api.process.termination import stop_requested
 from api.server.http_server import HttpServer
 from api.server.sockets import bind
 

@@ -22,8 +22,7 @@ from click.core import ParameterSource
 from api.cli.options import RecordingRange
 from api.cli.replay.recording_copy import copy_archive, copy_log
 from api.config.data_folder import DataFolder
-from api.config.deployment_options import OPTIONS, resolve_deployment
-from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
+from api.config.deployment_ref import DEFAULT_DATA, OPTIONS, DeploymentRef, resolve_deployment
 from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey

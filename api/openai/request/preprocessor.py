@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from api.config.api_settings import ApiSettings
 from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
 from api.openai.request.prompts import PromptTokens, tokenize_prompts
 from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
@@ -19,6 +18,7 @@ from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModel, LoadedModels
 from api.parsers.parser_selection import select_parser
+from api.server.limits import ApiSettings
 from api.tokenizer.detokenizer import StopStrings, TokenTexts
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.generation import GenerateRequest, Sampling

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.config.data_folder import DataFolder, FolderLock, write_whole
-from api.config.deployment_options import deployment_options
-from api.config.deployment_ref import DeploymentRef, find_by_data_folder, nats_credentials
+from api.config.deployment_ref import DeploymentRef, deployment_options, find_by_data_folder, nats_credentials
 from api.config.run_file import READY, STOPPED, RunFile
 from api.config.schema import Deployment, EtcdAccess, LogCredentials, LogSection, Tls
 from api.process.planes import named_remedy

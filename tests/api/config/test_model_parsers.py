@@ -15,11 +15,10 @@ from actors.worker.worker import WorkerOptions
 from api.cli import worker_commands
 from api.cli.main import contrail
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import load
-from api.config.model_source import ModelSource, check_model
 from api.config.schema import MANNER, WorkerGroup
-from api.deployment.process_specs import worker_specs
+from api.deployment.preflight import ModelSource, check_model
+from api.deployment.process_specs import GpuAssignment, worker_specs
 from api.process.engine_factory import EngineArguments, make_engine
 from core.errors import CallerError
 

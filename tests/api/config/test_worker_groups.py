@@ -18,12 +18,10 @@ from actors.engines.vllm.vllm_engine import VllmEngine
 from api.cli.main import contrail
 from api.cli.up import describe
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import Loaded, load
-from api.config.model_source import ModelSource
 from api.config.schema import Deployment
-from api.deployment.preflight import check_workers
-from api.deployment.process_specs import ProcessSpec, worker_specs
+from api.deployment.preflight import ModelSource, check_workers
+from api.deployment.process_specs import GpuAssignment, ProcessSpec, worker_specs
 from api.process.engine_factory import EngineArguments, block_host, make_engine
 from core.errors import CallerError
 

@@ -17,12 +17,11 @@ from api.cli import frontend_command, worker_commands
 from api.cli.main import contrail
 from api.cli.startup_progress import PlainProgress
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import GpuAssignment
 from api.config.loading import load
-from api.config.model_source import ModelSource
 from api.config.schema import Deployment, FrontendSection
 from api.deployment.launcher import FRONTEND_LEAVE_MAX_S, WORKER_LEAVE_MAX_S, Launcher, frontend_drain_max_s
-from api.deployment.process_specs import worker_specs
+from api.deployment.preflight import ModelSource
+from api.deployment.process_specs import GpuAssignment, worker_specs
 from api.process.frontend import FrontendArguments
 from core.errors import CallerError
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import api.deployment.signals
+import api.deployment.launcher
 from api.config.run_file import DONE, FAILED, WAITING
+from api.deployment.launcher import SignalEvents
 from api.deployment.managed_process import ManagedProcess
 from api.deployment.rolling_restart import RestartRequest, RollingRestart, ask_restart, take_request
-from api.deployment.signals import SignalEvents
 from api.server.sockets import inherited_socket, socket_activation_fd
 from core.errors import CallerError
 from tests.api.deployment.test_supervisor import LISTENS, Bench, until
@@ -139,7 +139,7 @@ async def test_a_terminal_that_is_gone_ends_what_has_one(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, ends: bool
 ) -> None:
     """SIGHUP drains on a terminal and restarts without one; SIGUSR1 always restarts."""
-    monkeypatch.setattr(api.deployment.signals, "has_terminal", lambda: terminal)
+    monkeypatch.setattr(api.deployment.launcher, "has_terminal", lambda: terminal)
     interrupts, loop = SignalEvents(), asyncio.get_running_loop()
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who runs the tests may have it ignored
     interrupts.install()

@@ -32,7 +32,7 @@ LEAVES_A_CHILD = (
 )
 LISTENS = """
 import os, sys, http.server, pathlib
-from api.process.announcement import Announcement, announce
+from api.config.run_file import Announcement, announce
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -46,7 +46,7 @@ server.serve_forever()
 """
 SAYS_NOTHING = """
 import os, pathlib, socket, sys, time
-from api.process.announcement import Announcement, announce
+from api.config.run_file import Announcement, announce
 
 server = socket.create_server(("127.0.0.1", 0))
 said = Announcement(pid=os.getpid(), ops=f"127.0.0.1:{server.getsockname()[1]}", id="0123456789abcdef")

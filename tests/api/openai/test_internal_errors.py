@@ -18,10 +18,10 @@ from api.anthropic.messages_encoder import MessagesEncoder
 from api.app import create_app
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
-from api.config.api_settings import ApiSettings
 from api.openai.openai_encoder import ChatEncoder
 from api.openai.request.choice import Transcript
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from core.events import RequestFinished, RequestRouted

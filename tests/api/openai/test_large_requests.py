@@ -14,10 +14,10 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.openai.request.validation import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
 from api.openai.tokenization import TOKENIZED_MAX
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from api.tokenizer.text_encoder import TextEncoder
 from api.tokenizer.word_cache import WORD_BYTES_MAX

@@ -15,7 +15,7 @@ from tests.api.scripted import ids
 
 PROGRAM = """
 import gc
-from api.process.runtime_tuning import NEW_MAX, ROUNDS, tune_garbage_collection
+from api.process.lifecycle import GC_THRESHOLDS, tune_garbage_collection
 
 kept = [[] for _ in range(50_000)]
 loop = []
@@ -23,14 +23,14 @@ loop.append(loop)
 del loop
 tune_garbage_collection()
 assert gc.get_freeze_count() >= 50_000, "what lives is looked through no more"
-assert gc.get_threshold() == (NEW_MAX, ROUNDS, ROUNDS)
+assert gc.get_threshold() == GC_THRESHOLDS
 
 seen = []
 gc.callbacks.append(lambda phase, info: seen.append(info.get("collected", 0)))
-for _ in range(3 * NEW_MAX):
+for _ in range(3 * GC_THRESHOLDS[0]):
     loop = []
     loop.append(loop)
-assert sum(seen) >= NEW_MAX, "what only holds itself goes"
+assert sum(seen) >= GC_THRESHOLDS[0], "what only holds itself goes"
 """
 
 

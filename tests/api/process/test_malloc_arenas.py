@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from api.deployment.process_specs import FRONTEND_ENVIRONMENT
+
 PROGRAM = """
 import threading
 from pathlib import Path
-from api.process.runtime_tuning import use_one_malloc_arena
-
-if {one}:
-    use_one_malloc_arena()
 
 ready = threading.Barrier(5)
 
@@ -36,8 +35,9 @@ ready.wait()
 
 def heaps(*, one: bool) -> int:
     """How many beside the first one, in a process of its own."""
-    program = PROGRAM.format(one=one)
-    return int(subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True).stdout)
+    environment = os.environ | (FRONTEND_ENVIRONMENT if one else {})
+    command = [sys.executable, "-c", PROGRAM]
+    return int(subprocess.run(command, env=environment, check=True, timeout=60, capture_output=True).stdout)
 
 
 def test_threads_share_one_heap() -> None:

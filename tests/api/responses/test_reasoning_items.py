@@ -16,9 +16,9 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.responses.reasoning_seal import SEALED_CHARS_MAX, SEALED_ITEMS_MAX, ReasoningSeal
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from core.models import ModelCard
 from core.prompt import tokens_from_bytes

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 import api.server.http_server
-from api.process.runtime_tuning import raise_file_limit
+from api.process.frontend import raise_file_limit
 from api.server.limits import CONNECTIONS_MAX, FILES_RESERVED, HttpLimits, connections_for
 from tests.api.server.front import GET, Site, served
 from tests.fixtures.eventually import eventually

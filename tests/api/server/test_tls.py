@@ -13,12 +13,11 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.config.api_settings import ApiSettings
 from api.config.loading import load
 from api.config.schema import FrontendTls
 from api.server.http_server import HttpServer
-from api.server.sockets import bind
-from api.server.tls import tls_context
+from api.server.limits import ApiSettings
+from api.server.sockets import bind, tls_context
 from core.errors import CallerError
 from tests.api.raw import request, say
 from tests.api.scripted import ScriptedBackend, spoken

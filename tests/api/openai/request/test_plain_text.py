@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.config.api_settings import ApiSettings
 from api.openai.openai_encoder import ChatEncoder, CompletionEncoder, OpenAIEncoder
 from api.openai.request.choice import ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
@@ -16,6 +15,7 @@ from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
 from api.parsers.output_parser import Delta
 from api.server.errors import ApiError
+from api.server.limits import ApiSettings
 from tests.api.scripted import ScriptedBackend
 
 Kind = type[ChatRequest | CompletionRequest]

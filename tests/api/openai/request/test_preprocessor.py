@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from api.config.api_settings import ApiSettings
 from api.openai.request.choice import Choice, ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.loaded_models import LoadedModels
+from api.server.limits import ApiSettings
 from core.generation import Output
 from tests.api.conftest import Api
 from tests.api.scripted import ScriptedBackend, spoken

@@ -17,7 +17,6 @@ from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
-from api.config.api_settings import ApiSettings
 from api.openai.request.request_metadata import (
     HEADERS,
     NAME_MAX,
@@ -28,6 +27,7 @@ from api.openai.request.request_metadata import (
     find_session,
 )
 from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from core.codec import encode_event
 from core.events import RequestRouted

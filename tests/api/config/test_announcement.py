@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from api.config.data_folder import DataFolder, write_whole
-from api.process.announcement import Announcement, announce, announcement_of
+from api.config.run_file import Announcement, announce, announcement_of
 
 OLD, NEW = Announcement(pid=1, ops="127.0.0.1:1"), Announcement(pid=22, ops="127.0.0.1:22")
 

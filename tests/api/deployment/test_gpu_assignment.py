@@ -9,10 +9,9 @@ import msgspec
 import pytest
 
 from api.config.data_folder import DataFolder
-from api.config.gpu_assignment import VARIABLE, GpuAssignment, visible_gpus
-from api.config.model_source import ModelSource
 from api.config.schema import WorkerGroup
-from api.deployment.process_specs import worker_specs
+from api.deployment.preflight import ModelSource
+from api.deployment.process_specs import VARIABLE, GpuAssignment, visible_gpus, worker_specs
 from core.errors import CallerError
 
 

@@ -1,13 +1,30 @@
-"""The end of a process: SIGTERM and SIGINT, or the end of the `contrail up` that supervises it."""
+"""The lifecycle of a process that serves: collector settings once it is set up, and the reasons to stop.
+
+A process stops at SIGTERM and SIGINT, or at the end of the `contrail up` that supervises it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+GC_THRESHOLDS = (5_000, 5, 5)
+"""Objects before a collection of the youngest generation, and collections before one of the next generation."""
+
+
+def tune_garbage_collection() -> None:
+    """Live objects are never scanned again, new ones seldom; takes some 50 ms. Call it once the server is set up.
+
+    Scanning them takes 5 to 8 % of a front end's time, and 40 ms at once. Reference counts free most objects.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 async def wait_until_orphaned() -> None:
