@@ -66,7 +66,7 @@ def request(number: int) -> RouteRequest:
 
 
 def decision() -> Decision:
-    """What `decide` gives with eight workers; made without it, since a router without a log decides too."""
+    """A decision among eight workers, made outside the measurement: a router without a log decides too."""
     workers = sorted(WorkerId(new_id()) for _ in range(WORKERS))
     ranked = [
         ScoredCandidate(
@@ -278,8 +278,10 @@ async def append_cost(log: JetStreamLog, batch: int) -> Figure:
 
 
 async def reader_cost(log: JetStreamLog, batch: int) -> Figure:
-    """What one more replica pays to read and fold it all: messages as large as at the pace, of requests' three events
-    and of the blocks that a worker stored for them."""
+    """CPU of one more replica that reads and folds the log, with messages as large as at the pace.
+
+    They have the three events of each request, and the blocks that a worker stored for it.
+    """
     decided, state = decision(), State(CHAIN_KEY)
     rounds = 2000 // batch
     router, worker = SourceId(new_id()), SourceId(new_id())
@@ -288,12 +290,12 @@ async def reader_cost(log: JetStreamLog, batch: int) -> Figure:
     starts = {stream: StreamSeq((await log.state(stream)).last_seq + 1) for stream in heads}
     for n in range(rounds):
         asked = [request(n * batch + number) for number in range(batch)]
-        told: dict[StreamName, list[Event]] = {
+        events: dict[StreamName, list[Event]] = {
             ROUTING: [event for one in asked for event in (routed(one, decided), prefilled(one), finished(one))],
             KV: [stored(one) for one in asked],
         }
         for stream, source in ((ROUTING, router), (KV, worker)):
-            sealed = seal(source, n, heads[stream], 1, [encode_event(e) for e in told[stream]], readable=False)
+            sealed = seal(source, n, heads[stream], 1, [encode_event(e) for e in events[stream]], readable=False)
             where = subject(NAMESPACE, stream, source)
             seqs[stream] = await log.append(stream, where, sealed.payload, sealed.message_id(source), seqs[stream])
             heads[stream] = digest(sealed.payload, CHAIN_KEY)

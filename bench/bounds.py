@@ -1,4 +1,4 @@
-"""bounds: what any placement could make of a trace, if the whole fleet were one cache that evicts in some way.
+"""bounds: hit rates that any placement could reach on a trace, with the whole fleet as one cache.
 
 A router chooses where a prompt is computed; its engine alone chooses what it evicts, and evicts what was used least
 recently. So one pool of all workers' room with that eviction is what routing comes up to when it neither makes second
@@ -8,8 +8,8 @@ copies nor splits the load badly. What lies beyond would have to change what is 
   that is best for all of them together, found in hindsight. Classes are what a router can see when a conversation
   begins: how long its first prompt is.
 - *by the odds*: evicted is the conversation that is least likely to come back soon, by its number of turns and how long
-  ago its last one was; the odds are those of the trace itself, in hindsight. No engine does that: it is what such
-  knowledge could be worth at most to somebody who governs eviction, too.
+  ago its last one was; the odds are those of the trace itself, in hindsight. No engine does that: it bounds the value
+  of such knowledge, for a router that also controls eviction.
 - *who returns*: one bit of the future: conversations that come back are kept apart from those that do not.
 - *everything*: nothing is ever evicted.
 """
@@ -194,7 +194,7 @@ def _expected(turns: Sequence[Turn]) -> dict[int, list[float]]:
 
 
 def _from(age: int) -> float:
-    """Where a class of ages begins, in seconds."""
+    """Least ages of the classes, in seconds."""
     return float((1 << age) - 1)
 
 

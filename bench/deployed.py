@@ -17,9 +17,9 @@ from bench.processes import cpu_s, family, running
 from streams.embedded.loopback_ports import free_port
 
 START_S = 120.0
-"""How long a deployment of simulated workers may take."""
+"""Longest start of a deployment of simulated workers."""
 STOP_S = 60.0
-LOOK_S = 0.25
+POLL_S = 0.25
 ANSWER_S = 5.0
 TAIL_CHARS = 2000
 
@@ -31,7 +31,7 @@ class Deployed(NamedTuple):
     port: int
 
     def parts(self, kind: str) -> list[dict[str, Any]]:
-        """What run.json says of the parts of this kind: `frontend`, `worker`, `nats`, `etcd`."""
+        """The entries in run.json of processes of this kind: `frontend`, `worker`, `nats`, `etcd`."""
         return [part for part in self._parts() if part["kind"] == kind]
 
     def cpu_s(self) -> dict[str, float]:
@@ -66,7 +66,7 @@ def _until_ready(process: Popen[str], log: Path, port: int, workers: int, start_
     while _usable(port) < workers:
         if process.poll() is not None or time.monotonic() > until_s:
             sys.exit(f"contrail up is not ready after {start_s:g} s, or ended:\n{log.read_text()[-TAIL_CHARS:]}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _usable(port: int) -> int:

@@ -2,7 +2,7 @@
 
 All actors of a deployment stand in this one process, with a nats-server of their own and TCP between them
 (`bench.disagg_world`). Three questions: a public trace on simulated engines (`disagg_trace`), steady decoding while
-long prompts arrive (`disagg_steady`, with real vLLM engines if wanted), and what the machinery itself takes
+long prompts arrive (`disagg_steady`, with real vLLM engines if selected), and what the machinery itself takes
 (`disagg_cost`). A figure that was measured on a loop that had too much to do says so.
 """
 
@@ -52,29 +52,29 @@ COST_JOBS, COST_JOBS_QUICK = 100, 20
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """The figures of the parts that are wanted, each part with its table."""
-    wanted = parts(options)
+    """The figures of the selected parts, each part with its table."""
+    selected = parts(options)
     if options.engine == VLLM:
         yield from _shown(_steady_vllm())
         return
     them = {"trace": _trace, "steady": _steady, "cost": _cost}
-    for part in wanted:
+    for part in selected:
         yield from _shown(them[part](options))
 
 
 def parts(options: argparse.Namespace) -> Sequence[str]:
-    """The parts that are wanted; options without an effect on them are refused."""
-    wanted: Sequence[str] = options.parts or (STEADY_ONLY if options.engine == VLLM else PARTS)
+    """The selected parts; options without an effect on them are refused."""
+    selected: Sequence[str] = options.parts or (STEADY_ONLY if options.engine == VLLM else PARTS)
     if options.engine == VLLM:
-        if set(wanted) != set(STEADY_ONLY):
+        if set(selected) != set(STEADY_ONLY):
             refuse(f"--engine {VLLM} is for the part {STEADY_ONLY[0]} alone: leave --parts out")
         if options.quick:
             refuse(f"--engine {VLLM} has no smaller run: leave --quick out")
-    if "trace" not in wanted:
+    if "trace" not in selected:
         given = [f"--{name.replace('_', '-')}" for name in OF_TRACE if getattr(options, name) is not None]
         if given:
             refuse(f"{', '.join(given)}: of the part trace, which is not measured here")
-    return wanted
+    return selected
 
 
 def extend(parser: argparse.ArgumentParser) -> None:

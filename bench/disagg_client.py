@@ -91,7 +91,7 @@ async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: async
 
 
 class Strain:
-    """How much of its time this process computed, and how late its loop was."""
+    """The busy share of this process, and the lateness of its loop."""
 
     def __init__(self, time_scale: float) -> None:
         self.busy = 0.0
@@ -119,10 +119,10 @@ class Strain:
     def note(self) -> str:
         """For people: first what makes the figures doubtful."""
         late_ms, own_ms = part(self.late_ms, 0.99), part(self.own_ms, 0.99)
-        doubt = "MACHINE BUSY: " if late_ms > LATE_BY_OTHERS_MAX_MS else ""
+        warning = "MACHINE BUSY: " if late_ms > LATE_BY_OTHERS_MAX_MS else ""
         if self.busy > BUSY_MAX or own_ms > LATE_MAX_MS:
-            doubt = "LOOP SATURATED: "
-        return f"{doubt}loop {self.busy:.0%} busy, late p99 {late_ms:.1f} ms, by its own work {own_ms:.1f}"
+            warning = "LOOP SATURATED: "
+        return f"{warning}loop {self.busy:.0%} busy, late p99 {late_ms:.1f} ms, by its own work {own_ms:.1f}"
 
     async def _probe(self) -> None:
         while True:

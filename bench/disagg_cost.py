@@ -1,4 +1,4 @@
-"""What one remote prefill takes besides the computing and the moving: engines here do both in no time.
+"""Overhead of one remote prefill, beside computing and moving: engines here do both in no time.
 
 Requests go straight into one decode worker, one after the other, with one idle prefill worker beside it. The CPU is
 that of this process, which is both workers with their parts of the log, less what they take when nothing happens; the
@@ -56,7 +56,7 @@ class Used(NamedTuple):
     broker: float
 
     def since(self, before: Used) -> Used:
-        """What came on top."""
+        """The overhead."""
         return Used(self.ours - before.ours, self.broker - before.broker)
 
 
@@ -68,7 +68,7 @@ class Cost(NamedTuple):
     first_s: list[float]
     reports: list[PrefillReport]
     offered: int
-    """How many of the jobs were taken by an offer, not from the queue."""
+    """Count of jobs that were assigned by an offer, not from the queue."""
 
 
 async def run(tokens: int, jobs: int, idle_s: float) -> list[Figure]:

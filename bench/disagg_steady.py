@@ -32,7 +32,7 @@ MakeEngine = Callable[[str], Engine]
 
 
 class Mixture(NamedTuple):
-    """What arrives."""
+    """The arriving requests."""
 
     streams: int
     """Requests that decode all the time."""

@@ -59,7 +59,7 @@ class Arrival(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """How many engines do what."""
+    """Numbers of engines by role."""
 
     decode: int
     prefill: int = 0
@@ -75,7 +75,7 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What part of the trace, how fast, and in how slow a time."""
+    """A part of the trace, its speed-up, and the slow-down of time."""
 
     file: Path
     start_s: float
@@ -83,7 +83,7 @@ class Slice:
     """Arrivals before the time that is measured, in seconds of the engines, as all times here."""
     measured_s: float
     tail_s: float
-    """How long the last ones may take to their first token, after that."""
+    """Longest wait for the last first tokens, after that."""
     time_scale: float
 
 
@@ -116,10 +116,10 @@ def arrivals(asked: Slice, speed_up: float) -> list[Arrival]:
     dice, found = random.Random(SEED), []
     with asked.file.open() as lines:
         for row in map(json.loads, lines):
-            came_s = row["timestamp"] / 1000
-            if not asked.start_s <= came_s < until_s:
+            arrived_s = row["timestamp"] / 1000
+            if not asked.start_s <= arrived_s < until_s:
                 continue
-            spread_s = came_s - asked.start_s + dice.random() * ROUNDED_S
+            spread_s = arrived_s - asked.start_s + dice.random() * ROUNDED_S
             tokens = b"".join(struct.pack("<I", part) * PART_TOKENS for part in row["hash_ids"])
             found.append(Arrival(spread_s / speed_up, tokens[: 4 * row["input_length"]], row["output_length"]))
     if not found:
@@ -211,7 +211,7 @@ def _cached(requests: list[Timed]) -> float:
 
 
 def _moved(what: str, it: World, played: _Played, scale: float) -> list[Figure]:
-    """Where prompts were computed, of all requests of the run."""
+    """The places where the run's prompts were computed."""
     reports = [one.report for one in played.requests if one.report is not None]
     outcomes = Counter(report.outcome for report in reports if report.remote)
     here = Counter(report.reason for report in reports if not report.remote)

@@ -30,7 +30,7 @@ MODEL = "bench"
 KEY = DeploymentKey(bytes(32))
 TOPOLOGY = Topology(max_bytes=4 * 10**9)
 READY_S = 60.0
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 class World:
@@ -109,4 +109,4 @@ async def until(holds: Callable[[], bool]) -> None:
     """Returns when it does; TimeoutError if that takes too long."""
     async with asyncio.timeout(READY_S):
         while not holds():  # noqa: ASYNC110  # many conditions, none with an event
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)

@@ -51,7 +51,7 @@ class Figure(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """How many times better than the peer."""
+        """Factor by which it is better than the peer."""
         if self.peer is None or not self.value or not self.peer:
             return None
         return self.peer / self.value if self.lower_is_better else self.value / self.peer
@@ -89,7 +89,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def _options(name: str, extend: Callable[[argparse.ArgumentParser], None] | None) -> argparse.Namespace:
-    """What the command line says; what cannot be had is refused."""
+    """The options of the command line; wrong ones are refused."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures there as well")
     if name in PEERS:
@@ -139,7 +139,7 @@ def number(value: float) -> str:
 
 
 def report(name: str, options: argparse.Namespace, found: list[Figure], *, complete: bool = True) -> dict[str, Any]:
-    """What stands in the JSON file, Paths as text: stable snake_case keys. Not complete: more was to come."""
+    """The content of the JSON file, with stable snake_case keys; not `complete` while figures are missing."""
     return {
         "name": name,
         "quick": options.quick,
@@ -180,8 +180,8 @@ def peer_python(venv: Path, module: str = PEERS["index"]) -> str:
     try:
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=IMPORT_S)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        refuse(f"--peer-venv {venv}: it cannot import {module} ({said[-1]}); {install}")
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        refuse(f"--peer-venv {venv}: it cannot import {module} ({lines[-1]}); {install}")
     except (OSError, subprocess.TimeoutExpired) as error:
         refuse(f"--peer-venv {venv}: its python does not work ({error}); {install}")
     return str(python)

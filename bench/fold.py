@@ -73,7 +73,7 @@ def _one_event() -> Figure:
 
 
 def _index_s(sealed: list[tuple[str, bytes]]) -> float:
-    """What the index alone takes of that."""
+    """The index's part of that."""
     stored: list[tuple[WorkerId, Blocks]] = []
     for _, payload in sealed:
         message = decode_message(payload)

@@ -1,4 +1,4 @@
-"""A log to fold: what workers say whose caches fill, sealed and chained as their outboxes do it."""
+"""A log to fold: messages of workers with filling caches, sealed and chained as by their outboxes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOPOLOGY = Topology(max_bytes=4 * 10**9)
 
 
 class Writer:
-    """One worker whose cache fills: its messages, in order."""
+    """Messages of one worker with a filling cache, in order."""
 
     def __init__(self, number: int) -> None:
         self.source = SourceId(f"{number:016x}")

@@ -56,16 +56,16 @@ FLOW_LATE = 1.1
 AT_ONCE, PACED, IN_STEP = Pace(0.0), Pace(10.0), Pace(10.0, TOGETHER)
 STREAMS = 64
 CROWD = 128
-"""Clients whose prompts are more than the workers' engines compute at a time: then requests wait in the router."""
+"""Clients with more prompts than the workers' engines compute at a time, so that requests wait in the router."""
 REPEATS, REPEATS_QUICK = 3, 1
 SECONDS, SECONDS_QUICK = 5.0, 2.0
 PROMPT_TOKENS = 256
 """Of a prompt that is sent as token ids."""
 OTHER_PREFILL = ["dynamo"]
-"""Whose workers take time for a prompt where no others do."""
+"""Peers with workers that take time for a prompt."""
 
 INTERVAL = 4
-"""Tokens of a stream that an engine tells at a time, where it is asked to: vLLM's `stream_interval`."""
+"""Tokens of a stream that an engine sends at a time, if configured: vLLM's `stream_interval`."""
 
 Opened = Callable[[Pace], AbstractContextManager[Target]]
 """From the pace of tokens to a front door that serves."""
@@ -136,7 +136,7 @@ def _plain(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Fi
 
 
 def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
-    """What is added to a worker that answers at once, for a client that is alone."""
+    """Latency added to a worker that answers at once, for a single client."""
     with opened(AT_ONCE) as target:
         tokenized = _run(target, _job(options, target.port, clients=1, tokenized=True))
         yield Figure("prompt of token ids, one client, p50", tokenized.found.p50_ms, "ms")

@@ -30,7 +30,7 @@ WHOLE = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": " tok" * 64}, "finish_reason": "length"}],
     "usage": {"prompt_tokens": 300, "completion_tokens": 64, "total_tokens": 364},
 }
-TELLS = {
+ANSWERS = {
     "/v1/models": {"object": "list", "data": [{"id": "bench", "object": "model"}]},
     "/get_model_info": {"model_path": "bench", "is_generation": True},
     "/model_info": {"model_path": "bench", "is_generation": True},
@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
             self._answer(head.split(b" ", 2)[1].decode(), rest[:length])
 
     def _answer(self, path: str, body: bytes) -> None:
-        if path in TELLS:
-            self.write(_json(TELLS[path]))
+        if path in ANSWERS:
+            self.write(_json(ANSWERS[path]))
         elif path not in {"/v1/chat/completions", "/v1/completions"}:
             self.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}")
         else:

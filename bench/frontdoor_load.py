@@ -1,5 +1,5 @@
-"""A closed-loop load generator for `bench.frontdoor`, a process of its own: `python -m bench.frontdoor_load` is told
-what to do on standard input, as one line of JSON, and says what it found in the same way.
+"""A closed-loop load generator for `bench.frontdoor`, a process of its own: `python -m bench.frontdoor_load` reads
+its job from standard input, as one line of JSON, and prints the results in the same form.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 import uvloop
 
 WARM_PART = 0.2
-"""Of the time; what begins in it does not count."""
+"""Share of the time in which requests do not count."""
 LATE_S = 30.0
-"""How long the last answers may take."""
+"""Longest wait for the last answers."""
 FIRST = "1000, 1000"
 """The number of the first request. A body has it once before anything like it, as two ids of tokens or as a beginning
 of its text, and every request has its own number there."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do."""
+    """Parameters of a load."""
 
     port: int
     bodies: list[str]
@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct):
-    """What came of it; times in milliseconds."""
+    """Results of a load; times in milliseconds."""
 
     requests: int = 0
     errors: int = 0

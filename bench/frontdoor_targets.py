@@ -27,7 +27,7 @@ from streams.embedded.loopback_ports import free_port
 
 WORKERS = 4
 READY_S = 60.0
-"""How long a front door may take to its first answer, and a helper to say that it is ready."""
+"""Longest wait for a front door's first answer, and for a helper's line `ready`."""
 SETTLE_S = 2.0
 """After the first answer: what a start leaves to be done is not measured."""
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
@@ -64,7 +64,7 @@ def ours(folder: str, pace: Pace, interval: int = 1) -> Iterator[Target]:
         _answers(port, home / "up.log", {**ASKED, "model": "idle"})
         how = map(str, (data, folder, WORKERS, *pace, interval))
         worker = [sys.executable, "-m", "bench.frontdoor_worker", *how]
-        stack.enter_context(_told(worker, home / "worker.log"))
+        stack.enter_context(_helper(worker, home / "worker.log"))
         _answers(port, home / "worker.log", ASKED)
         parts = json.loads((data / "run.json").read_text())["parts"]
         time.sleep(SETTLE_S)
@@ -129,7 +129,7 @@ def _rust_router(name: str, command: list[str], pace: Pace) -> Iterator[Target]:
         home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
         ports = [free_port() for _ in range(WORKERS)]
         fake = [sys.executable, "-m", "bench.frontdoor_fake", *map(str, (*pace, *ports))]
-        stack.enter_context(_told(fake, home / "fake.log"))
+        stack.enter_context(_helper(fake, home / "fake.log"))
         where = [
             "--host", "127.0.0.1", "--port", str(port), "--prometheus-host", "127.0.0.1",
             "--prometheus-port", str(free_port()), "--log-level", "error",
@@ -142,12 +142,12 @@ def _rust_router(name: str, command: list[str], pace: Pace) -> Iterator[Target]:
 
 
 @contextmanager
-def _told(command: list[str], log: Path) -> Iterator[None]:
-    """A helper of ours: it said "ready", and ends with its standard input; killed if it does either too late."""
+def _helper(command: list[str], log: Path) -> Iterator[None]:
+    """A helper process that is ready, and ends with its standard input; killed if either takes too long."""
     with log.open("w") as out, started(command, out, None, talks=True) as process:
         assert process.stdin is not None
         try:
-            if _said(process) != "ready\n":
+            if _first_line(process) != "ready\n":
                 sys.exit(f"{' '.join(command)} did not start within {READY_S:g} s:\n{log.read_text()}")
             yield
         finally:
@@ -158,8 +158,8 @@ def _told(command: list[str], log: Path) -> Iterator[None]:
                 _kill(process)
 
 
-def _said(process: subprocess.Popen[str]) -> str:
-    """Its first line; "" if it said nothing in time, and was killed."""
+def _first_line(process: subprocess.Popen[str]) -> str:
+    """The first line of a process; "" if there was none in time, and the process was killed."""
     assert process.stdout is not None
     timer = Timer(READY_S, _kill, (process,))
     timer.start()

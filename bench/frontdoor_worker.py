@@ -42,7 +42,7 @@ class Pace(NamedTuple):
     """TOGETHER, or APART: each as far behind the one before it as behind the next."""
 
     def places(self, workers: int) -> list[float]:
-        """How far behind the pace's start each one ticks, in parts of the pace."""
+        """Offset of each worker's ticks from the pace's start, as a share of the pace."""
         return [0.0 if self.steps == TOGETHER else number / workers for number in range(workers)]
 
 
@@ -100,14 +100,14 @@ class FreeEngine:
             if not self._pace_s:
                 yield Output(tokens=(TOKEN,) * count, finish="length", cached_tokens=0)
                 return
-            told = 0
+            sent = 0
             for made in range(1, count + 1):
                 await self._tick
                 finish = "length" if made == count else None
-                if finish or not told or made - told == self._interval:
-                    new = (TOKEN,) * (made - told)
-                    yield Output(tokens=new, finish=finish, cached_tokens=None if told else 0)
-                    told = made
+                if finish or not sent or made - sent == self._interval:
+                    new = (TOKEN,) * (made - sent)
+                    yield Output(tokens=new, finish=finish, cached_tokens=None if sent else 0)
+                    sent = made
         finally:
             self._running -= 1
 

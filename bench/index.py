@@ -68,10 +68,10 @@ def measure(options: Namespace) -> Iterator[Figure]:
 
 def _run(python: str, module: str, case: Case) -> dict[str, float]:
     command = [python, "-m", module, *map(str, case)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=CASE_S_MAX)
-    if said.returncode:
-        sys.exit(f"{module} failed:\n{said.stderr}")
-    found: dict[str, float] = json.loads(said.stdout)
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=CASE_S_MAX)
+    if completed.returncode:
+        sys.exit(f"{module} failed:\n{completed.stderr}")
+    found: dict[str, float] = json.loads(completed.stdout)
     return found
 
 

@@ -29,7 +29,7 @@ GROUPS = 8
 
 
 Kind = type[BlocksStored | BlocksRemoved]
-Told = tuple[int, bytes]
+WorkerMessage = tuple[int, bytes]
 """The number of a worker, and a message of it with one event, as the log has it."""
 
 
@@ -42,15 +42,15 @@ class Bench:
         """CPU spent in stores and removals."""
         self.workers = [WorkerId(f"{number:016x}") for number in range(work.case.workers)]
 
-    def store(self, events: list[Told]) -> float:
+    def store(self, events: list[WorkerMessage]) -> float:
         """Seconds of so many stores."""
         return self._timed(self.index.store, events)
 
-    def remove(self, events: list[Told]) -> float:
+    def remove(self, events: list[WorkerMessage]) -> float:
         """The same of removals."""
         return self._timed(self.index.remove, events)
 
-    def _timed(self, change: Callable[[WorkerId, str, Blocks], None], events: list[Told]) -> float:
+    def _timed(self, change: Callable[[WorkerId, str, Blocks], None], events: list[WorkerMessage]) -> float:
         started, cpu = time.perf_counter(), time.process_time()
         for worker, payload in events:
             for event in decode_message(payload).events:
@@ -59,11 +59,11 @@ class Bench:
         self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
-    def look(self, tokens: bytes) -> None:
+    def lookup(self, tokens: bytes) -> None:
         self.index.overlaps(Prompt(tokens, BLOCK_SIZE, SEED))
 
-    def look_list(self, tokens: list[int]) -> None:
-        self.look(tokens_to_bytes(tokens))
+    def lookup_list(self, tokens: list[int]) -> None:
+        self.lookup(tokens_to_bytes(tokens))
 
     def drop(self, worker: WorkerId) -> tuple[float, float]:
         """Microseconds of the drop, and of the longest change of one block while it is swept."""
@@ -80,14 +80,14 @@ def _lap(work: Callable[[], object]) -> float:
     return time.thread_time() - started
 
 
-def _message(worker: int, kind: Kind, blocks: Blocks) -> Told:
+def _message(worker: int, kind: Kind, blocks: Blocks) -> WorkerMessage:
     event = kind(hashes=blocks.hashes, pieces=blocks.pieces, heads=blocks.heads)
     return worker, encode_message(SourceId(f"{worker:016x}"), 1, CHAIN_START, 1, [encode_event(event)])
 
 
-def _events(some: list[Placed], shared: list[int], kind: Kind = BlocksStored) -> list[Told]:
+def _events(some: list[Placed], shared: list[int], kind: Kind = BlocksStored) -> list[WorkerMessage]:
     """As a worker's mirror tells of these chains, which begin behind the shared blocks."""
-    found = list[Told]()
+    found = list[WorkerMessage]()
     for worker, each in some:
         chain = hashes_to_bytes([*shared, *each])
         first = len(shared)
@@ -97,13 +97,13 @@ def _events(some: list[Placed], shared: list[int], kind: Kind = BlocksStored) ->
     return found
 
 
-def _one_by_one(blocks: list[int]) -> list[Told]:
+def _one_by_one(blocks: list[int]) -> list[WorkerMessage]:
     """As decode steps tell of talks that grow, a block each."""
     chain = hashes_to_bytes(blocks)
     return [_message(0, BlocksStored, stretch(chain, at, at + 1)) for at in range(len(blocks))]
 
 
-def _removals(own: list[Placed], shared: list[int]) -> list[Told]:
+def _removals(own: list[Placed], shared: list[int]) -> list[WorkerMessage]:
     """The same chains as they go, the tails first."""
     return _events(own, shared, BlocksRemoved)[::-1]
 
@@ -112,9 +112,9 @@ def _lookups(it: Bench, work: Work) -> dict[str, float]:
     found = {}
     for kind, prompts in (("miss", work.misses), ("medium", work.mediums), ("long", work.longs)):
         raw = [prompt.tobytes() + bytes(4) for prompt in prompts]
-        found[f"{kind}_us"] = median_us(it.look, raw, work.case.repeat)
+        found[f"{kind}_us"] = median_us(it.lookup, raw, work.case.repeat)
         lists = [[*prompt.tolist(), 0] for prompt in prompts]
-        found[f"{kind}_list_us"] = median_us(it.look_list, lists, work.case.repeat)
+        found[f"{kind}_list_us"] = median_us(it.lookup_list, lists, work.case.repeat)
     return found
 
 
@@ -124,7 +124,7 @@ def _groups_us(it: Bench, work: Work, hashes: list[int]) -> float:
     column = hashes_to_bytes(hashes)
     for number, worker in enumerate(others):
         it.index.store(worker, TIER, stretch(column, 0, (number + 1) * (len(hashes) - 5) // GROUPS))
-    found = median_us(it.look, [work.longs[0].tobytes()], work.case.repeat)
+    found = median_us(it.lookup, [work.longs[0].tobytes()], work.case.repeat)
     for worker in others:
         it.index.drop(worker)
     return found

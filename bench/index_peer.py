@@ -52,7 +52,7 @@ class Tree:
         self.cpu_s += time.process_time() - cpu
         return time.perf_counter() - started
 
-    def look(self, tokens: list[int]) -> None:
+    def lookup(self, tokens: list[int]) -> None:
         self.tree.find_matches(dynamo.compute_block_hash_for_seq(tokens, BLOCK_SIZE))
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     found["store_blocks_s"], found["store_cpu_ns"] = entries / seconds, it.cpu_s / entries * 1e9
     for kind, prompts in (("miss", work.misses), ("medium", work.mediums), ("long", work.longs)):
         lists = [[*prompt.tolist(), 0] for prompt in prompts]
-        found[f"{kind}_us"] = median_us(it.look, lists, case.repeat)
+        found[f"{kind}_us"] = median_us(it.lookup, lists, case.repeat)
     small = [(0, stored(None, [block])) for block in work.fresh(SMALL_EVENTS)]
     found["small_events_s"] = len(small) / it.seconds(small)
     events = [(worker, removed(part[::-1])) for worker, each in own for _, part in [*batches(each)][::-1]]

@@ -79,7 +79,7 @@ class Work:
             yield number % self.case.workers, array("Q", self._random.randbytes(8 * own)).tolist()
 
     def fresh(self, count: int) -> list[int]:
-        """Hashes of blocks that nobody holds."""
+        """Hashes of blocks that no worker holds."""
         return array("Q", self._random.randbytes(8 * count)).tolist()
 
     def _tokens(self, blocks: int) -> array[int]:
@@ -104,14 +104,14 @@ def batches(hashes: list[int]) -> Iterator[tuple[int | None, list[int]]]:
         yield (hashes[start - 1] if start else None), hashes[start : start + EVENT_BLOCKS]
 
 
-def median_us(look: Callable[[Any], object], prompts: Iterable[Any], repeat: int) -> float:
+def median_us(lookup: Callable[[Any], object], prompts: Iterable[Any], repeat: int) -> float:
     """Median microseconds of a lookup, the prompts in turn, in the quietest of so many rounds: others work here too."""
     turn, rounds = cycle(prompts), []
     for _ in range(ROUNDS):
         found = []
         for prompt in islice(turn, repeat):
             started = time.perf_counter()
-            look(prompt)
+            lookup(prompt)
             found.append(time.perf_counter() - started)
         rounds.append(median(found))
     return min(rounds) * 1e6

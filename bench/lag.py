@@ -55,7 +55,7 @@ JOINED = WorkerJoined(
 
 
 class Lags:
-    """How long each event took to be folded, from a certain time on."""
+    """Time until each event was folded, from a certain time on."""
 
     def __init__(self) -> None:
         self.ns = array("q")
@@ -77,10 +77,10 @@ class Lags:
 
 
 async def replica() -> None:
-    """Is told where the log is, and folds until another line comes in; then says what it measured."""
-    told = json.loads(sys.stdin.readline())
-    credentials = NatsCredentials(user=told["user"], password=told["password"])
-    log = await JetStreamLog.connect([told["url"]], NAMESPACE, TOPOLOGY, credentials)
+    """Reads the log's address from standard input, folds until the next line, and prints its measurements."""
+    given = json.loads(sys.stdin.readline())
+    credentials = NatsCredentials(user=given["user"], password=given["password"])
+    log = await JetStreamLog.connect([given["url"]], NAMESPACE, TOPOLOGY, credentials)
     lags = Lags()
     runner = Runner(log, State(CHAIN_KEY), lags.note)
     runner.start()
@@ -90,7 +90,7 @@ async def replica() -> None:
     print(READY.decode(), end="", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     cpu_us = (time.process_time() - cpu_s) / max(lags.messages, 1) * MICRO
-    found = lags.summary(told["skip"]) | {"cpu_us_per_message": cpu_us, "digest": runner.state.digest}
+    found = lags.summary(given["skip"]) | {"cpu_us_per_message": cpu_us, "digest": runner.state.digest}
     await runner.stop()
     await log.close()
     print(json.dumps(found), flush=True)
@@ -103,18 +103,18 @@ class Replica:
         command = [sys.executable, "-m", "bench.lag", "replica"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         given = server.credentials
-        self._tell({"url": server.url, "user": given.user, "password": given.password, "skip": skip})
+        self._send({"url": server.url, "user": given.user, "password": given.password, "skip": skip})
 
     async def ready(self) -> None:
         """It has folded what is there. The program ends if it does not say so within READY_S."""
-        said = await self._said("ready", READY_S)
-        if said != READY:
-            sys.exit(f"a replica says {said!r}, not that it is ready")
+        line = await self._receive("ready", READY_S)
+        if line != READY:
+            sys.exit(f"a replica says {line!r}, not that it is ready")
 
     async def result(self) -> dict[str, Any]:
-        """What it measured; the program ends if that takes longer than RESULT_S."""
-        self._tell("end")
-        found: dict[str, Any] = json.loads(await self._said("done", RESULT_S))
+        """The measurements of the replica; the program ends if that takes longer than RESULT_S."""
+        self._send("end")
+        found: dict[str, Any] = json.loads(await self._receive("done", RESULT_S))
         return found
 
     def kill(self) -> None:
@@ -126,21 +126,21 @@ class Replica:
                 with suppress(BrokenPipeError):  # it did not read all
                     pipe.close()
 
-    def _tell(self, what: object) -> None:
+    def _send(self, what: object) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # one that is gone says nothing, and that is noticed
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
 
-    async def _said(self, what: str, within_s: float) -> bytes:
+    async def _receive(self, what: str, within_s: float) -> bytes:
         """Its next line; the program ends if there is none."""
         try:
             async with asyncio.timeout(within_s):
-                said = await asyncio.to_thread(self._line)
+                line = await asyncio.to_thread(self._line)
         except TimeoutError:
-            self.kill()  # so that nobody waits for its line any longer
+            self.kill()  # which ends the thread that waits for its line
             sys.exit(f"a replica was not {what} within {within_s:g} s")
-        return said or sys.exit(f"a replica ended before it was {what}")
+        return line or sys.exit(f"a replica ended before it was {what}")
 
     def _line(self) -> bytes:
         assert self._process.stdout is not None
@@ -175,7 +175,7 @@ async def put(workers: list[Outbox], count: int) -> None:
 
 
 async def run(replicas: int, count: int, skip: int) -> list[dict[str, Any]]:
-    """What each replica measured."""
+    """The measurements of each replica."""
     async with AsyncExitStack() as stack:
         server = EmbeddedNats(Path(stack.enter_context(tempfile.TemporaryDirectory())))
         await server.start()
@@ -210,7 +210,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """How many replicas."""
+    """The option for the numbers of replicas."""
     parser.add_argument("--replicas", type=int, nargs="+", default=REPLICAS, metavar="N", help="runs with N replicas")
 
 

@@ -1,9 +1,9 @@
-"""multi-turn: what the router makes of talks, on a real pair of vLLM workers.
+"""multi-turn: routing of growing conversations on a real pair of vLLM workers.
 
 `contrail up` with two workers of the built-in tiny model, or of a real one (`--model`). The policies take turns,
-A B C B C A and so on, each with the same work in words of its own, so that nobody finds what another left in a cache,
-and what disturbs the machine disturbs all. Both engines, the front end and the client share this machine's cores: the
-prefills that a policy saves are exact, and times to the first token are those of a machine that does all of that.
+A B C B C A and so on, each with the same work in words of its own, so that no policy finds another's blocks in a
+cache, and a disturbance of the machine disturbs all. Both engines, the front end and the client share this machine's
+cores: saved prefills are exact, and times to the first token are those of a machine that does all of that.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
-    """Which model, and how much is said."""
+    """Options: the model, and the lengths of prompts and answers."""
     parser.add_argument("--model", default=TINY, help="a folder, or a name on the Hugging Face hub; else the built-in")
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm", help="simulated: to try the bench")
     parser.add_argument("--context", type=int, default=CONTEXT, metavar="TOKENS", help="of the engines")
@@ -177,8 +177,8 @@ def figures(policy: str, it: Found, beside: Found | None) -> Iterator[Figure]:
     for what, unit, value in _numbers(it):
         peer = None if beside is None else {name: found for name, _, found in _numbers(beside)}[what]
         differs = what == BY_ENGINES and it.computed_by_engines != it.computed_tokens
-        said = f"DIFFERS: {it.computed_by_engines} counted, {it.computed_tokens} by answers" if differs else note
-        yield Figure(f"{policy}: {what}", value, unit, peer, note=said, holds=not differs)
+        text = f"DIFFERS: {it.computed_by_engines} counted, {it.computed_tokens} by answers" if differs else note
+        yield Figure(f"{policy}: {what}", value, unit, peer, note=text, holds=not differs)
 
 
 def _numbers(it: Found) -> list[tuple[str, str, float]]:

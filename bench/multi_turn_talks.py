@@ -1,7 +1,7 @@
-"""Talks whose prompts grow: each turn's prompt is the one before, the answer to it, and new words behind that.
+"""Conversations with growing prompts: each turn's prompt is the one before, its answer, and new words.
 
-Talks of one group begin alike, as with a system prompt of their application. A talk waits for its answer, then for as
-long as somebody reads and types. Prompts are token ids, so a prompt is, token by token, what the engine has seen.
+Talks of one group begin alike, as with a system prompt of their application. A talk waits for its answer, then for the
+time of reading and typing. Prompts are token ids, so a prompt is, token by token, what the engine has seen.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ WORDS = (300, 900)
 
 
 class Workload(NamedTuple):
-    """Who says how much."""
+    """Numbers of talks and turns, and lengths of prompts and answers."""
 
     talks: int = 6
     turns: int = 6
     groups: int = 2
     system_tokens: int = 480
-    """Which the talks of a group have in common."""
+    """Common prefix of the talks of a group."""
     words_min: int = 240
     """New tokens in a turn …"""
     words_max: int = 480
@@ -67,7 +67,7 @@ async def _talk(
         prompt += _words(words, lengths.randint(load.words_min, load.words_max))
         body = completion(model, prompt, load.answer_tokens, return_token_ids=True)
         answer = await ask(port, body, f"talk-{content.replace('/', '-')}-{place}")
-        assert answer.tokens_came, f"turn {place} of a talk was not answered: {answer.status} {answer.failure}"
+        assert answer.complete, f"turn {place} of a talk was not answered: {answer.status} {answer.failure}"
         prompt += answer.tokens
         turns.append(Turn(number, place, answer))
         await asyncio.sleep(load.pause_s * 2 * lengths.random())

@@ -1,4 +1,4 @@
-"""More than a deployment can serve: what it still answers in time, how quickly it refuses the rest, who gets what.
+"""Overload of a deployment: answers still in time, speed of refusals, and the shares of the tenants.
 
 `contrail up` with real NATS and etcd, real front ends, and simulated workers of a fixed capacity. That is measured
 first, with all places taken; then half of it, all of it and twice as much are offered, for `--seconds` each (300 by
@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
 
 
 def kept(goodput: Mapping[float, float]) -> Figure:
-    """What is left of the best goodput under the highest load; it does not hold if that is too little."""
+    """Share of the best goodput under the highest load; the figure does not hold if the share is too small."""
     best = max(goodput.values())
     part = goodput[max(goodput)] / best if best else 0.0
     note = "kept" if part >= KEPT_MIN else f"LOST: below {KEPT_MIN:g}"
@@ -64,9 +64,9 @@ def kept(goodput: Mapping[float, float]) -> Figure:
 
 def _figures(load: float, phase: Phase, capacity: float) -> Iterable[Figure]:
     at = f"x{load:g}"
-    answered = [each.seconds * MS for each in phase.told if each.status == 200]
+    answered = [each.seconds * MS for each in phase.results if each.status == 200]
     refused = [each.seconds * MS for each in phase.refused]
-    yield Figure(f"{at}: offered", len(phase.told) / phase.seconds, "requests/s", lower_is_better=False)
+    yield Figure(f"{at}: offered", len(phase.results) / phase.seconds, "requests/s", lower_is_better=False)
     rate = phase.goodput(SLO_S)
     yield Figure(
         f"{at}: answered within {SLO_S:g} s", rate, "answers/s", lower_is_better=False,
@@ -76,7 +76,7 @@ def _figures(load: float, phase: Phase, capacity: float) -> Iterable[Figure]:
         yield Figure(f"{at}: to the whole answer, p{percent}", percentile(answered, percent), "ms")
     by_status = {status: sum(each.status == status for each in phase.refused) for status in (429, 503)}
     note = ", ".join(f"{count} with {status}" for status, count in by_status.items() if count)
-    yield Figure(f"{at}: refused", len(refused) / max(1, len(phase.told)), "of all", note=note)
+    yield Figure(f"{at}: refused", len(refused) / max(1, len(phase.results)), "of all", note=note)
     for percent in (50, 99) if refused else ():
         yield Figure(f"{at}: to the refusal, p{percent}", percentile(refused, percent), "ms")
     failed = phase.failed
@@ -113,10 +113,10 @@ def deployment(replicas: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         file, port = Path(folder) / "overload.yaml", free_port()
         file.write_text(json.dumps({"version": 1, "workers": [group], "routing": routing}))
         words = ["up", "-f", str(file), "--data", f"{folder}/data", "--port", str(port), "--replicas", str(replicas)]
-        with (Path(folder) / "up.log").open("wb") as said:
+        with (Path(folder) / "up.log").open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "api.cli", *words],
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )

@@ -1,4 +1,4 @@
-"""Clients for `bench.overload`: requests at a rate of several tenants' own, whatever becomes of those before."""
+"""Clients for `bench.overload`: several tenants, each with an open loop of requests at its own rate."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ GIVE_UP_S = 30.0
 """A request without an answer for so long is an error."""
 
 
-class Told(NamedTuple):
-    """What one request came to, as its client saw it."""
+class RequestResult(NamedTuple):
+    """The result of one request, as its client saw it."""
 
     tenant: str
     status: int
-    """Of the answer; 0 if there was none."""
+    """Status of the answer; 0 if there was none."""
     seconds: float
     ended_s: float
-    """When, by `time.monotonic`."""
+    """Time of the end, by `time.monotonic`."""
     retry_after: bool
-    """It was refused, and told when to try again."""
+    """The answer refused it, with a time to try again."""
     failure: str = ""
 
 
 class Phase(NamedTuple):
-    """All requests of one time at one rate."""
+    """All requests of one period at one rate."""
 
     seconds: float
-    """In which they were sent."""
+    """Length of the period in which they were sent."""
     until_s: float
-    """When that was over, by `time.monotonic`; some were answered later."""
-    told: list[Told]
+    """End of that period, by `time.monotonic`; some requests ended later."""
+    results: list[RequestResult]
 
-    def good(self, slo_s: float, tenant: str | None = None) -> list[Told]:
-        """Those that were answered in time."""
-        mine = self.told if tenant is None else self.of(tenant)
+    def good(self, slo_s: float, tenant: str | None = None) -> list[RequestResult]:
+        """Results of requests that were answered in time."""
+        mine = self.results if tenant is None else self.of(tenant)
         return [each for each in mine if each.status == 200 and each.seconds <= slo_s]
 
     def goodput(self, slo_s: float) -> float:
@@ -53,19 +53,19 @@ class Phase(NamedTuple):
         good = self.good(slo_s)
         return sum(self.until_s - counted_s < each.ended_s <= self.until_s for each in good) / counted_s
 
-    def of(self, tenant: str) -> list[Told]:
-        """Those of one tenant."""
-        return [each for each in self.told if each.tenant == tenant]
+    def of(self, tenant: str) -> list[RequestResult]:
+        """Results of one tenant."""
+        return [each for each in self.results if each.tenant == tenant]
 
     @property
-    def refused(self) -> list[Told]:
-        """Those that were told to come again."""
-        return [each for each in self.told if each.status in {429, 503} and each.retry_after]
+    def refused(self) -> list[RequestResult]:
+        """Results of requests that were refused with a time to try again."""
+        return [each for each in self.results if each.status in {429, 503} and each.retry_after]
 
     @property
-    def failed(self) -> list[Told]:
-        """Those that ended in any other way."""
-        return [each for each in self.told if each.status != 200 and each not in self.refused]
+    def failed(self) -> list[RequestResult]:
+        """Results of requests that failed in any other way."""
+        return [each for each in self.results if each.status != 200 and each not in self.refused]
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
@@ -75,14 +75,14 @@ def percentile(values: Iterable[float], percent: int) -> float:
 
 
 async def answered_per_s(http: httpx.AsyncClient, at_once: int, seconds: float) -> float:
-    """How many requests the deployment ends in a second with so many always under way."""
+    """Requests that the deployment completes per second, with `at_once` always in flight."""
     rng, ends = random.Random(0), list[float]()
     until_s = time.monotonic() + seconds
 
     async def again_and_again() -> None:
         while time.monotonic() < until_s:
-            told = await _ask(http, rng, "calibration")
-            if told.status == 200:
+            result = await _ask(http, rng, "calibration")
+            if result.status == 200:
                 ends.append(time.monotonic())
 
     await asyncio.gather(*(again_and_again() for _ in range(at_once)))
@@ -91,31 +91,31 @@ async def answered_per_s(http: httpx.AsyncClient, at_once: int, seconds: float) 
 
 
 async def offered(http: httpx.AsyncClient, rates: dict[str, float], seconds: float, seed: int) -> Phase:
-    """Each tenant sends at its own rate (per second), at random moments, and nobody waits for an answer before."""
-    rng, asking = random.Random(seed), list[asyncio.Task[Told]]()
+    """Each tenant sends at its own rate (per second), at random times, without waiting for earlier answers."""
+    rng, tasks = random.Random(seed), list[asyncio.Task[RequestResult]]()
     total, started_s, at_s = sum(rates.values()), time.monotonic(), 0.0
     while (at_s := at_s + rng.expovariate(total)) < seconds:
         await asyncio.sleep(max(started_s + at_s - time.monotonic(), 0))
         (tenant,) = rng.choices(list(rates), list(rates.values()))
-        asking.append(asyncio.create_task(_ask(http, rng, tenant)))
+        tasks.append(asyncio.create_task(_ask(http, rng, tenant)))
     until_s = time.monotonic()
-    return Phase(until_s - started_s, until_s, list(await asyncio.gather(*asking)))
+    return Phase(until_s - started_s, until_s, list(await asyncio.gather(*tasks)))
 
 
-async def _ask(http: httpx.AsyncClient, rng: random.Random, tenant: str) -> Told:
+async def _ask(http: httpx.AsyncClient, rng: random.Random, tenant: str) -> RequestResult:
     tokens = [rng.randrange(*VOCAB) for _ in range(PROMPT_TOKENS)]
     body = {"model": MODEL, "prompt": tokens, "max_tokens": ANSWER_TOKENS, "temperature": 0}
     started_s = time.monotonic()
 
-    def told(status: int, failure: str, *, again: bool = False) -> Told:
+    def result(status: int, failure: str, *, again: bool = False) -> RequestResult:
         ended_s = time.monotonic()
-        return Told(tenant, status, ended_s - started_s, ended_s, again, failure)
+        return RequestResult(tenant, status, ended_s - started_s, ended_s, again, failure)
 
     try:
         answer = await http.post(
             "/v1/completions", json=body, headers={"x-contrail-tenant": tenant}, timeout=httpx.Timeout(GIVE_UP_S)
         )
     except httpx.HTTPError as error:
-        return told(0, repr(error))
+        return result(0, repr(error))
     failure = "" if answer.status_code == 200 else answer.text
-    return told(answer.status_code, failure, again="retry-after" in answer.headers)
+    return result(answer.status_code, failure, again="retry-after" in answer.headers)

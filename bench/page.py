@@ -40,11 +40,11 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1440, "height": 900})
-            yield from looked_at(page, log)
+            yield from measure_page(page, log)
             browser.close()
 
 
-def looked_at(page: Page, log: Path) -> Iterator[Figure]:
+def measure_page(page: Page, log: Path) -> Iterator[Figure]:
     """The page over that log."""
     started_s = time.perf_counter()
     words = ("replay", "open", "--no-browser", "--port", "0", "--log", str(log))

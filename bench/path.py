@@ -67,7 +67,7 @@ class Followed:
         """`worker` is where the worker listens."""
         self.entered: list[tuple[str, CodeType]] = []
         self.sent_at = 0
-        """How many had been entered when the first frame for a worker was written."""
+        """Functions entered until the first frame for a worker was written."""
         self._worker = worker
         self._files: dict[str, str | None] = {}
 
@@ -105,7 +105,7 @@ class Followed:
 
 @contextmanager
 def followed(worker: tuple[str, int] | None = None) -> Iterator[Followed]:
-    """What the block enters is noted."""
+    """Functions entered inside the context are recorded."""
     path = Followed(worker)
     sys.setprofile(path.note)
     try:

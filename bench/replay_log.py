@@ -55,7 +55,7 @@ SETTINGS = (
 
 
 class Scale(NamedTuple):
-    """How much there is of everything."""
+    """Numbers of workers, replicas and requests."""
 
     decisions: int
     replicas: int = 4
@@ -66,7 +66,7 @@ class Scale(NamedTuple):
     own_blocks: int = 8
     """Blocks of a prompt that no other request has."""
     kept: int = 60
-    """Requests whose own blocks a worker keeps."""
+    """Requests of which a worker keeps the own blocks."""
     lag_max: int = 6
     """Messages that a replica may be behind, per stream."""
     report_every: int = 2000
@@ -83,7 +83,7 @@ class Source:
         self._n = 0
         self._head = CHAIN_START
 
-    def say(self, *events: Event) -> None:
+    def append(self, *events: Event) -> None:
         """The next message of the chain stands in the log."""
         payload = encode_message(self._source, self._n, self._head, self._log.now_ms, list(map(encode_event, events)))
         self._n, self._head = self._n + 1, digest(payload, KEY.chain_key)
@@ -91,7 +91,7 @@ class Source:
 
 
 class Log:
-    """The streams so far, each message decoded once for all who fold it."""
+    """The streams so far, each message decoded once for all replicas."""
 
     def __init__(self) -> None:
         self.now_us = EPOCH * 1000
@@ -130,7 +130,7 @@ class Worker:
         self._held: set[int] = set()
         self._own: OrderedDict[str, list[int]] = OrderedDict()
         self.running = 0
-        self._kv.say(
+        self._kv.append(
             WorkerJoined(
                 name=f"worker-{number}", model=MODEL, role="decode", engine="simulated", block_size=BLOCK_SIZE,
                 capacity_blocks=100_000, context_max=1 << 16, address=f"127.0.0.1:{number + 1}",
@@ -141,7 +141,9 @@ class Worker:
     def report(self) -> None:
         """Its load is in the log."""
         waiting = max(0, self.running - 16)
-        self._load.say(LoadReported(running=self.running, waiting=waiting, blocks_used=len(self._held), blocks_total=9))
+        self._load.append(
+            LoadReported(running=self.running, waiting=waiting, blocks_used=len(self._held), blocks_total=9)
+        )
 
     def prefill(self, request: str, blocks: list[int], own: int) -> int:
         """The prompt's blocks are cached; returns how many were."""
@@ -151,7 +153,7 @@ class Worker:
         self._held.update(new)
         self._held.difference_update(gone)
         events: list[Event] = [BlocksRemoved(hashes=hashes_to_bytes(gone))] if gone else []
-        self._kv.say(BlocksStored(hashes=hashes_to_bytes(new)), *events)
+        self._kv.append(BlocksStored(hashes=hashes_to_bytes(new)), *events)
         return len(blocks) - len(new)
 
 
@@ -162,52 +164,52 @@ class Replica:
         self.id = ReplicaId(f"{0xEE00 + number:016x}")
         self.settings, self._revision = SETTINGS[0], 0
         self.waiting: list[Event] = []
-        """Said, and not in the log yet."""
+        """Events that are not in the log yet."""
         self._log, self._lag_max, self._dice = log, lag_max, dice
         self._source = Source(log, ROUTING, self.id)
-        self._state, self._ahead = State(KEY.chain_key), PendingEvents()
+        self._state, self._pending = State(KEY.chain_key), PendingEvents()
         self._milestones = DigestCheckpoints(self._state)
         self._local: tuple[str, ...] = ()
         for stream in log.records:
             self._state.open(stream, EPOCH)
         self._catch_up(0)
-        self.say(ReplicaJoined(name=f"replica-{number}", version="1"))
+        self.append(ReplicaJoined(name=f"replica-{number}", version="1"))
         self.change_settings(0)
 
-    def say(self, event: Event) -> None:
-        """It counts here at once."""
-        self._ahead.emit(event, self._state.routing.replicas.get(self.id))
+    def append(self, event: Event) -> None:
+        """The event is pending here at once, and waits for the log."""
+        self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self.waiting.append(event)
 
     def flush(self) -> None:
         """The log has all that was said."""
         if self.waiting:
-            self._source.say(*self.waiting)
+            self._source.append(*self.waiting)
             self.waiting.clear()
 
     def change_settings(self, revision: int) -> None:
         """From now on it decides under these."""
         self.settings, self._revision = SETTINGS[revision], revision
-        self.say(SettingsChanged(revision=revision, settings=self.settings.to_mapping()))
+        self.append(SettingsChanged(revision=revision, settings=self.settings.to_mapping()))
 
     def report(self) -> None:
         """The log hears what its folds are."""
         found = self._milestones.report()
         if found is not None:
-            self.say(found)
+            self.append(found)
 
     def decide(self, request: RouteRequest, doubted: WorkerId) -> WorkerId:
         """Chosen on what is folded now; now and then it has a doubt of its own."""
         self._catch_up(self._lag_max)
         local = ("stale",) if self._dice.random() < 0.05 else ()
         if local != self._local:
-            self.say(LocalChanged(worker=doubted, reasons=local))
+            self.append(LocalChanged(worker=doubted, reasons=local))
             self._local = local
         known = {reason: frozenset([doubted]) for reason in local}
-        view = View(self._state, self.id, self._ahead, known)
+        view = View(self._state, self.id, self._pending, known)
         decision = decide(view, request, self.settings, self._log.now_ms, self._dice.getrandbits(64))
         assert decision.worker is not None
-        self.say(record(decision, request, self.settings, self._revision))
+        self.append(record(decision, request, self.settings, self._revision))
         return decision.worker
 
     def _catch_up(self, lag_max: int) -> None:
@@ -220,7 +222,7 @@ class Replica:
                     self._milestones.passed(stream, frame.seq)
                 if frame.owner == self.id and frame.message is not None:
                     for event in frame.message.events:
-                        self._ahead.read_back(event)  # type: ignore[arg-type]  # of types that we know
+                        self._pending.read_back(event)  # type: ignore[arg-type]  # of types that we know
 
 
 class Site:
@@ -235,7 +237,7 @@ class Site:
         self.replicas = [Replica(self.log, n, scale.lag_max, self.dice) for n in range(scale.replicas)]
         self._prefixes = [self._blocks(scale.prefix_blocks) for _ in range(scale.prefixes)]
         self._due: deque[tuple[int, Replica, WorkerId, str, list[int], bool]] = deque()
-        """What workers have under way: step, replica, worker, request, blocks, whether it is prefilled."""
+        """Requests in flight: step, replica, worker, request, blocks, and a flag for prefilled."""
 
     def run(self) -> Iterator[int]:
         """Every decision is made and in the log; yields how many are."""
@@ -275,7 +277,7 @@ class Site:
             _, replica, worker, request, blocks, prefilled = self._due.popleft()
             if prefilled:
                 self.workers[worker].running -= 1
-                replica.say(
+                replica.append(
                     RequestFinished(
                         request=request, attempt=0, outcome="stop", prompt_tokens=len(blocks) * BLOCK_SIZE + 5,
                         output_tokens=40, cached_tokens=0, ttft_ms=30, duration_ms=180,
@@ -283,7 +285,7 @@ class Site:
                 )  # fmt: skip
                 continue
             cached = self.workers[worker].prefill(request, blocks, self.scale.own_blocks)
-            replica.say(RequestPrefilled(request=request, attempt=0, cached_tokens=cached * BLOCK_SIZE, ttft_ms=30))
+            replica.append(RequestPrefilled(request=request, attempt=0, cached_tokens=cached * BLOCK_SIZE, ttft_ms=30))
             self._due.append((step + 60, replica, worker, request, blocks, True))
 
     def _blocks(self, count: int) -> list[int]:

@@ -66,7 +66,7 @@ ROWS = (Row(8, 1), Row(8, 4), Row(16, 1), Row(4, 2), Row(8, 1, 3000), Row(8, 4, 
 
 
 class Found(NamedTuple):
-    """What is compared."""
+    """Policies and trace of a comparison."""
 
     hit_percent: float
     first_ms: float
@@ -154,7 +154,7 @@ def which_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def trace_path(options: argparse.Namespace) -> Path:
-    """The trace; the program ends if it is not where it was said to be, or nothing was said."""
+    """The trace; the program ends if it is not where it was said to be, or nothing was completed."""
     path: Path = options.trace or Path(options.traces or ".", TRACE)
     if not path.is_file():
         if options.trace:
@@ -182,7 +182,7 @@ def _figures(row: Row, policy: str, found: Found, peer: Found | None = None, not
 
 
 def _note(reports: Sequence[SimulationReport]) -> str:
-    """How fast the first one was and what it came to; of several, between which p99s they lay."""
+    """Speed and results of the first run; of several runs, the range of their p99s."""
     first, p99s = reports[0], [each.e2e_ms.p99 for each in reports]
     between = f", p99 {min(p99s):,.0f} to {max(p99s):,.0f} ms" if len(reports) > 1 else ""
     return f"{first.requests / max(first.wall_s, 1e-9):,.0f} requests/s, digest {first.digest}{between}"
@@ -235,7 +235,7 @@ def _replayed(python: str, trace: Path, row: Row) -> dict[str, Found]:
         "blocks": engine.capacity_blocks,
         "modes": ["round_robin", *DYNAMO.values()],
     }
-    said = subprocess.run(
+    completed = subprocess.run(
         [python, "-m", "bench.routing_peer", json.dumps(asked)],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "DYN_LOG": "error"},
@@ -244,7 +244,7 @@ def _replayed(python: str, trace: Path, row: Row) -> dict[str, Found]:
         check=True,
     )
     return dict(
-        zip((ROUND_ROBIN, *DYNAMO), map(Found.of_dynamo, map(json.loads, said.stdout.splitlines())), strict=True)
+        zip((ROUND_ROBIN, *DYNAMO), map(Found.of_dynamo, map(json.loads, completed.stdout.splitlines())), strict=True)
     )
 
 

@@ -1,4 +1,4 @@
-"""How much the log grows: bytes per request in each stream, and what that comes to in a day.
+"""Growth of the log: bytes per request in each stream, and per day.
 
 One deployment after the other, each as `contrail up` starts it, with simulated engines, a real NATS and a real etcd.
 Prompts have 2 000 tokens, of which the first half is one of PREFIXES common ones; answers have OUTPUT_TOKENS. Caches
@@ -65,7 +65,7 @@ KINDS = ("kv", ROUTING, LOAD)
 
 
 class Grown(NamedTuple):
-    """What the streams took while so many requests ran."""
+    """Bytes that the streams grew by during so many requests."""
 
     requests: int
     seconds: float
@@ -91,7 +91,7 @@ class Sizes(NamedTuple):
     snapshot_bytes_per_block: float
 
     def gb_per_day(self, kind: str, rate: int) -> float:
-        """What the stream takes in a day at so many requests per second."""
+        """Bytes of the stream per day at so many requests per second."""
         measured = self.grown[max(paced for paced in self.grown if paced <= rate)]
         if kind == LOAD:
             workers = max(rate / REQUESTS_PER_WORKER_S, 1)
@@ -168,8 +168,8 @@ def _start(folder: Path, data: Path, port: int, block_size: int) -> subprocess.P
     file.write_text(json.dumps({"version": 1, "log": {"max_bytes": "1GiB"}, "workers": [group]}))
     words = ["up", "-f", str(file), "--data", str(data), "--port", str(port)]
     command = [sys.executable, "-P", "-m", "api.cli", *words]
-    with (folder / "up.log").open("wb") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+    with (folder / "up.log").open("wb") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
 async def until_ready(http: httpx.AsyncClient, process: subprocess.Popen[bytes]) -> None:
@@ -199,7 +199,7 @@ async def _fill(http: httpx.AsyncClient, connection: DeploymentRef, capacity: in
 
 
 async def _load(http: httpx.AsyncClient, rate: int, requests: int, seed: str) -> None:
-    """So many requests, sent at that rate whatever becomes of those before, and all answered."""
+    """So many requests are sent at that rate, without waiting for earlier ones, and all are answered."""
     rng = random.Random(seed)
     prefixes = [_tokens(random.Random(number), PROMPT_TOKENS // 2) for number in range(PREFIXES)]
     turns = asyncio.Semaphore(AT_ONCE_MAX)
@@ -209,12 +209,12 @@ async def _load(http: httpx.AsyncClient, rate: int, requests: int, seed: str) ->
             body = {"model": "sim", "prompt": tokens, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
             (await http.post("/v1/completions", json=body)).raise_for_status()
 
-    started_s, asking = time.monotonic(), []
+    started_s, tasks = time.monotonic(), []
     for number in range(requests):
         await asyncio.sleep(max(started_s + number / rate - time.monotonic(), 0))
         tokens = rng.choice(prefixes) + _tokens(rng, PROMPT_TOKENS - PROMPT_TOKENS // 2)
-        asking.append(asyncio.create_task(ask(tokens)))
-    await asyncio.gather(*asking)
+        tasks.append(asyncio.create_task(ask(tokens)))
+    await asyncio.gather(*tasks)
 
 
 async def _grown(http: httpx.AsyncClient, connection: DeploymentRef, rate: int, run_s: float) -> Grown:

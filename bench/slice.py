@@ -1,4 +1,4 @@
-"""slice: whether a live run comes out as its simulation says.
+"""slice: a live run compared with its simulation.
 
 A part of a public conversation trace, as fast as it came, prompts as token ids: once through `contrail up` (front end,
 NATS, etcd, a process for each worker), whose engines are simulated ones and wait as long as they should; and several
@@ -49,7 +49,7 @@ class What(NamedTuple):
     unit: str
     of: Callable[[SimulationReport], float]
     bound: float | None = None
-    """How far live and simulated may be apart, as a part of the simulated."""
+    """Largest difference of live and simulated, as a share of the simulated."""
     lower: bool = True
 
 
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         asked = _part(file, options, seconds, jitter_ms)
         for policy, given, found in _lived(asked, options):
             load = f"{policy}, {f'jitter {jitter_ms / US_PER_MS:g} s' if jitter_ms else 'as published'}"
-            _say(f"{load}: simulated {runs} times")
+            _print(f"{load}: simulated {runs} times")
             reports = list(simulated(asked.arrivals, options.workers, RoutingSettings.parse(given), runs))
             table[load] = compared(found.report, reports)
             yield from _figures(load, table[load], found)
@@ -114,7 +114,7 @@ def _lived(asked: Part, options: argparse.Namespace) -> Iterator[tuple[str, dict
     named = policies(options.policies)
     together = [list(named)] if options.at_once else [[policy] for policy in named]
     for them in together:
-        _say(f"{'; '.join(them)}: live")
+        _print(f"{'; '.join(them)}: live")
         found = lives(asked, options.workers, [named[policy] for policy in them])
         yield from ((policy, named[policy], it) for policy, it in zip(them, found, strict=True))
 
@@ -179,11 +179,11 @@ def _part(file: Path, options: argparse.Namespace, seconds: float, jitter_ms: in
         asked = part_of(file, options.start, seconds, Pace(jitter_ms=jitter_ms, seed=options.seed))
     except CallerError as error:
         refuse(str(error))
-    _say(f"{len(asked.arrivals)} requests, {asked.prompt_tokens:,} prompt tokens, {asked.output_tokens:,} to answer")
+    _print(f"{len(asked.arrivals)} requests, {asked.prompt_tokens:,} prompt tokens, {asked.output_tokens:,} to answer")
     return asked
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

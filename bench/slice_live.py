@@ -27,7 +27,7 @@ WARM_TOKENS = 8
 
 
 class Live(NamedTuple):
-    """What a run came to."""
+    """Results of a run."""
 
     report: SimulationReport
     failures: list[str]
@@ -36,7 +36,7 @@ class Live(NamedTuple):
     machine: float
     """The part of the machine's processor time that anybody had, others than us included."""
     late_p99_ms: float
-    """How much later than it should the client sent a request."""
+    """Largest delay of the client's sending."""
     strain: Strain
     """Of the client's loop."""
     reading_ms: float
@@ -68,7 +68,7 @@ async def _one(deployment: Deployed, asked: Part, workers: int) -> Live:
     after = Spent.by_now(deployment)
     return Live(
         report=report(served(asked.arrivals, answers, start_s), workers),
-        failures=[it.failure or f"status {it.status}" for it in answers if not it.tokens_came],
+        failures=[it.failure or f"status {it.status}" for it in answers if not it.complete],
         cores=after.cores_since(before),
         machine=after.busy_since(before),
         late_p99_ms=part(_late_ms(asked.arrivals, answers, start_s), 0.99),
@@ -88,12 +88,12 @@ async def _warm(port: int, workers: int) -> None:
 async def play(port: int, asked: Part) -> tuple[float, list[Streamed]]:
     """All requests sent at their times and answered, in their order; and when the first second began."""
     start_s = time.perf_counter()
-    asking = list[asyncio.Task[Streamed]]()
+    tasks = list[asyncio.Task[Streamed]]()
     for arrival, body in zip(asked.arrivals, asked.bodies, strict=True):
         due_s = start_s + arrival.at_us / US_PER_S
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        asking.append(asyncio.create_task(ask(port, body, arrival.id)))
-    return start_s, list(await asyncio.gather(*asking))
+        tasks.append(asyncio.create_task(ask(port, body, arrival.id)))
+    return start_s, list(await asyncio.gather(*tasks))
 
 
 def served(arrivals: list[Arrival], answers: list[Streamed], start_s: float) -> list[ServedRequest]:
@@ -108,9 +108,9 @@ def served(arrivals: list[Arrival], answers: list[Streamed], start_s: float) -> 
             id=arrival.id,
             arrival_us=arrival.at_us,
             routed_us=us(it.sent_s) + round(it.queue_ms * 1000),
-            first_us=us(it.first_s) if it.tokens_came else -1,
-            end_us=us(it.end_s) if it.tokens_came else us(it.sent_s),
-            worker=_place(it.worker) if it.tokens_came else -1,
+            first_us=us(it.first_s) if it.complete else -1,
+            end_us=us(it.end_s) if it.complete else us(it.sent_s),
+            worker=_place(it.worker) if it.complete else -1,
             replica=0,
             prompt_tokens=it.prompt_tokens or arrival.prompt_tokens,
             cached_tokens=it.cached_tokens,

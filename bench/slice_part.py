@@ -21,7 +21,7 @@ from replay.simulate.workload import US_PER_MS, Arrival, Pace, Trace
 MODEL = "sim"
 US_PER_S = 1_000_000
 LATE_MS = 5
-"""How much later than sent a request may be with the router of a live run: it was read and parsed."""
+"""Largest delay between sending and routing in a live run, for reading and parsing."""
 ENGINE = dataclasses.replace(mocker_settings(), token_min=300, vocab=900)
 """Of both runs: Dynamo's mock engine, blocks of 64, 16 384 of them, and tokens that are plain words of the built-in
 vocabulary: text that may be half a character is held back, and the first token would come later than it did."""
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     arrivals: list[Arrival]
     """From 0 us on."""
     bodies: list[bytes]
-    """What a client sends of each."""
+    """The request bodies, as a client sends them."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""What a deployment's processes cost while something was measured, and whether the machine had time for all of it."""
+"""CPU time of a deployment's processes during a measurement, and the machine's idle share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that reads one streamed answer: when its first token came, who gave it, what the engine found in its cache.
+"""A client that reads one streamed answer: time to the first token, worker, and cached tokens.
 
 A connection for each request, and as little work per token as can be: what it costs is not what is measured.
 """
@@ -20,7 +20,7 @@ EVENT = b"data: "
 
 
 class Streamed(NamedTuple):
-    """What came of one request. Times are of `time.perf_counter`."""
+    """The result of one request. Times are of `time.perf_counter`."""
 
     sent_s: float
     status: int
@@ -39,8 +39,8 @@ class Streamed(NamedTuple):
     failure: str = ""
 
     @property
-    def tokens_came(self) -> bool:
-        """Whether it was answered, to the end."""
+    def complete(self) -> bool:
+        """True if the answer came to its end."""
         return self.status == OK and self.output_tokens > 0
 
 
@@ -60,7 +60,7 @@ def completion(model: str, prompt: Sequence[int], max_tokens: int, **more: Any) 
 
 
 async def ask(port: int, body: bytes, name: str, timeout_s: float = TIMEOUT_S) -> Streamed:
-    """The answer, read to its end; `name` is its id. A failure is said in it, not raised."""
+    """The answer, read to its end; `name` is its id. A failure is a field of it, not raised."""
     sent_s = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
@@ -83,10 +83,10 @@ async def _asked(port: int, body: bytes, name: str, sent_s: float) -> Streamed:
         end_s = time.perf_counter()
     finally:
         writer.close()
-    said = b"".join(pieces)
+    received = b"".join(pieces)
     if status != OK:
-        return Streamed(sent_s, status, failure=said[-500:].decode(errors="replace"))
-    return _read(Streamed(sent_s, status, first_s, end_s), headers, _whole(said))
+        return Streamed(sent_s, status, failure=received[-500:].decode(errors="replace"))
+    return _read(Streamed(sent_s, status, first_s, end_s), headers, _whole(received))
 
 
 def _head(port: int, name: str, length: int) -> bytes:
@@ -103,17 +103,17 @@ def _headers(head: bytes) -> tuple[int, Mapping[str, str]]:
     }
 
 
-def _whole(said: bytes) -> bytes:
+def _whole(received: bytes) -> bytes:
     """The body, out of its chunks. EOFError if the last one is missing."""
     body, at = list[bytes](), 0
     while True:
-        size, found, _ = said[at : at + 20].partition(b"\r\n")
+        size, found, _ = received[at : at + 20].partition(b"\r\n")
         if not found:
             raise EOFError("the answer broke off")
         length, at = int(size, 16), at + len(size) + 2
         if not length:
             return b"".join(body)
-        body.append(said[at : at + length])
+        body.append(received[at : at + length])
         at += length + 2
 
 

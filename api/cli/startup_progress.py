@@ -47,7 +47,7 @@ class PlainProgress:
         self._states: dict[str, str] = {}
         self._repeat_at_s = REPEAT_EVERY_S
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """The line stands there for good."""
         self._out.write(f"{line}\n")
 
@@ -61,7 +61,7 @@ class PlainProgress:
         for row, line in zip(rows, lines, strict=True):
             if self._states.get(row.name) != row.state or (repeat and not row.ready):
                 self._states[row.name] = row.state
-                self.say(line)
+                self.write_line(line)
 
     def done(self) -> None:
         """The next show starts anew."""
@@ -77,7 +77,7 @@ class TableProgress:
         self._coloured = coloured
         self._shown: list[str] = []
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """The line stands there for good, above the table."""
         table = self._shown
         self._out.write(f"{self._erased()}{line}\n{self._drawn(table)}")

@@ -121,7 +121,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
             for caution in exposure_warnings(frontend, frontend.host):
-                progress.say(f"Note: {caution}.")
+                progress.write_line(f"Note: {caution}.")
             launch = Launcher(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))
 
@@ -130,19 +130,19 @@ async def _run(launch: Launcher, deployment: Deployment, data: DataFolder, progr
     interrupts = SignalEvents()
     interrupts.install()
     began_s = time.monotonic()
-    progress.say(f"Starting {describe(deployment)}, data in {data.path}.")
+    progress.write_line(f"Starting {describe(deployment)}, data in {data.path}.")
     farewell = "Stopping what was started."
     try:
         if await _started(launch, interrupts):
-            progress.say(welcome(launch, deployment, data, time.monotonic() - began_s))
+            progress.write_line(welcome(launch, deployment, data, time.monotonic() - began_s))
             most_s = frontend_drain_max_s(deployment)
             farewell = f"Letting requests in flight finish ({most_s:g} s at most); Ctrl-C again to hurry."
             await _until_drain(launch, interrupts)
     finally:
         progress.done()
-        progress.say(farewell)
+        progress.write_line(farewell)
         await launch.drain(interrupts.hurry)
-        progress.say("Stopped.")
+        progress.write_line("Stopped.")
 
 
 async def _until_drain(launch: Launcher, interrupts: SignalEvents) -> None:

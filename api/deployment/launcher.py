@@ -97,8 +97,8 @@ class Launcher:
         self._servers = EmbeddedServers(deployment.log, data)
         self._frontends: list[ManagedProcess] = []
         self._workers: list[ManagedProcess] = []
-        self._supervisor = Supervisor(progress.say)
-        self._rolling = RollingRestart(self._supervisor, self._frontends, self._workers, progress.say)
+        self._supervisor = Supervisor(progress.write_line)
+        self._rolling = RollingRestart(self._supervisor, self._frontends, self._workers, progress.write_line)
         self._state = STARTING
         self._started = datetime.now(UTC)
         self._models: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Launcher:
                 asked = take_request(self._data.restart)
                 await self._rolling.run(asked.id if asked else "", asked.parts if asked else (FRONTENDS,))
             except Exception as error:  # noqa: BLE001 - a fault in a restart must not end the deployment
-                self._progress.say(f"the restart failed inside: {error!r}; what runs goes on as it is")
+                self._progress.write_line(f"the restart failed inside: {error!r}; what runs goes on as it is")
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Nothing of it runs any more: first front ends went, then decode workers, those they ask, etcd and NATS."""
@@ -183,10 +183,12 @@ class Launcher:
             return
         msgspec.structs.replace(before, state=STARTING).write(self._data.run)  # no longer ready, if it said so
         if ended := await end_leftovers((*before.parts, *before.beside)):
-            self._progress.say(f"ended what a run before this one had left: {', '.join(ended)}")
+            self._progress.write_line(f"ended what a run before this one had left: {', '.join(ended)}")
 
     def _model_sources(self) -> list[ModelSource]:
-        return [model_source(group, self._data.tiny_model, self._progress.say) for group in self._deployment.workers]
+        return [
+            model_source(group, self._data.tiny_model, self._progress.write_line) for group in self._deployment.workers
+        ]
 
     def _plan(self, sources: list[ModelSource]) -> None:
         self._models = tuple(dict.fromkeys(source.name for source in sources))
@@ -218,7 +220,9 @@ class Launcher:
         except OSError as error:
             if str(error) != self._fault:
                 where = self._data.path
-                self._progress.say(f"run.json and deployment.json cannot be written in {where}: {error}; trying again")
+                self._progress.write_line(
+                    f"run.json and deployment.json cannot be written in {where}: {error}; trying again"
+                )
             self._fault = str(error)
         else:
             self._fault = ""

@@ -28,7 +28,7 @@ class ProgressRow(NamedTuple):
 class Progress(Protocol):
     """Output of a start: lines that stay, and the present state of all processes."""
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """The line stands there for good."""
 
     def show(self, rows: Sequence[ProgressRow]) -> None:

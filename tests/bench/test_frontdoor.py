@@ -238,7 +238,7 @@ def test_a_helper_that_does_not_speak_is_killed(tmp_path: Path, monkeypatch: pyt
 
     with (
         pytest.raises(SystemExit, match=r"did not start within 0\.3 s"),
-        frontdoor_targets._told(silent, tmp_path / "log"),
+        frontdoor_targets._helper(silent, tmp_path / "log"),
     ):
         pass
 
@@ -250,7 +250,7 @@ def test_a_helper_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytes
     stays = [sys.executable, "-c", TALKS + "import time; time.sleep(60)"]
     started_s = time.monotonic()
 
-    with frontdoor_targets._told(stays, tmp_path / "log"):
+    with frontdoor_targets._helper(stays, tmp_path / "log"):
         pass
 
     assert time.monotonic() - started_s < 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bench.overload import _figures, kept
-from bench.overload_load import Phase, Told
+from bench.overload_load import Phase, RequestResult
 
 
-def told(ended_s: float, seconds: float = 1.0, status: int = 200) -> Told:
-    return Told("greedy", status, seconds, ended_s, retry_after=status != 200)
+def told(ended_s: float, seconds: float = 1.0, status: int = 200) -> RequestResult:
+    return RequestResult("greedy", status, seconds, ended_s, retry_after=status != 200)
 
 
 PHASE = Phase(10.0, 110.0, [told(102), told(105), told(109), told(106, seconds=3.5), told(111), told(104, status=503)])

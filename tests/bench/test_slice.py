@@ -140,7 +140,7 @@ async def test_a_refusal_and_an_answer_that_breaks_off_are_failures(trace: Path)
 
     assert (broken.status, refused.status, gone.status) == (0, 503, 0)
     assert "broke off" in broken.failure
-    assert not any(it.tokens_came for it in (broken, refused, gone))
+    assert not any(it.complete for it in (broken, refused, gone))
     assert found.failed == found.requests == 2
 
 

@@ -32,10 +32,10 @@ def test_on_a_terminal_the_table_is_written_over_itself() -> None:
     progress = TableProgress(out)
 
     progress.show([row("a", "starting"), row("b", "starting")])
-    progress.say("something happened")
+    progress.write_line("something happened")
     progress.show([row("a", "ready"), row("b", "starting")])
     progress.done()
-    progress.say("the end")
+    progress.write_line("the end")
 
     first, second, third = out.getvalue().split("\x1b[2F\x1b[J")
     assert [line.split()[-1] for line in first.splitlines()] == ["starting", "starting"]
