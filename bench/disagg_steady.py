@@ -63,7 +63,7 @@ async def _raise(it: World, fleet: Fleet, make: MakeEngine) -> None:
 
 async def _measured(what: str, router: Router, mixture: Mixture) -> list[Figure]:
     dice = random.Random(mixture.long_tokens)
-    await _alone(router, dice, mixture)  # whatever an engine does only once is done
+    await _alone(router, dice, mixture)  # work that an engine does once is done
     steady = [Timed(time.perf_counter(), STEADY_TOKENS) for _ in range(mixture.streams)]
     firsts = [asyncio.Event() for _ in steady]
     async with asyncio.TaskGroup() as group:

@@ -1,9 +1,9 @@
 """A public conversation trace on simulated engines: some that do both against some that prefill and some that decode.
 
-The engines are as fast as the constants say: Llama-3.1-8B in bf16 on one card of the H100's class, whose KV cache has
-2 x 32 layers x 8 heads x 128 x 2 bytes = 128 KiB a token, 8 MiB a block of 64, moved at 25 GB/s. They compute prompts
-in passes of up to 8192 tokens and decode a token for everybody else in each of them, as vLLM does: an engine that does
-both never stops decoding for longer than one such pass takes, half a second.
+The constants describe Llama-3.1-8B in bf16 on one card of the H100's class. Its KV cache has 2 x 32 layers x 8 heads x
+128 x 2 bytes = 128 KiB a token, 8 MiB a block of 64, moved at 25 GB/s. Engines compute prompts in passes of up to 8192
+tokens, and decode a token of each other request in every pass, as vLLM does. So an engine that does both never stops
+decoding for longer than one such pass, half a second.
 
 The trace names a prompt's parts of 512 tokens; equal parts become equal tokens. Its times are rounded to 3 s, so
 requests are spread over the 3 s that follow.

@@ -33,7 +33,7 @@ INSTALL: Mapping[str, str] = {
     "dynamo.llm": f"`{RUNTIME}`",
     "dynamo.replay": f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
 }
-"""What there has to be for it."""
+"""Packages that each module needs."""
 IMPORT_S = 120.0
 
 

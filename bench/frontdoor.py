@@ -160,8 +160,7 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
 
 
 def _flowing(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
-    """What a token costs where its request was paid for: streams of which none begins or ends. Not beside a peer that
-    has a pace of its own."""
+    """Cost of a token in streams that neither begin nor end; not beside a peer with a pace of its own."""
     for pace, how in ((PACED, ""), (IN_STEP, ", workers in step")):
         runs = _repeated(doors, options, pace, _flow)
         yield from _beside(f"streamed, CPU per further token{how}", "us", runs, lambda run: run.cpu_us)

@@ -47,8 +47,10 @@ class Pace(NamedTuple):
 
 
 async def ticks(pace_s: float, place: float) -> AsyncIterator[None]:
-    """One every `pace_s`, for ever, by the loop's clock and not by the last one, so that whoever ticks at another place
-    between two of them goes on doing so; those that are late by more than one are left out."""
+    """A tick every `pace_s`, for ever, by the loop's clock, so that the offsets between tickers stay constant.
+
+    Ticks that are late by more than one are left out.
+    """
     loop = asyncio.get_running_loop()
     at_s = (loop.time() // pace_s + 1 + place) * pace_s
     while True:

@@ -1,8 +1,8 @@
 """One case on our PrefixIndex: figures as JSON.
 
 A store or removal is counted from the bytes of its message on, decoding and checks included, as the peer's is from the
-JSON of its event. Each lookup takes a prompt that was never
-hashed, and goes all the way from token bytes (or, where it says so, from a list of ids) to depths per worker.
+JSON of its event. Each lookup takes a prompt that was never hashed. It goes
+from token bytes, or from a list of ids where the figure says so, to depths per worker.
 """
 
 from __future__ import annotations

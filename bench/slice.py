@@ -1,13 +1,12 @@
 """slice: a live run compared with its simulation.
 
 A part of a public conversation trace, as fast as it came, prompts as token ids: once through `contrail up` (front end,
-NATS, etcd, a process for each worker), whose engines are simulated ones and wait as long as they should; and several
-times through the simulator, in virtual time. Same requests, same settings, same reckoning, caches empty at the start.
+NATS, etcd, a process for each worker) with simulated engines that wait in real time; and several times through the
+simulator, in virtual time. Requests, settings and the report are the same; caches are empty at the start.
 
-Where a choice depends on who is free at that millisecond, two runs soon go different ways, simulated ones that begin a
-millisecond apart as much as a live one: so many short runs have to be compared with a mean, and its spread be shown.
-`round-robin` is the exception: as long as requests keep their order it goes the same way, and shows how exact times and
-caches are.
+A choice may depend on the worker that is free at that millisecond. Then two runs diverge, even two simulated ones that
+begin a millisecond apart. So many short runs are compared with a mean, and its spread is shown. `round-robin` is the
+exception: it chooses the same while requests keep their order, and shows how exact times and caches are.
 """
 
 from __future__ import annotations

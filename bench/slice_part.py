@@ -47,8 +47,10 @@ class Part(NamedTuple):
 
 
 def part_of(file: Path, start_s: float, seconds: float, pace: Pace) -> Part:
-    """What comes in these seconds of the trace, at that pace; some 4 bytes for each token of the prompts. CallerError
-    if nothing does, or the file cannot be used."""
+    """The requests in these seconds of the trace, at that pace; some 4 bytes of memory per token of a prompt.
+
+    CallerError if there is none, or if the file cannot be used.
+    """
     start_us = round(start_s * US_PER_S)
     whole = read_mooncake(file)
     asked = [each for each in whole.asked if start_us <= each.at_us < start_us + seconds * US_PER_S]

@@ -1,4 +1,4 @@
-"""What-if view: the decisions of a window made again under other settings, fast enough for a slider."""
+"""View of a scenario: the decisions of a window made again under other settings, fast enough for a slider."""
 
 from __future__ import annotations
 

@@ -299,8 +299,8 @@ def test_refusals_are_asked_again(tmp_path: Path) -> None:
         now_ms=site.log.now_ms,
     )
     lie = structs.replace(honest, request="could-have-been-served", model="m", excluded={})
-    replica.say(honest)
-    replica.say(lie)
+    replica.append(honest)
+    replica.append(lie)
     replica.flush()
     found = verified(site.log.archived(tmp_path / "log"))
     assert (found.refusals.verified, found.refusals.different, found.different) == (1, 1, 0)
