@@ -72,7 +72,7 @@ SEAMS = {
 LATE = ("vllm", "torch", "nixl")
 """Imported inside functions only: everything but the engine runs without them."""
 CLOCKS = {"time", "random", "secrets", "uuid"}
-CLOCKED = {"core/clock.py", "core/entropy.py", "core/ids.py", "core/keys.py", "projections/runner/runner.py"}
+CLOCKED = {"core/clock.py", "core/ids.py", "core/keys.py", "projections/runner/runner.py"}
 """The only files of core and projections that may ask the time or for randomness."""
 MACHINE_PATHS = re.compile(r"/" + r"(work|farm|home|root|Users)/\w")
 

@@ -28,7 +28,7 @@ class _StreamCheckpoints:
         self.points: dict[int, DigestPoint] = {}
         """Oldest first."""
         self.reported_seq = 0
-        """How far they have been reported."""
+        """The last sequence that was reported."""
 
 
 class DigestCheckpoints:
@@ -54,11 +54,11 @@ class DigestCheckpoints:
             del points[next(iter(points))]
 
     def at(self, stream: StreamName, seq: StreamSeq) -> DigestPoint | None:
-        """What the fold was after that message; None if that is too long ago."""
+        """The fold's digest after that message; None if it is too old to be kept."""
         return self._state.point(stream, seq) or self._of(stream).points.get(seq)
 
     def report(self) -> ReplicaReported | None:
-        """What is new since the last report; None if no cursor has moved."""
+        """The digests since the last report; None if no cursor has moved."""
         if self._reported == self._state.cursor:
             return None
         self._reported = dict(self._state.cursor)
@@ -70,7 +70,7 @@ class DigestCheckpoints:
         )
 
     def _choice(self, stream: StreamName) -> list[DigestPoint]:
-        """Where the fold stands, and of the milestones passed those that others are likeliest to report too."""
+        """The newest digest, and those of passed milestones that other replicas are likeliest to report, too."""
         kept, end = self._of(stream), self._state.cursor[stream].seq
         new = [point for seq, point in kept.points.items() if seq > kept.reported_seq and seq != end and point.complete]
         new.sort(key=lambda point: (-(point.seq & -point.seq), -point.seq))

@@ -18,7 +18,7 @@ PENDING_MAX = 1024
 LIVE_MS = 15_000
 """Three reports' time: a replica that is silent for so long has no vote."""
 REMEMBERED_MS = 600_000
-"""How long the agreement with a replica that is silent is still shown …"""
+"""Time for which the agreement with a silent replica is still shown …"""
 REPLICAS_MAX = 256
 """… and of how many per stream at most."""
 
@@ -59,7 +59,7 @@ class DigestComparison:
     """Compares reported points with our own, now or when our fold reaches them."""
 
     def __init__(self, state: State, checkpoints: DigestCheckpoints) -> None:
-        self.heard = 0
+        self.reports = 0
         """Reports of others."""
         self.compared = 0
         self.not_comparable = 0
@@ -76,7 +76,7 @@ class DigestComparison:
 
     def on_report(self, replica: ReplicaId, report: ReplicaReported, now_ms: int) -> list[DigestDifference]:
         """Every point that we have reached was compared; the others wait, at most PENDING_MAX of all replicas."""
-        self.heard += 1
+        self.reports += 1
         if report.fold_version != FOLD_VERSION:
             self.other_versions += 1
             return []
@@ -106,7 +106,8 @@ class DigestComparison:
         self.votes.clear()
 
     def camps(self, stream: StreamName, now_ms: int) -> tuple[int, int]:
-        """How many live replicas have this stream's fold as we do, ourselves included, and how many otherwise."""
+        """Numbers of live replicas with the same fold of this stream as this one, this one included, and with
+        another."""
         live = [vote for vote in self.votes.get(stream, {}).values() if now_ms - vote.at_ms <= LIVE_MS]
         agreeing = sum(vote.agrees for vote in live)
         return 1 + agreeing, len(live) - agreeing

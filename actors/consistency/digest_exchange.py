@@ -1,12 +1,11 @@
 """DigestExchange: the machine by which replicas prove that their folds are equal, and resolve mismatches.
 
-1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that others pass too, and compares
-   the others' reports with its own (`actors.consistency.digest_comparison`). No replica asks another, or waits for it.
-2. A difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the
-   fold that serves, under a claim, so one replica at a time: a replica whose fold differs from that was wrong, goes on
-   with a new fold, and publishes that.
-3. The mismatch is resolved one step after the claim was granted: by then the verdict has been read that another
-   published just before it released the claim.
+1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that others pass too, and compares the
+others' reports with its own (`actors.consistency.digest_comparison`). No replica asks another, or waits for it. 2. A
+difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the fold
+that serves, under a claim, so one replica at a time: a replica with a different fold was wrong, goes on with a new
+fold, and publishes that. 3. The mismatch is resolved one step after the claim was granted: by then the verdict has been
+read that another published just before it released the claim.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class VerdictRead(NamedTuple):
 
 
 class CheckpointPassed(NamedTuple):
-    """The state has folded a message whose sequence is a multiple of CHECKPOINT_EVERY."""
+    """The state has folded a message with a sequence that is a multiple of CHECKPOINT_EVERY."""
 
     stream: StreamName
     seq: StreamSeq
@@ -67,7 +66,7 @@ class FoldReplaced(NamedTuple):
 
 
 class ClaimAnswered(NamedTuple):
-    """Whether the claim is ours now; None: the registry is away."""
+    """The claim was granted or refused; None: the registry is away."""
 
     granted: bool | None
 
@@ -121,7 +120,7 @@ DigestCommand: TypeAlias = PublishDigests | TakeClaim | ReleaseClaim | RebuildFo
 
 
 class _Phase(Enum):
-    """How far the resolution of a mismatch is."""
+    """Phases of the resolution of a mismatch."""
 
     IDLE = "idle"
     CLAIMING = "claiming"
@@ -137,7 +136,7 @@ class DigestExchange:
     def __init__(self, state: State, first_report_us: int) -> None:
         self.reports_published = 0
         self.rebuilt = 0
-        """How often our fold was wrong and another took its place."""
+        """Counts folds of this replica that were wrong and were replaced."""
         self.mismatches = DigestMismatches()
         self._state = state
         self._checkpoints = DigestCheckpoints(state)
@@ -150,7 +149,7 @@ class DigestExchange:
         """While REPLACING: where our fold was wrong."""
         self._not_before_ms: int | None = None
         self._is_held_back = False
-        """Whether the log has that a mismatch waits for `_not_before_ms`."""
+        """True once the log has that a mismatch waits for `_not_before_ms`."""
 
     def __repr__(self) -> str:
         return f"<DigestExchange {self._comparison!r}, {self.mismatches!r}, {self._phase.value}>"
@@ -165,7 +164,7 @@ class DigestExchange:
         comparison, mismatches = self._comparison, self.mismatches
         return {
             "reports_said": self.reports_published,
-            "reports_heard": comparison.heard,
+            "reports_heard": comparison.reports,
             "points_compared": comparison.compared,
             "points_not_comparable": comparison.not_comparable,
             "reports_of_other_versions": comparison.other_versions,

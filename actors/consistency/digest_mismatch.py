@@ -17,9 +17,9 @@ from actors.consistency.digest_comparison import DigestDifference
 from core.ids import ReplicaId, StreamName, StreamSeq
 
 RESOLVE_WAIT_MS = 30_000
-"""How long the majority waits for the minority, and how long a mismatch of history may need to vanish."""
+"""Time that the majority waits for the minority, and that a mismatch of history has to vanish."""
 EXPLAIN_WAIT_MS = 60_000
-"""How long a replica that was right waits for the others to publish that they were wrong."""
+"""Time that a replica with the right fold waits for the others to publish that theirs were wrong."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class DigestMismatch:
     first: ReplicaId
     """The accuser that a verdict names."""
     accusers: set[ReplicaId] = field(default_factory=set)
-    """Replicas whose fold differed, and that do not agree since."""
+    """Replicas with another fold and no agreement since."""
     confirmed_ms: int | None = None
     """When we found that we were right."""
     confirmed_by: set[ReplicaId] = field(default_factory=set)
@@ -41,14 +41,15 @@ class DigestMismatch:
     unexplained: bool = False
 
     def ready(self, camps: tuple[int, int], now_ms: int) -> bool:
-        """Whether it is ours to fold anew now; `camps`: how many have the fold as we do, and how many not."""
+        """True if this replica is to fold anew now. `camps`: numbers of replicas with the same fold and with
+        another."""
         if self.confirmed_ms is not None:
             return False
         same, other = camps
         return (other >= same and not self.of_history) or now_ms - self.opened_ms >= RESOLVE_WAIT_MS
 
     def inexplicable(self, now_ms: int) -> bool:
-        """Whether every replica was right, or none published that it was wrong for too long."""
+        """True if every replica was right, or none published for too long that it was wrong."""
         if self.confirmed_ms is None or self.unexplained:
             return False
         return self.accusers <= self.confirmed_by or now_ms - self.confirmed_ms >= EXPLAIN_WAIT_MS
@@ -59,9 +60,9 @@ class DigestMismatches:
 
     def __init__(self) -> None:
         self.found = 0
-        """How often another's fold was not as ours."""
+        """Counts mismatches with other replicas."""
         self.of_history = 0
-        """How often only because one replica had not noticed yet that the log's history was replaced."""
+        """Mismatches for the single reason that one replica had not noticed yet that the log's history was replaced."""
         self.unexplained = 0
         self._open: dict[StreamName, DigestMismatch] = {}
 
@@ -103,7 +104,7 @@ class DigestMismatches:
             mismatch.confirmed_by.add(replica)
 
     def is_open(self, mismatch: DigestMismatch) -> bool:
-        """Whether it is not over yet."""
+        """True if the mismatch is not resolved yet."""
         return self._open.get(mismatch.stream) is mismatch
 
     def over(self, mismatch: DigestMismatch) -> None:

@@ -28,7 +28,7 @@ class IndexAuditSchedule:
     def __init__(self, state: State, clock: Clock, rebuild: Callable[[str], Awaitable[object]]) -> None:
         self.checked = 0
         self.damaged = 0
-        """How often the tables did not hold the blocks of the events."""
+        """Counts audits that found other blocks in the tables than the events gave."""
         self._state = state
         self._clock = clock
         self._rebuild = rebuild
@@ -44,7 +44,8 @@ class IndexAuditSchedule:
             await self.check()
 
     async def check(self) -> list[WorkerId]:
-        """Workers whose blocks are not those of their events, by id; if there are any, the log was folded anew."""
+        """Workers with other blocks in the index than their events gave, by id; if there are any, the log was folded
+        anew."""
         wrong = await self._audited()
         self.checked += 1
         if wrong:

@@ -1,7 +1,7 @@
-"""RestatementRequests: a source of which a fold lacks messages restates itself.
+"""RestatementRequests: sources with messages missing in a fold restate themselves.
 
-A worker is asked over TCP by each replica whose fold lacks messages of it. A replica has no port for that: it publishes
-what is in flight again when its own fold, or another's by its report, lacks messages of replicas.
+Each replica that lacks messages of a worker asks it over TCP. A replica has no port for that: it restates its requests
+in flight when its own fold lacks messages of replicas, or another replica reports so.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from core.snapshot_manifest import Manifest
 from projections.digest import FOLD_VERSION
 from streams.registry import Registry
 
-LOOK_EVERY_S = 5.0
+CHECK_EVERY_S = 5.0
 """Between steps; half a lease, so that a dead writer is soon followed."""
 READ_EVERY_MS = 60_000
 """Between looks at the newest manifest where nothing is due."""
@@ -39,7 +39,7 @@ RETRY_MAX_MS = 600_000
 """After a snapshot that failed the writer waits, twice as long each time."""
 MIN_EVENTS = 10_000
 """A log with less history is folded from its start in no time."""
-MANIFESTS_LOOKED_AT_MAX = 16
+MANIFESTS_READ_MAX = 16
 """Manifests of other fold versions are passed over, up to so many."""
 CLAIM = f"snapshots/writer-{FOLD_VERSION}"
 
@@ -104,13 +104,13 @@ class SnapshotSchedule:
                 await self.step()
             except Exception:  # after any defect the claim must be kept or given to another, and the next step tried
                 _logger.exception("a step of the snapshot writer failed, trying again")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def step(self) -> None:
         """The writer is known; if this replica is it, a snapshot that is due was taken, or that failed."""
         try:
             await self._claim()
-            await self._look()
+            await self._check()
         except PeerError as error:
             _logger.warning("no snapshot is taken while the registry or the log is away: %s", error)
             return
@@ -135,20 +135,20 @@ class SnapshotSchedule:
                 "this replica is %s the snapshot writer", "now" if self.revision is not None else "not any more"
             )
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         """The newest manifest is known, as of a minute ago at most, and as of now where a snapshot seems to be due."""
         now = self._clock.monotonic_ms()
         fresh = self._read_ms is not None and now - self._read_ms < READ_EVERY_MS
         if fresh and not (self.revision is not None and self._due()):
             return
-        self._read_ms, looked_at, newest = now, 0, None
+        self._read_ms, read, newest = now, 0, None
         async with aclosing(self._newest_first()) as manifests:
             async for manifest in manifests:
-                looked_at += 1
-                self._fence = manifest.fence if looked_at == 1 else self._fence
+                read += 1
+                self._fence = manifest.fence if read == 1 else self._fence
                 if manifest.fold_version == FOLD_VERSION:
                     newest = manifest
-                if newest is not None or looked_at >= MANIFESTS_LOOKED_AT_MAX:
+                if newest is not None or read >= MANIFESTS_READ_MAX:
                     break
         self.newest = newest
 

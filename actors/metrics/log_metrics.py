@@ -12,7 +12,7 @@ Reading = Callable[[], float]
 
 
 class LogMetrics(Collector):
-    """What every process that writes the log, or reads it, shows of that."""
+    """Metrics of a process that writes or reads the log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._outboxes: dict[str, Callable[[], Mapping[str, int]]] = {}

@@ -11,13 +11,14 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from actors.metrics.buckets import WAIT_MS
 from core.events.routing import TURNED_AWAY
+
+WAIT_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
+"""Upper bounds of the buckets of waits; one more bucket has longer ones."""
 
 
 def queue_metrics(about: Mapping[str, Any], known: Iterable[str] = ()) -> Iterator[Metric]:
-    """`about` is what `actors.router.admission` says of itself; `known` are models that nobody may have asked for
-    yet."""
+    """`about` is the description of the scheduler; `known` are models that may have had no request yet."""
     models = about.get("models", ())
     yield _gauge("contrail_requests_waiting", "Requests that wait for a worker with a free place", models, "waiting")
     yield _gauge("contrail_requests_active", "Requests that have a place on a worker", models, "active")
@@ -103,19 +104,20 @@ VERDICTS: dict[str, tuple[str | int, ...]] = {
     "contrail_prefill_pull_seconds": ("From the answer to the first token", "pull_ms", 1000),
     "contrail_prefill_pulled_tokens": ("Prompt tokens that came from prefill workers", "pulled_tokens"),
 }
-"""Counted for each kind of verdict (`actors.metrics.prefill_counts`), by these labels."""
+"""Counted for each kind of verdict (`actors.router.scheduler_counts`), by these labels."""
 VERDICT_LABELS = ("model", "reason", "outcome")
 
 
 class ReplicaMetrics(Collector):
-    """Reads one description per scrape. `known` are models whose requests are counted even if none was turned away."""
+    """Reads one description per scrape. `known` are models with counters from 0 on, even if no request was turned
+    away."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], known: Collection[str] = ()) -> None:
         self._describe = describe
         self._known = known
 
     def collect(self) -> Iterator[Metric]:
-        """What is not there (no journal, no snapshots here) is left out."""
+        """The metrics of the replica; parts that it lacks (a journal, snapshots) are left out."""
         about = self._describe()
         for name, (text, *path) in GAUGES.items():
             if (value := _at(about, path)) is not None:

@@ -31,7 +31,7 @@ TOTALS = {
     "jobs_not_wanted": "Those that somebody else had, or that were over",
     "jobs_withdrawn": "Those whose requester let go of them while they were computed",
 }
-"""What a worker counts since its start."""
+"""Counters of a worker since its start."""
 
 
 class WorkerMetrics(Collector):

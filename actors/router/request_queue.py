@@ -1,65 +1,13 @@
-"""RequestQueue: one model's requests in one replica, active and waiting; their rate, and their counts for metrics."""
+"""RequestQueue: one model's requests in one replica, active and waiting, and the rate at which they end."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from math import ceil
-from typing import Any
 
-from actors.metrics.buckets import WAIT_MS
 from actors.router.routed_request import RoutedRequest
 from core.settings import RoutingSettings
 from projections.policy.fair_queue import FairQueue
-
-
-class WaitHistogram:
-    """The waits of one model's admitted requests."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(WAIT_MS) + 1)
-        self.sum_ms = 0
-
-    def __repr__(self) -> str:
-        return f"<WaitHistogram of {sum(self.counts)} requests, {self.sum_ms} ms>"
-
-    def note(self, waited_ms: int) -> None:
-        """One more wait is counted."""
-        self.counts[bisect_left(WAIT_MS, waited_ms)] += 1
-        self.sum_ms += waited_ms
-
-
-class QueueCounts:
-    """Refusals and waits, counted for metrics. Grows with models, not with requests."""
-
-    def __init__(self) -> None:
-        self._refused = Counter[tuple[str, str]]()
-        self._waits: dict[str, WaitHistogram] = {}
-
-    def __repr__(self) -> str:
-        return f"<QueueCounts: {self._refused.total()} turned away>"
-
-    def on_admitted(self, model: str, waited_ms: int) -> None:
-        """One request left the queue for a slot after a wait."""
-        self._waits.setdefault(model, WaitHistogram()).note(waited_ms)
-
-    def on_turned_away(self, model: str, reason: str) -> None:
-        """One request was turned away; the reason is of `core.events.routing.TURNED_AWAY`."""
-        self._refused[model, reason] += 1
-
-    def describe(self) -> dict[str, Any]:
-        """Rows by model, and by reason."""
-        return {
-            "turned_away": [
-                {"model": model, "reason": reason, "requests": count}
-                for (model, reason), count in sorted(self._refused.items())
-            ],
-            "waits": [
-                {"model": model, "counts": list(waits.counts), "sum_ms": waits.sum_ms}
-                for model, waits in sorted(self._waits.items())
-            ],
-        }
-
 
 ANSWER_TOKENS = 256
 """Assumed length of an answer until the first answers have ended."""

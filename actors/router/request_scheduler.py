@@ -23,11 +23,11 @@ from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
-from actors.metrics.prefill_counts import PrefillCounts
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
-from actors.router.request_queue import QueueCounts, RequestQueue
+from actors.router.request_queue import RequestQueue
 from actors.router.routed_request import Phase, RoutedRequest
+from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from actors.router.request_scheduler import (
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
 from actors.transport.frames import PROTOCOL, Hello
 from core.clock import Clock
-from core.entropy import random_bits64
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
 from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
@@ -110,7 +110,7 @@ class Router:
         )
         self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
         self.scheduler = RequestScheduler(
-            self, settings, 0, seed=random_bits64(), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
+            self, settings, 0, seed=secrets.randbits(64), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
         )
         self.failure_detector = FailureDetector(options.lease_ms)
         self.membership = ReplicaMembership(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.membership.routing_publisher import RoutingPublisher
-from actors.metrics.prefill_counts import PrefillCounts
+from actors.router.scheduler_counts import PrefillCounts
 from core.event_json import hash_text
 from projections.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsFold, prefill_queue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
@@ -19,7 +20,6 @@ from api.server.caller import header_tenant
 from api.server.errors import ApiError, error_for_path, internal_error, redacted_traceback, stopping
 from api.server.exchange import EXCHANGE_KEY, HttpExchange, RoutingTrace
 from core.clock import Clock
-from core.entropy import random_hex
 
 FailureCallback = Callable[[str, str, str, Exception], None]
 """`Backend.failed`."""
@@ -98,7 +98,7 @@ def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and REQUEST_ID.fullmatch(value):
             return str(value.decode())
-    return f"req-{random_hex(8)}"
+    return f"req-{secrets.token_hex(8)}"
 
 
 AGE_S = 600

@@ -6,14 +6,11 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
-
-from core import entropy
 
 
 @contextmanager
 def seeded(random_: random.Random) -> Iterator[None]:
-    """Within it, `secrets` and `core.entropy` give what this generator draws: ids, seeds of decisions, names."""
+    """Within it, `secrets` gives what this generator draws: ids, seeds of decisions, names."""
     before = {name: getattr(secrets, name) for name in ("token_hex", "token_bytes", "randbits")}
     replaced = {
         "token_hex": lambda size=32: random_.randbytes(size).hex(),
@@ -23,19 +20,7 @@ def seeded(random_: random.Random) -> Iterator[None]:
     for name, function in replaced.items():
         setattr(secrets, name, function)
     try:
-        with mock.patch.object(entropy, "_ours", _Drawn(random_)):
-            yield
+        yield
     finally:
         for name, function in before.items():
             setattr(secrets, name, function)
-
-
-class _Drawn(entropy.Entropy):
-    """Reads nothing ahead: what one world left must not be the next one's."""
-
-    def __init__(self, random_: random.Random) -> None:
-        super().__init__()
-        self._random = random_
-
-    def take(self, count: int) -> bytes:
-        return self._random.randbytes(count)

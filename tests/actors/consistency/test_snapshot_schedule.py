@@ -9,7 +9,7 @@ import pytest
 
 from actors.consistency.snapshot_schedule import (
     CLAIM,
-    MANIFESTS_LOOKED_AT_MAX,
+    MANIFESTS_READ_MAX,
     MIN_EVENTS,
     READ_EVERY_MS,
     RETRY_MAX_MS,
@@ -251,7 +251,7 @@ async def test_other_fold_versions(land: Land) -> None:
     await land.pass_(31, [a])
     assert a.fences == [ours.fence, 10_000]
     assert a.writer.describe()["taken"] == 2
-    for number in range(MANIFESTS_LOOKED_AT_MAX):
+    for number in range(MANIFESTS_READ_MAX):
         await land.commit(msgspec.structs.replace(ours, fold_version=FOLD_VERSION + 1, id=f"other-{number}"))
     await land.pass_(1, [a])
     assert len(a.fences) == 3  # ours lie too far back to be looked for

@@ -8,12 +8,12 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from actors.metrics.buckets import WAIT_MS
-from actors.metrics.replica_metrics import queue_metrics
+from actors.metrics.replica_metrics import WAIT_MS, queue_metrics
 from actors.router.answer_progress import AnswerProgress
 from actors.router.capacity import UNBOUNDED, Capacity
-from actors.router.request_queue import RETRY_AFTER_MAX_S, QueueCounts, RequestQueue
+from actors.router.request_queue import RETRY_AFTER_MAX_S, RequestQueue
 from actors.router.routed_request import RoutedRequest
+from actors.router.scheduler_counts import QueueCounts
 from core.ids import RequestId
 from core.settings import RoutingSettings
 from tests.actors.world import request

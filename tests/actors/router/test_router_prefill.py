@@ -10,8 +10,8 @@ from prometheus_client import generate_latest
 
 from actors.membership.registration import Registration
 from actors.metrics.frontend_metrics import FrontendMetrics
-from actors.metrics.prefill_counts import PrefillCounts
 from actors.router.capacity import find_capacity
+from actors.router.scheduler_counts import PrefillCounts
 from actors.transport.frames import Generate
 from actors.transport.framing import decode_to_worker
 from core.events import RequestRouted
