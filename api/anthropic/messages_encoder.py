@@ -33,7 +33,7 @@ class ContentBlocks:
         """Which call the open block is."""
         self._pieces: list[str] = []
         self.called = False
-        """Whether the last call that was closed can be made: its arguments are an object."""
+        """True if the arguments of the last closed call are an object: the client can make the call."""
 
     def __repr__(self) -> str:
         return f"<ContentBlocks {len(self._blocks)}, {self._field or 'none'} growing>"
@@ -108,15 +108,15 @@ class MessagesEncoder:
     def encode_opening(self) -> bytes:
         """The message as it begins."""
         message = {**self._message(), "stop_reason": None, "stop_sequence": None, "content": []}
-        return _told([{"type": "message_start", "message": message}])
+        return _encode_events([{"type": "message_start", "message": message}])
 
     def encode_ping(self) -> bytes:
         """An event that says nothing."""
-        return _told([{"type": "ping"}])
+        return _encode_events([{"type": "ping"}])
 
     def encode_delta(self, choice_delta: ChoiceDelta) -> bytes:
         """The events of the delta."""
-        return _told(self._blocks.add(choice_delta.delta))
+        return _encode_events(self._blocks.add(choice_delta.delta))
 
     def encode_text(self, text: str) -> bytes:
         """The events of a delta that is nothing but text."""
@@ -126,7 +126,7 @@ class MessagesEncoder:
         """The ends of the last block and of the message."""
         events = self._blocks.close()
         events.append({"type": "message_delta", "delta": self._end(), "usage": _usage(self._prepared)})
-        return _told([*events, {"type": "message_stop"}])
+        return _encode_events([*events, {"type": "message_stop"}])
 
     def encode_error(self, error: ApiError) -> bytes:
         """The error as an event."""
@@ -147,7 +147,7 @@ class MessagesEncoder:
         }
 
     def _end(self) -> dict[str, Any]:
-        """How it ended, once its last block has: clients make the calls of what ended with `tool_use`."""
+        """The stop reason after the last block: clients make the calls of a message that ended with `tool_use`."""
         stopped = self._prepared.choices[0].transcript.stop_reason
         if self._prepared.finish == "length":
             reason = "max_tokens"
@@ -171,7 +171,7 @@ def _usage(prepared: PreparedRequest) -> dict[str, Any]:
     }
 
 
-def _told(events: list[Event]) -> bytes:
+def _encode_events(events: list[Event]) -> bytes:
     return b"".join([b"event: %b\ndata: %b\n\n" % (it["type"].encode(), orjson.dumps(it)) for it in events])
 
 

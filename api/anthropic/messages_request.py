@@ -106,8 +106,8 @@ would keep all that follows from being found in a cache."""
 
 def system_message(place: str, content: str | Sequence[Block]) -> ChatMessage | None:
     """The chat's message; None if it holds no text. ApiError names the block that is no text."""
-    said = content if isinstance(content, str) else [block for block in content if block.type not in TOOL_CHANGES]
-    read = content_of(place, said)
+    texts_only = content if isinstance(content, str) else [block for block in content if block.type not in TOOL_CHANGES]
+    read = content_of(place, texts_only)
     kept: str | list[Part]
     if isinstance(read, str):
         kept = _without_billing(read)
@@ -146,7 +146,7 @@ def to_chat_request(body: CountRequest) -> ChatRequest:
 
 
 def _begun(body: CountRequest) -> int | None:
-    """Where the beginning of the answer stands: an assistant's message, if only system messages follow it."""
+    """The index of the message that begins the answer: an assistant's, if only system messages follow it."""
     spoken = (at for at in reversed(range(len(body.messages))) if body.messages[at].role != "system")
     last = next(spoken, None)
     return last if last is not None and body.messages[last].role == "assistant" else None
@@ -172,17 +172,17 @@ def _thinking(body: CountRequest) -> dict[str, Any] | None:
     return {"enable_thinking": THINKING[body.thinking.type]}
 
 
-def _format(wanted: OutputFormat | None) -> ResponseFormat | None:
-    if wanted is None:
+def _format(output: OutputFormat | None) -> ResponseFormat | None:
+    if output is None:
         return None
-    if wanted.type != "json_schema" or wanted.schema is None:
+    if output.type != "json_schema" or output.schema is None:
         raise bad_parameter("output_config.format", "must be a json_schema with its schema")
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="output", schema=wanted.schema))
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="output", schema=output.schema))
 
 
 def _messages(body: CountRequest) -> Iterator[ChatMessage]:
-    if body.system and (told := system_message("system", body.system)):
-        yield told
+    if body.system and (system := system_message("system", body.system)):
+        yield system
     turns = list(enumerate(body.messages))
     if (begun := _begun(body)) is not None:
         turns.append(turns.pop(begun))  # what is to be continued stands last
@@ -194,8 +194,8 @@ def _messages(body: CountRequest) -> Iterator[ChatMessage]:
             case "user":
                 yield from _user(f"{place}.content", message)
             case "system":
-                if told := system_message(f"{place}.content", message.content):
-                    yield told
+                if system := system_message(f"{place}.content", message.content):
+                    yield system
             case _:
                 raise bad_parameter(f"{place}.role", "must be user, assistant or system")
 
@@ -205,25 +205,25 @@ def _user(place: str, message: InputMessage) -> Iterator[ChatMessage]:
     if isinstance(message.content, str):
         yield ChatMessage(role="user", content=message.content)
         return
-    said: list[Part] = []
+    parts: list[Part] = []
     for index, block in enumerate(message.content):
         here = f"{place}[{index}]"
         if block.type != "tool_result":
-            said.append(part_of(here, block))
+            parts.append(part_of(here, block))
             continue
-        if said:
-            yield ChatMessage(role="user", content=said)
-            said = []
+        if parts:
+            yield ChatMessage(role="user", content=parts)
+            parts = []
         result = content_of(f"{here}.content", block.content or "")
         yield ChatMessage(role="tool", content=result, tool_call_id=block.tool_use_id)
-    if said:
-        yield ChatMessage(role="user", content=said)
+    if parts:
+        yield ChatMessage(role="user", content=parts)
 
 
 def _turn(place: str, message: InputMessage) -> ChatMessage:
     if isinstance(message.content, str):
         return ChatMessage(role="assistant", content=message.content)
-    said, thought, calls = "", "", []
+    text, thought, calls = "", "", []
     for index, block in enumerate(message.content):
         match block.type:
             case "thinking":
@@ -236,8 +236,8 @@ def _turn(place: str, message: InputMessage) -> ChatMessage:
                 )
                 calls.append(ToolCall(function=function, id=block.id))
             case _:
-                said += part_of(f"{place}[{index}]", block).text or ""
-    return ChatMessage(role="assistant", content=said, reasoning=thought or None, tool_calls=calls or None)
+                text += part_of(f"{place}[{index}]", block).text or ""
+    return ChatMessage(role="assistant", content=text, reasoning=thought or None, tool_calls=calls or None)
 
 
 def _tool(place: str, tool: MessagesTool) -> Tool:

@@ -72,7 +72,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 
 
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat's prompt is made of."""
+    """The fields of a body that make up the prompt."""
 
     model: str
     messages: list[InputMessage]

@@ -16,7 +16,7 @@ DEFINITION = "tool_definition"
 CUSTOM = ("custom", "function")
 """Types of tools that are described by a schema."""
 HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""What the others are like: `web_search_20250305`, `bash_20250124`, `mcp_toolset`. They have no schema of their own."""
+"""Types of hosted tools: `web_search_20250305`, `bash_20250124`, `mcp_toolset`. They have no schema of their own."""
 
 
 def tools_of(body: CountRequest) -> list[tuple[str, MessagesTool]]:
@@ -53,7 +53,7 @@ def tools_of(body: CountRequest) -> list[tuple[str, MessagesTool]]:
 
 
 def is_hosted(tool: MessagesTool) -> bool:
-    """Whether the tool is one that Anthropic's service runs, or that its models alone were taught."""
+    """True for a tool that Anthropic's service runs, or that its models alone were taught."""
     return tool.type is not None and tool.type not in CUSTOM and HOSTED.fullmatch(tool.type) is not None
 
 

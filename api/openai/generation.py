@@ -45,11 +45,11 @@ class Generation:
         "_queued",
         "_streamed",
         "_unfinished",
-        "_writing",
         "encoder",
         "exchange",
         "is_open",
         "prepared",
+        "writing",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +68,7 @@ class Generation:
         self.encoder = encoder
         self._streamed = prepared.stream
         self.is_open = not prepared.stream
-        """Whether the stream has its opening; True for an answer that is not streamed."""
+        """True once the stream's opening is written, and for an answer that is not streamed."""
         self._clock = clock
         self._metrics = metrics
         self._arrived_ms = arrived_ms
@@ -79,14 +79,14 @@ class Generation:
         self._pieces = 0
         """Pieces of the stream that were written."""
         self._pieces_at_check = 0
-        """How many of them there were at the last look."""
+        """Value of `_pieces` at the last check for a ping."""
         self._unfinished = len(prepared.choices)
         """Choices that have not ended."""
         self._logprobs = 0
-        """Tokens whose logprobs the answer has."""
+        """Number of tokens with logprobs in the answer."""
         self._queued: list[ChoiceConsumer] = []
         """Consumers with a backlog; the first one is written next."""
-        self._writing: asyncio.Task[None] | None = None
+        self.writing: asyncio.Task[None] | None = None
         """Writes what waits for the client or for a thread; None if nothing does."""
 
     def __repr__(self) -> str:
@@ -107,8 +107,8 @@ class Generation:
         finally:
             if self._ping_timer is not None:
                 self._ping_timer.cancel()
-            if self._writing is not None:
-                self._writing.cancel()
+            if self.writing is not None:
+                self.writing.cancel()
         if self._unfinished:
             raise GenerationFailed("the worker's stream ended before the generation did")
         if not self._streamed:
@@ -132,17 +132,12 @@ class Generation:
         else:
             self._metrics.inter_token_seconds.observe((now_ns - last_ns) / 1e9)
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether a new output must wait in its choice's backlog."""
-        return self._writing is not None
-
     def queue_output(self, consumer: ChoiceConsumer, output: Output) -> bool:
         """The output waits behind what is written; False if no more is wanted. Raises what writing raised: then the
         worker stops, and the log knows why."""
-        assert self._writing is not None
-        if self._writing.done():
-            self._writing.result()
+        assert self.writing is not None
+        if self.writing.done():
+            self.writing.result()
         if consumer.choice.finish is not None:
             return False
         if not consumer.backlog:
@@ -155,7 +150,7 @@ class Generation:
         last of all; for an answer that is not streamed the encoder keeps the delta."""
         self._logprobs += len(delta.logprobs)
         if self._streamed and len(delta.logprobs) > LOGPROBS_INLINE_MAX:
-            self._writing = asyncio.create_task(self._write_queued(b"", delta))
+            self.writing = asyncio.create_task(self._write_queued(b"", delta))
         else:
             self.write(self._opening() + self.encoder.encode_delta(delta) + self._closing(delta))
 
@@ -165,7 +160,7 @@ class Generation:
         if piece and self._streamed:
             self._pieces += 1
             if not (self.exchange.write_now(piece) if self._unfinished else self.exchange.close_now(piece)):
-                self._writing = asyncio.create_task(self._write_queued(piece))
+                self.writing = asyncio.create_task(self._write_queued(piece))
 
     def _opening(self) -> bytes:
         if self.is_open:
@@ -189,7 +184,7 @@ class Generation:
             elif piece:
                 await self.exchange.close_stream(piece)
             if not self._queued:
-                self._writing = None
+                self.writing = None
                 return
             consumer = self._queued.pop(0)
             delta = consumer.choice.push(consumer.backlog.take())
@@ -200,8 +195,8 @@ class Generation:
         return await asyncio.to_thread(self.encoder.encode_delta, delta)
 
     async def _finish_writing(self) -> None:
-        if self._writing is not None:
-            await self._writing
+        if self.writing is not None:
+            await self.writing
 
     async def _encode_whole(self) -> bytes:
         prompts = sum([len(choice.prompt_logprobs) for choice in self.prepared.choices])
@@ -242,7 +237,7 @@ class Generation:
 
     def _ping_if_idle(self) -> None:
         """A ping is written if nothing else was since the last look: no client or proxy gives the stream up."""
-        if self._pieces == self._pieces_at_check and self._unfinished and self._writing is None:
+        if self._pieces == self._pieces_at_check and self._unfinished and self.writing is None:
             self.write(self._opening() + self.encoder.encode_ping())
         self._pieces_at_check = self._pieces
         self._schedule_ping()
@@ -272,7 +267,7 @@ class ChoiceConsumer:
         generation = self._generation
         if self._is_first:
             generation.on_tokens()
-        if generation.is_writing:
+        if generation.writing is not None:
             return generation.queue_output(self, output)
         text = self._transcript.push(output)
         if self._is_plain and generation.is_open and self._transcript.finish is None:  # every token of plain text
@@ -284,7 +279,7 @@ class ChoiceConsumer:
         return delta.finish is None
 
     def outcome(self) -> str | None:
-        """How the choice ended; None while it has not."""
+        """The reason for the choice's end; None before it."""
         return self.choice.outcome()
 
     def on_routed(self, worker_name: str) -> None:

@@ -52,7 +52,7 @@ class ApiAdapter(Generic[Body]):
     unseal_reasoning: Callable[[Body, str | None, str], Body] | None = None
     """The body with what an earlier answer sealed for this tenant; the request's id is for the log."""
     omitted_tools: Callable[[Body], Mapping[str, str]] | None = None
-    """What of the body's tools the model is not given: names for the client, each with its type for the log."""
+    """The body's tools that the model is not given: names for the client, each with its type for the log."""
     refused_stream: Callable[[Body, ApiError, str, Clock], bytes | None] | None = None
     """The whole stream that tells of an error before the first token; None: the error has a status of its own."""
 

@@ -68,7 +68,7 @@ class OpenAIEncoder:
 
     @cached_property
     def names(self) -> TokenNames:
-        """How the answer names tokens."""
+        """The names of tokens in this answer."""
         return TokenNames(self.options.texts, as_ids=self.options.as_ids)
 
     def encode_opening(self) -> bytes:
@@ -128,11 +128,11 @@ class OpenAIEncoder:
         raise NotImplementedError
 
     def extras(self) -> dict[str, Any]:
-        """What such an answer has beside its choices, if the request asked for it."""
+        """Further fields of a whole answer that the request asked for."""
         return {}
 
     def has_content(self, choice_delta: ChoiceDelta) -> bool:
-        """Whether the delta has anything that the request asked for, beside its end."""
+        """True if the delta holds text, a call, token ids or logprobs that the request asked for."""
         options = self.options
         return (
             any(choice_delta.delta)
@@ -292,7 +292,7 @@ class CompletionEncoder(OpenAIEncoder):
         self._begun: dict[int, CompletionLogprobs] = {}
         """Per choice, once it has logprobs."""
         self._prompt_sent: set[int] = set()
-        """Choices whose prompt's ids have left."""
+        """Choices of which an event had the prompt's ids."""
 
     def delta_events(self, choice_delta: ChoiceDelta) -> bytes:
         """The text, and another event that says how the choice ended."""

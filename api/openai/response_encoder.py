@@ -56,7 +56,7 @@ class CollectedChoice:
 
 
 def best_choices(all_of_them: list[CollectedChoice], n: int) -> list[CollectedChoice]:
-    """For each prompt the `n` whose tokens were likeliest on average, those first."""
+    """For each prompt the `n` choices with the likeliest tokens on average, in that order."""
     chosen: list[CollectedChoice] = []
     for _, same_prompt in groupby(all_of_them, key=lambda it: it.choice.prompt):
         # sorting keeps the order of equal ones
@@ -90,11 +90,11 @@ class ResponseEncoder(Protocol):
 
 
 LOWEST = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""Stands for minus infinity, which JSON does not have."""
 
 
 class TokenNames:
-    """How tokens are named in one answer: by their text, or `token_id:5` if that was asked for."""
+    """Names of tokens in one answer: their text, or `token_id:5` if the request asked for ids."""
 
     def __init__(self, texts: TokenTexts, *, as_ids: bool) -> None:
         self.texts = texts
@@ -180,9 +180,9 @@ def prompt_logprobs(entries: Sequence[TokenLogprobs | None], names: TokenNames) 
 
 
 def _ranked(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
-    told: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, entry.rank or None)}
-    told |= {token: (logprob, place + 1) for place, (token, logprob) in enumerate(entry.top)}
+    ranked: dict[int, tuple[float, int | None]] = {entry.token: (entry.logprob, entry.rank or None)}
+    ranked |= {token: (logprob, place + 1) for place, (token, logprob) in enumerate(entry.top)}
     return {
         str(token): {"logprob": max(logprob, LOWEST), "rank": rank, "decoded_token": names.texts.text(token)}
-        for token, (logprob, rank) in told.items()
+        for token, (logprob, rank) in ranked.items()
     }

@@ -23,7 +23,7 @@ from core.prompt import TOKEN_BYTES, tokens_from_bytes
 from core.served_names import listed
 
 TOKENIZED_MAX = 131_072
-"""So many tokens may a text have whatever the model's context is; more take the tokenizer too much memory."""
+"""Tokens that a text may have in any model; more take the tokenizer too much memory."""
 DECODED_AT_ONCE = 8192
 """Tokens that become text in one step: the library holds up all other threads meanwhile, some 2 ms."""
 
@@ -65,8 +65,8 @@ class Tokenization:
             raise not_supported("return_token_strs")
         card = self._card(body.model)
         tokens = tokens_from_bytes(await self.prompt(_parameters(body, card), unary_request))
-        told = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
-        return orjson.dumps(told)
+        answer = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
+        return orjson.dumps(answer)
 
     async def prompt(
         self, parameters: ChatRequest | CompletionRequest, unary_request: UnaryRequest, tokens_max: int = TOKENIZED_MAX

@@ -13,7 +13,7 @@ import msgspec
 from api.parsers.tool_calls import ToolCallCollector
 
 _NEXT = re.compile(r'["{}\[\]<]')
-"""What changes anything outside of strings. `<` cannot stand there: it begins the mark after a broken object."""
+"""Signs that matter outside of strings. No JSON has `<` there: it begins the mark after a broken object."""
 _NEXT_IN_STRING = re.compile(r'["\\]')
 
 
@@ -27,10 +27,10 @@ class JsonEndScanner:
         self._in_string = False
         self._escaped = False
         self.cut = False
-        """Whether it ended at a sign that no JSON has there."""
+        """True if the object ended at a sign that no JSON has there."""
 
     def find(self, text: str) -> int | None:
-        """How many of the next characters are the object's if it ends among them; None if all are and it goes on."""
+        """The number of characters up to the object's end; None if the object goes on behind the text."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -63,8 +63,9 @@ _BETWEEN = " \t\r\n"
 
 
 class JsonCall:
-    """Tells `ToolCallCollector` of the call as soon as name and arguments have begun; until then it may turn out to be
-    text.
+    """One object that may be a call, reported to `ToolCallCollector` once name and arguments have begun.
+
+    Until then it may turn out to be text.
 
     The two may come in either order, and with other keys. Once confirmed, it stays a call, whatever its end looks like.
     """
@@ -94,11 +95,11 @@ class JsonCall:
         self._name: str | None = None
         self._arguments: str | None = None
         self.confirmed = False
-        """Whether it is a call for certain."""
+        """True once it is a call for certain."""
         self.held = ""
-        """All of it so far, while it may still be text."""
+        """All of the object so far, while it may still be text."""
         self.verdict: bool | None = None
-        """Whether it was a call; None while it goes on."""
+        """True if it was a call, False if it was none; None while the object goes on."""
 
     def __repr__(self) -> str:
         return f"<JsonCall {'confirmed' if self.confirmed else 'held'}, verdict {self.verdict}>"
@@ -260,7 +261,7 @@ class JsonCallList:
         self._state: Callable[[str], str] = self._begin
         self._listed = False
         self.held = ""
-        """What may still turn out to be text."""
+        """Text of the list that may still belong to no call."""
         self.ended = False
         self.count = 0
         """Calls read to their end."""
@@ -299,7 +300,7 @@ class JsonCallList:
         return rest
 
     def pending_text(self) -> str:
-        """What is text if nothing more comes."""
+        """The held text, which is no call if nothing more comes."""
         if self._object.confirmed:
             return ""
         return self.held if self._object.verdict is False else self.held + self._object.held

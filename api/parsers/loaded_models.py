@@ -98,7 +98,7 @@ class LoadedModels:
         self._loaded: dict[str, tuple[Mapping[str, bytes], LoadedModel]] = {}
         self._lock = asyncio.Lock()
         self.pool = TokenizerPool()
-        """Where tokenizers work on long texts."""
+        """Threads in which tokenizers work on long texts."""
 
     def __repr__(self) -> str:
         return f"<LoadedModels {', '.join(sorted(self._loaded)) or 'no model yet'}>"

@@ -34,17 +34,17 @@ class OutputParser(Protocol):
 
     @property
     def keeps_special_tokens(self) -> bool:
-        """Whether it must see special tokens in the text: then they are not skipped."""
+        """True if the parser needs special tokens in the text: then they are not skipped."""
 
     @property
     def called(self) -> bool:
-        """Whether a call of a tool has been found: then the choice ends with `tool_calls` instead of `stop`."""
+        """True once a call of a tool was found: then the choice ends with `tool_calls` instead of `stop`."""
 
     def push(self, text: str, tokens: Sequence[int]) -> Delta:
-        """What the new text says for certain; `tokens` are those that came with it."""
+        """The delta that the new text makes certain; `tokens` are the tokens of that text."""
 
     def finish(self) -> Delta:
-        """What was held back; nothing more will come. Never raises: what is no call is text."""
+        """The delta of the text held back; nothing more will come. Never raises: text that is no call stays text."""
 
 
 BLANK = " \t\r\n"
@@ -65,24 +65,24 @@ class StreamParser(ABC):
         self._blank = ""
         """Blanks at the start or after a call: text if text follows."""
         self._after_call = True
-        """Whether only blanks came since the start or the last call."""
+        """True while only blanks came since the start or the last call."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {self._collector.count} calls>"
 
     @property
     def called(self) -> bool:
-        """Whether a call has been found."""
+        """True once a call was found."""
         return self._collector.count > 0
 
     def push(self, text: str, tokens: Sequence[int]) -> Delta:  # noqa: ARG002 - the text says it all
-        """What the new text says for certain."""
+        """The delta that the new text makes certain."""
         while text:
             text = self._state(text)
         return self._take()
 
     def finish(self) -> Delta:
-        """What was held back."""
+        """The delta of the text held back."""
         self._emit(self._pending_text())
         if not self.called:
             self._pieces.append(self._blank)
@@ -113,11 +113,11 @@ class StreamParser(ABC):
 
     @abstractmethod
     def _pending_text(self) -> str:
-        """What is held and is text if nothing more comes."""
+        """The held text, which is no call if nothing more comes."""
 
 
 def overlap(text: str, mark: str) -> int:
-    """How many characters at the text's end begin the mark."""
+    """The number of characters at the text's end that begin the mark."""
     at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while at >= 0:
         if mark.startswith(text[at:]):

@@ -43,12 +43,14 @@ def select_parser(request: ChatRequest, model: LoadedModel, prompt: bytes = b"")
     calls = None if offer is None or offer.choice == NONE else _calls(offer, parsers)
     if parsers.reasoning is None:
         return calls
-    told = request.include_reasoning is not False
+    include_reasoning = request.include_reasoning is not False
     if parsers.reasoning not in REASONING:
-        return ChainedParser(_vllm(request, parsers, None, prompt, tools=False), calls, told=told)
+        return ChainedParser(
+            _vllm(request, parsers, None, prompt, tools=False), calls, include_reasoning=include_reasoning
+        )
     ended, calls_end = _ended(request, model, prompt), parsers.reasoning == "qwen3"
     think = ThinkParser(ended=ended, calls_end=calls_end, special=parsers.special)
-    return ChainedParser(think, calls, told=told)
+    return ChainedParser(think, calls, include_reasoning=include_reasoning)
 
 
 def _calls(offer: ToolOffer, parsers: ModelParsers) -> OutputParser:
@@ -74,7 +76,7 @@ def _vllm(
 
 
 def _ended(request: ChatRequest, model: LoadedModel, prompt: bytes) -> bool:
-    """Whether the prompt has closed the reasoning: then all of the answer is what stands behind it."""
+    """True if the prompt has closed the reasoning: then the whole answer is text."""
     parsers = model.parsers
     if parsers.reasoning == "deepseek_r1" and parsers.closing is not None and read_guided(request) is not None:
         # so vLLM's engine decides whether its grammar holds from the first token on
@@ -87,7 +89,7 @@ def _ended(request: ChatRequest, model: LoadedModel, prompt: bytes) -> bool:
 
 
 def _last(prompt: bytes, token: int | None) -> int:
-    """Where the token stands last, in bytes from the start; -1 if nowhere."""
+    """The token's last position, in bytes from the start; -1 if the prompt does not have it."""
     if token is None:
         return -1
     sought = token.to_bytes(TOKEN_BYTES, "little")

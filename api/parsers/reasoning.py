@@ -17,7 +17,7 @@ CALL = "<tool_call>"
 
 
 class ThinkParser:
-    """An `OutputParser` that splits an answer in two: reasoning first, whether template, model or nobody opened it."""
+    """An `OutputParser` that splits an answer: reasoning first, opened by the template, by the model or not at all."""
 
     called = False
 
@@ -35,12 +35,12 @@ class ThinkParser:
         return f"<ThinkParser {self._state.__name__}>"
 
     def push(self, text: str, tokens: Sequence[int]) -> Delta:  # noqa: ARG002 - the text says it all
-        """What the new text says for certain."""
+        """The delta that the new text makes certain."""
         text, self._held = self._held + text, ""
         return self._state(text)
 
     def finish(self) -> Delta:
-        """What was held back: reasoning."""
+        """The reasoning held back."""
         held, self._held = self._held, ""
         return Delta(reasoning=held)
 
@@ -69,11 +69,11 @@ class ThinkParser:
 class ChainedParser:
     """An `OutputParser`: the first tells the reasoning apart, and what is text to it goes on to the second."""
 
-    def __init__(self, first: OutputParser, second: OutputParser | None, *, told: bool) -> None:
-        """`told`: whether the client wants to read the reasoning; without a second, the rest is text."""
+    def __init__(self, first: OutputParser, second: OutputParser | None, *, include_reasoning: bool) -> None:
+        """`include_reasoning`: False drops the reasoning; without a second, the rest is text."""
         self._first = first
         self._second = second
-        self._told = told
+        self._include_reasoning = include_reasoning
         self.keeps_special_tokens = first.keeps_special_tokens or (second is not None and second.keeps_special_tokens)
 
     def __repr__(self) -> str:
@@ -81,15 +81,15 @@ class ChainedParser:
 
     @property
     def called(self) -> bool:
-        """Whether the rest has a call of a tool."""
+        """True once the rest has a call of a tool."""
         return self._second is not None and self._second.called
 
     def push(self, text: str, tokens: Sequence[int]) -> Delta:
-        """What the new text says for certain."""
+        """The delta that the new text makes certain."""
         return self._read(self._first.push(text, tokens), tokens)
 
     def finish(self) -> Delta:
-        """What was held back."""
+        """The delta of the text held back."""
         delta = self._read(self._first.finish(), ())
         if self._second is None:
             return delta
@@ -97,7 +97,7 @@ class ChainedParser:
         return Delta(delta.text + last.text, delta.reasoning, (*delta.tools, *last.tools))
 
     def _read(self, delta: Delta, tokens: Sequence[int]) -> Delta:
-        reasoning = delta.reasoning if self._told else ""
+        reasoning = delta.reasoning if self._include_reasoning else ""
         if self._second is None or not delta.text:
             return Delta(delta.text, reasoning)
         return self._second.push(delta.text, tokens)._replace(reasoning=reasoning)

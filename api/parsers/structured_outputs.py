@@ -1,4 +1,4 @@
-"""What an answer's text must be: a format that the request asks for, or JSON of the calls that it insists on.
+"""Structured outputs: the format of an answer that the request asks for, or JSON of the calls that it insists on.
 
 Formats are OpenAI's `response_format` and vLLM's `structured_outputs`.
 """
@@ -23,7 +23,7 @@ CHOICES_MAX = 1024
 
 
 def format_of(asked: ResponseFormat | None, structured: StructuredOutputs | None) -> Guided | None:
-    """What the two ask for, None if nothing. ApiError if both do, or one cannot be kept."""
+    """The format that the two fields ask for, None if none. ApiError if both do, or if a format cannot be kept."""
     guided = None if asked is None else _of_response_format(asked)
     if structured is None:
         return guided

@@ -65,7 +65,7 @@ class HermesParser(MarkerParser):
 
 LLAMA3_KEYS = ("parameters", "arguments")
 OTHERS = ("type", "id")
-"""What else may stand in a call; any other key makes it an answer, which then need not be held back to its end."""
+"""Further keys of a call; any other key makes it an answer, which then need not be held back to its end."""
 TAG = "<|python_tag|>"
 """May stand before a call, if special tokens are kept."""
 
@@ -81,7 +81,7 @@ class Llama3JsonParser(StreamParser):
         self._object: JsonCall | None = None
 
     def _text(self, text: str) -> str:
-        """Where a call may begin."""
+        """Reads the text at a place where a call may begin."""
         text, self._before = self._before + text, ""
         rest = text.lstrip(BLANK + (";" if self.called else ""))
         if not rest or (len(rest) < len(TAG) and TAG.startswith(rest)):
@@ -127,7 +127,7 @@ MISTRAL_KEYS = ("arguments",)
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?")
 """`name{…}` of version 11, `name[CALL_ID]id[ARGS]{…}` of later ones."""
 _NAMING = re.compile(r"\s*(?:[\w.-]+\s*(?:\[[A-Z_]{0,7}\]?\s*[\w-]*\s*){0,2})?")
-"""What may still become that."""
+"""A text that may still become a name."""
 HEAD_CHARS_MAX = 160
 """More than this between the mark and the arguments is no name."""
 

@@ -72,7 +72,7 @@ class ToolCallCollector:
             self._deltas.append(delta)
 
     def take_deltas(self) -> tuple[ToolDelta, ...]:
-        """What came since the last time; one delta for each call that got on."""
+        """The deltas since the last time, one for each call that grew."""
         if not self._deltas:
             return ()
         taken = tuple(self._deltas)

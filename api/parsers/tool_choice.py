@@ -108,7 +108,7 @@ def _check_tool(place: str, tool: Tool) -> None:
 
 
 def without_parser(model: str) -> ApiError:
-    """400 for tools that are the model's choice where nobody can find its calls."""
+    """400 for `tool_choice` auto with a model that has no parser of calls."""
     how = "set tool_call_parser for it (hermes, llama3_json, mistral, or any of vLLM's)"
     fault = f"'auto' needs to know how model {model!r} writes calls: {how}, or send tool_choice 'required' or 'none'"
     return bad_parameter("tool_choice", fault)

@@ -23,7 +23,7 @@ from core.prompt import tokens_from_bytes
 log = logging.getLogger(__name__)
 
 VLLM_ID = "chatcmpl-tool-"
-"""How vLLM's own ids begin."""
+"""Prefix of vLLM's own ids."""
 
 
 class ParserUnavailable(ContrailError):
@@ -40,7 +40,7 @@ class VllmParsers:
         except ImportError as error:
             fault = f"the parsers {names} are vLLM's, and it is not installed here ({error})"
             raise ParserUnavailable(f"{fault}: install vllm beside this front end, or choose one of our own") from error
-        except Exception as error:  # vLLM's parsers raise whatever they like when they are made
+        except Exception as error:  # vLLM's parsers raise exceptions of many types when they are made
             raise ParserUnavailable(f"vLLM cannot read {names} for this model: {error}") from error
         self._names = names
 
@@ -102,7 +102,7 @@ class VllmOutputParser:
         return f"<VllmOutputParser {type(self._parser).__name__}>"
 
     def push(self, text: str, tokens: Sequence[int]) -> Delta:
-        """What the parser is sure of; nothing before the end of what is not streamed."""
+        """The delta that the parser is sure of; empty before the end of an answer that is not streamed."""
         if not self._stream:
             self._text += text
             self._tokens += tokens
@@ -116,7 +116,7 @@ class VllmOutputParser:
     def _delta(self, text: str, tokens: list[int], *, finished: bool) -> Delta:
         try:
             message = self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
-        except Exception as error:  # noqa: BLE001 - whatever a parser stumbles over, the client gets the text
+        except Exception as error:  # noqa: BLE001 - after any failure of a parser the client gets the text
             self._failed(error)
             return Delta(text)
         if message is None:
@@ -140,10 +140,10 @@ class VllmOutputParser:
             self._failed(error)
             return Delta(self._text)
         self.called = bool(calls)
-        told = self._request.include_reasoning
-        wanted = list(calls or ())[: 1 if self._single else None]
-        found = (_delta(index, _id_of(call), call) for index, call in enumerate(wanted))
-        return Delta(content or "", (reasoning or "") if told else "", tuple(found))
+        shown = self._request.include_reasoning
+        kept = list(calls or ())[: 1 if self._single else None]
+        found = (_delta(index, _id_of(call), call) for index, call in enumerate(kept))
+        return Delta(content or "", (reasoning or "") if shown else "", tuple(found))
 
 
 def _delta_of(call: Any) -> ToolDelta:

@@ -19,7 +19,7 @@ _UNIT = re.compile(
     rf"|\\u(?![dD][89abAB]){_HEX}{{4}}|\\[^u]|\\u(?={_HEX}{{0,3}}[^0-9a-fA-F])"
 )
 _ESCAPE = re.compile(rf'\\(["\\/bfnrt]|u{_HEX}{{4}})')
-"""What JSON knows; any other backslash stands for itself."""
+"""The escapes of JSON; any other backslash stands for itself."""
 
 
 class CustomToolInput:
@@ -30,7 +30,7 @@ class CustomToolInput:
         """Read and not given yet: before the text all of it, in the text an escape that broke off."""
         self._open = False
         self.ended = False
-        """Whether the text is whole."""
+        """True once the text is whole."""
 
     def __repr__(self) -> str:
         return f"<CustomToolInput {'ended' if self.ended else 'open' if self._open else 'not begun'}>"
@@ -102,7 +102,7 @@ class OutputItem(Protocol):
 
 
 class _Item:
-    """What all items have in common: where they stand, and what has come of them."""
+    """Base of all items: their place in the output, and their pieces so far."""
 
     id_prefix: str
 
@@ -133,9 +133,9 @@ class _PartItem(_Item):
     """An item that holds one part with text."""
 
     event: str
-    """What the names of its text's events begin with."""
+    """Prefix of the names of its text's events."""
     part_event = "response.content_part"
-    """What the names of its part's events begin with."""
+    """Prefix of the names of its part's events."""
     part_index = "content_index"
 
     def __init__(self, request_id: str, index: int) -> None:
@@ -173,7 +173,7 @@ class _PartItem(_Item):
 
 
 class MessageItem(_PartItem):
-    """What is said to the user."""
+    """The model's text for the user."""
 
     id_prefix = "msg"
     event = "response.output_text"
@@ -258,7 +258,7 @@ class CallItem(_Item):
         return [(f"{self.event}.done", done), self._done(status)]
 
     def shown(self, status: str) -> dict[str, Any]:
-        """OpenAI's JSON of it; a call whose arguments broke off is not complete, however the answer ended."""
+        """OpenAI's JSON of it; a call with broken arguments is `incomplete` in a completed answer, too."""
         arguments = self._text()
         cut = status == "completed" and normalize_json_object(arguments) is None
         return {
@@ -290,7 +290,7 @@ class CustomCallItem(CallItem):
         return [*rest, (f"{self.event}.done", {**self._place, "input": self._text()}), self._done(status)]
 
     def shown(self, status: str) -> dict[str, Any]:
-        """OpenAI's JSON of it; a call whose input broke off is not complete, however the answer ended."""
+        """OpenAI's JSON of it; a call with a broken input is `incomplete` in a completed answer, too."""
         cut = status == "completed" and not self._input.ended
         return {
             "id": self._id,

@@ -38,7 +38,7 @@ class ReasoningSeal:
 
     @staticmethod
     def of_this_process() -> ReasoningSeal:
-        """A seal whose texts no other process opens."""
+        """A seal with a key of this process alone."""
         return ReasoningSeal(secrets.token_bytes(KEY_BYTES))
 
     def seal(self, text: str, tenant: str | None) -> str | None:
@@ -50,7 +50,7 @@ class ReasoningSeal:
         return sealed if len(sealed) <= SEALED_CHARS_MAX else None
 
     def open(self, sealed: str, tenant: str | None) -> str | None:
-        """The text; None if another key or another tenant sealed it, or nobody here."""
+        """The text; None unless this key sealed it for this tenant."""
         if len(sealed) > SEALED_CHARS_MAX:
             return None
         try:

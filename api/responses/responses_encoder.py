@@ -126,7 +126,7 @@ FAILURE_CODES = frozenset({CONTEXT_CODE, "rate_limit_exceeded"})
 """Codes of our errors that clients of this API know. Codex stops after `server_is_overloaded`, which an overload would
 be called, and asks again after `server_error`."""
 SEALED = "reasoning.encrypted_content"
-"""What of `include` asks for sealed reasoning."""
+"""The entry of `include` that asks for sealed reasoning."""
 SUMMARIES = frozenset({"auto", "concise", "detailed"})
 """Words that ask for a summary of the reasoning; each is answered with all of its text."""
 
@@ -177,10 +177,10 @@ class ResponsesEncoder:
     def _logprobs(self, choice_delta: ChoiceDelta) -> list[dict[str, Any]]:
         if not choice_delta.logprobs:
             return []
-        told: list[dict[str, Any]] = chat_logprobs(choice_delta.logprobs, self._names, self._prepared.options.logprobs)[
-            "content"
-        ]
-        return told
+        content: list[dict[str, Any]] = chat_logprobs(
+            choice_delta.logprobs, self._names, self._prepared.options.logprobs
+        )["content"]
+        return content
 
     def encode_closing(self) -> bytes:
         """The ends of the last item and of the response."""
@@ -232,16 +232,16 @@ class EventWriter:
 
     def written(self, events: list[Event]) -> bytes:
         """The events as server-sent events."""
-        told: list[bytes] = []
+        encoded: list[bytes] = []
         for kind, fields in events:
             data = orjson.dumps({"type": kind, "sequence_number": self._count, **fields})
-            told.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            encoded.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
             self._count += 1
-        return b"".join(told)
+        return b"".join(encoded)
 
 
 def refused_stream(body: ResponsesRequest, error: ApiError, request_id: str, clock: Clock) -> bytes | None:
-    """The whole stream that refuses a streamed request whose prompt does not fit; None for other errors and requests.
+    """The whole stream for a streamed request with a prompt that does not fit; None for other errors and requests.
 
     Codex shortens its conversation after this event alone: after a status of 400 it stops.
     """
@@ -279,7 +279,7 @@ def _failed(response: dict[str, Any], error: ApiError) -> Event:
 
 
 def _echoed(body: ResponsesRequest) -> dict[str, Any]:
-    """What the response says of its request, with the defaults that it was computed with."""
+    """The request's parameters as the response shows them, with the defaults that were used."""
     text_format = msgspec.to_builtins(body.text.format) if body.text and body.text.format else {"type": "text"}
     verbosity = body.text.verbosity if body.text else None
     return {
@@ -337,7 +337,7 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def responses_adapter(seal: ReasoningSeal) -> ApiAdapter[ResponsesRequest]:
-    """The adapter whose reasoning is sealed so."""
+    """The adapter of `/v1/responses`, which seals reasoning with `seal`."""
 
     def encoder(body: ResponsesRequest, prepared: PreparedRequest, request_id: str, clock: Clock) -> ResponsesEncoder:
         tenant = effective_tenant(prepared.choices[0].request.tenant)

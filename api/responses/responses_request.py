@@ -1,6 +1,6 @@
 """A body of /v1/responses as the chat that it asks for. Nothing is stored here: what would need that is refused.
 
-The items of an input become messages: what the model said in one turn is one message again.
+The items of an input become messages: the items of one turn of the model are one message again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Conversation:
         self._catalog = catalog
         self.messages: list[ChatMessage] = []
         self._reasoning = ""
-        """What was thought before a message or call that has not come yet."""
+        """Reasoning that belongs to the next message or call."""
 
     def add(self, place: str, item: Item) -> None:
         match item.type:
@@ -84,18 +84,18 @@ class _Conversation:
         content = _content(item.content, f"{place}.content")
         if role != "assistant":
             shown = content if isinstance(content, str) else _parts(place, content, "content")
-            self._say(ChatMessage(role=role, content=shown))
+            self._append(ChatMessage(role=role, content=shown))
             return
         turn = self._turn()
-        said = turn.content if isinstance(turn.content, str) else ""
-        self._replace(turn, content=said + _text(place, content))
+        text = turn.content if isinstance(turn.content, str) else ""
+        self._replace(turn, content=text + _text(place, content))
 
     def _result(self, place: str, item: Item) -> None:
         if isinstance(item.output, dict):
             raise bad_parameter(f"{place}.output", "must be a string or a list of content")
         output = _content(item.output, f"{place}.output")
         call = _given(item.call_id, f"{place}.call_id")
-        self._say(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
+        self._append(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
 
     def _call(self, place: str, item: Item, arguments: str | dict[str, Any] | None) -> None:
         name = self._catalog.flat_name(_given(item.name, f"{place}.name"), item.namespace)
@@ -107,13 +107,13 @@ class _Conversation:
     def _turn(self) -> ChatMessage:
         """The assistant's message that goes on, or a new one."""
         if not self.messages or self.messages[-1].role != "assistant" or self._reasoning:
-            self._say(ChatMessage(role="assistant", reasoning=self._reasoning or None))
+            self._append(ChatMessage(role="assistant", reasoning=self._reasoning or None))
         return self.messages[-1]
 
     def _replace(self, turn: ChatMessage, **fields: object) -> None:
         self.messages[-1] = msgspec.structs.replace(turn, **fields)
 
-    def _say(self, message: ChatMessage) -> None:
+    def _append(self, message: ChatMessage) -> None:
         self.messages.append(message)
         self._reasoning = ""
 
@@ -151,7 +151,7 @@ def _part(place: str, part: ItemPart) -> Part:
 
 
 STORED = ("background", "previous_response_id", "conversation", "prompt")
-"""What would have to be kept here between requests."""
+"""Parameters that need storage between requests: refused."""
 LOGPROBS = "message.output_text.logprobs"
 SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale", "fast", "ultrafast")
 """OpenAI's words; all are served alike, and the answer says `default`."""
@@ -173,11 +173,11 @@ NAMED_HERE = {
 }
 """Parameters of the chat that have another name in this body, or other ones within."""
 WITHIN = {".json_schema": "", ".function": ""}
-"""What a chat has around a format and around a tool, and this body has not."""
+"""The segments of a chat's parameter names that this API's names leave out."""
 
 
 def to_chat_request(body: ResponsesRequest) -> ChatRequest:
-    """The chat whose answer is the response; ApiError for what cannot be had here."""
+    """The chat for this body; ApiError for features that are not supported here."""
     _check(body)
     catalog = ToolCatalog(body)
     return ChatRequest(
@@ -216,7 +216,7 @@ def _check_word(param: str, word: str | None, known: Sequence[str]) -> None:
 
 
 def _tools(body: ResponsesRequest, catalog: ToolCatalog) -> dict[str, Any]:
-    """What a chat is told of tools: nothing if there are none, though clients say how to choose among them."""
+    """The chat's parameters of tools: none without tools, though clients say how to choose among them."""
     choice, allowed = _choice(body.tool_choice, catalog)
     tools = [offered.tool for flat, offered in catalog if allowed is None or flat in allowed]
     if not tools and choice in {None, "auto", "none"}:
@@ -252,13 +252,15 @@ def _allowed(tools: Sequence[AllowedTool], catalog: ToolCatalog) -> set[str]:
     return names
 
 
-def _format(wanted: TextFormat | None) -> ResponseFormat | None:
-    if wanted is None:
+def _format(text_format: TextFormat | None) -> ResponseFormat | None:
+    if text_format is None:
         return None
-    check_depth(wanted.schema, "text.format.schema")
-    if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
-    if not wanted.name:
+    check_depth(text_format.schema, "text.format.schema")
+    if text_format.type != "json_schema":
+        return ResponseFormat(type=text_format.type)
+    if not text_format.name:
         raise bad_parameter("text.format.name", "is required")
-    schema = JsonSchema(name=wanted.name, schema=wanted.schema, description=wanted.description, strict=wanted.strict)
+    schema = JsonSchema(
+        name=text_format.name, schema=text_format.schema, description=text_format.description, strict=text_format.strict
+    )
     return ResponseFormat(type="json_schema", json_schema=schema)

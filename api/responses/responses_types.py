@@ -49,7 +49,7 @@ class Item(msgspec.Struct, frozen=True):
     """Of a call, and of the output that belongs to it."""
     name: str | None = None
     namespace: str | None = None
-    """Of a call: the namespace whose tool was called."""
+    """Of a call: the namespace of the called tool."""
     arguments: str | None = None
     """Of a function_call."""
     input: str | None = None
@@ -82,7 +82,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class CustomFormat(msgspec.Struct, frozen=True):
-    """What a custom tool's input must be: `text`, or `grammar` with one."""
+    """The form of a custom tool's input: `text`, or `grammar` with one."""
 
     type: str
     syntax: str | None = None

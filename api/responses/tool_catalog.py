@@ -25,7 +25,7 @@ HOSTED_TOOL = re.compile(
     r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?|file_search|code_interpreter|image_generation|mcp|local_shell|shell"
     r"|computer|computer[_-]use([_-]preview)?(_\d{4}_\d{2}_\d{2})?|tool_search|apply_patch|programmatic_tool_calling"
 )
-"""Types of the tools that OpenAI's own servers run, or whose calls are items of a form of their own."""
+"""Types of tools that OpenAI's own servers run, or that have calls in a form of their own."""
 HOSTED_ITEMS = frozenset(
     f"{tool}_call{end}"
     for tool in ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "local_shell", "shell")
@@ -56,7 +56,7 @@ class OfferedTool(NamedTuple):
     """The client's name for it."""
     namespace: str | None
     custom: bool
-    """Whether its input is text instead of arguments."""
+    """True if its input is text instead of arguments."""
 
 
 class ToolCatalog:
@@ -138,7 +138,7 @@ def _shortened(plain: str, attempt: int = 0) -> str:
 
 
 def omitted_tools(body: ResponsesRequest) -> Mapping[str, str]:
-    """What the model is not given of the request's tools, and of what hosted tools left in its input: names for the
+    """The request's tools, and items of hosted tools in its input, that the model is not given: names for the
     client, each with its type."""
     found: dict[str, str] = {}
     for _, tool in _declared(body):
@@ -197,7 +197,7 @@ def _decoded(place: str, tools: list[Any] | None) -> list[ResponsesTool]:
 
 
 def _callable(place: str, tool: ResponsesTool) -> bool:
-    """Whether the model may be offered it; ApiError for a type that nobody knows."""
+    """True if the model may be offered the tool; ApiError for an unknown type."""
     if tool.type in ("function", "custom"):
         return True
     if not HOSTED_TOOL.fullmatch(tool.type):

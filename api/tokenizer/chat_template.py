@@ -67,15 +67,15 @@ class ChatTemplate:
         # every rendering goes through them, and jinja's own chain of two makes that take twice as long
         self._template.globals = dict(self._template.globals)
         self._names = {**self._template.globals, **special_tokens}
-        """What every rendering knows, beside what it is given."""
+        """Variables of every rendering."""
         self.wants_parts = reads_parts(tree)
-        """Whether it goes through a message's content part by part, rather than take it as text."""
+        """True if the template goes through a message's content part by part, instead of taking it as text."""
         self.knows_developer = '"developer"' in source or "'developer'" in source
-        """Whether it has that role."""
+        """True if the template has the role `developer`."""
         self.takes_system_anywhere = takes_system_anywhere(self.render, parts=self.wants_parts)
-        """Whether a system message may stand between others, and is written there."""
+        """True if a system message may stand between others, and is written there."""
         self.with_tools = None if tool_source is None else ChatTemplate(tool_source, special_tokens)
-        """What stands in for it where tools are offered, if the model has two."""
+        """The template for requests with tools, if the model has two templates."""
 
     def render(
         self,
@@ -101,7 +101,7 @@ class ChatTemplate:
         try:
             # as `generate` does, which beside that only makes tracebacks of templates readable
             return _bounded(self._template.root_render_func(self._template.new_context(named, shared=True)))
-        # a template's expressions raise whatever Python raises for what a request holds
+        # a template's expressions raise Python's errors for values of a request
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             raise bad_parameter("messages", f"the model's chat template refuses them: {error}") from error
         except RecursionError as error:
@@ -123,14 +123,14 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 FUNCTION = "function"
 """The deprecated role of a tool's result."""
 SPEAKERS = ("system", "user")
-"""Those whose messages are mostly nothing but text."""
+"""Roles with messages that are mostly text alone."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 VARIABLES_MAX = 64
 """Entries of chat_template_kwargs."""
 VARIABLES_BYTES_MAX = 64 * 1024
 """Of all of them as JSON."""
 RESERVED = ("messages", "tools", "documents", "chat_template", "tokenize", "add_generation_prompt")
-"""What a request may not set through chat_template_kwargs: it has fields of its own, or none."""
+"""Variables that a request may not set through chat_template_kwargs: they have fields of their own, or none."""
 
 Message = dict[str, Any]
 
@@ -219,12 +219,12 @@ def _with_tool_call(message: ChatMessage, new_id: str, called: str) -> tuple[Cha
 
 def _message(message: ChatMessage, *, parts: bool) -> Message:
     texts = _texts(message)
-    # templates take a tool's answer as text, whatever they do with others
+    # templates take a tool's answer as text, also if they take other contents as parts
     as_parts = parts and message.role != "tool"
     content = [{"type": "text", "text": text} for text in texts] if as_parts else "\n".join(texts)
     shown: Message = {"role": message.role, "content": content}
     if message.role == "assistant":
-        shown |= _said(message)
+        shown |= _assistant_fields(message)
     elif message.role == "tool" and message.tool_call_id is not None:
         shown["tool_call_id"] = message.tool_call_id
     if message.name is not None:
@@ -242,11 +242,11 @@ def _texts(message: ChatMessage) -> list[str]:
             return [_text_of(part) or "" for part in parts]
 
 
-def _said(message: ChatMessage) -> Message:
-    """What only an assistant's message has."""
-    said: Message = {}
+def _assistant_fields(message: ChatMessage) -> Message:
+    """Fields that only an assistant's message has."""
+    fields: Message = {}
     if message.tool_calls:
-        said["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 "id": call.id,
                 "type": call.type,
@@ -256,8 +256,8 @@ def _said(message: ChatMessage) -> Message:
         ]
     reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
     if reasoning is not None:
-        said |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    return said
+        fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
+    return fields
 
 
 def _arguments(function: CalledFunction) -> dict[str, Any]:
@@ -272,7 +272,7 @@ def _arguments(function: CalledFunction) -> dict[str, Any]:
 
 
 def _decoded(text: str) -> Any:
-    """What the JSON text says, in characters that a prompt can hold."""
+    """The value of the JSON text, in characters that a prompt can hold."""
     value = json.loads(text)
     # escapes alone can say others
     return json.loads(replace_lone_surrogates(json.dumps(value, ensure_ascii=False))) if "\\u" in text else value

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 WORD_BEGINS = "\u2581"
-"""How SentencePiece writes a space."""
+"""SentencePiece's sign for a space."""
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -39,7 +39,7 @@ class TokenTexts:
         return f"<TokenTexts, {'byte-level' if self._bytes else 'pieces'}, {len(self._added)} added>"
 
     def is_special(self, token: int) -> bool:
-        """Whether it stands for something that is no text."""
+        """True if the token stands for no text."""
         return token in self._special
 
     def raw(self, token: int) -> bytes:
@@ -98,7 +98,7 @@ class Detokenizer:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether a character is incomplete."""
+        """True while a character is incomplete."""
         return bool(self._waiting)
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -117,7 +117,7 @@ class Detokenizer:
         return "" if held else self._taken(text)
 
     def flush(self) -> str:
-        """What waited for more; an incomplete character comes as U+FFFD."""
+        """The text of the waiting tokens; an incomplete character comes as U+FFFD."""
         return self._taken(self._decode(self._context + self._waiting)) if self._waiting else ""
 
     def _taken(self, text: str) -> str:
@@ -156,7 +156,7 @@ class ByteLevelDetokenizer:
         self._rest = b""
         """The beginning of a character."""
         self.is_incomplete = False
-        """Whether a character is incomplete."""
+        """True while a character is incomplete."""
 
     def __repr__(self) -> str:
         return f"<ByteLevelDetokenizer {len(self._rest)} bytes waiting>"
@@ -174,7 +174,7 @@ class ByteLevelDetokenizer:
         return text
 
     def flush(self) -> str:
-        """What waited for more; an incomplete character comes as U+FFFD."""
+        """The text of the waiting tokens; an incomplete character comes as U+FFFD."""
         text = self._rest.decode(errors="replace")
         self._rest, self.is_incomplete = b"", False
         return text
@@ -189,7 +189,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], *, included: bool = False) -> None:
         self._stops = tuple(stops)
         self.has_any = bool(self._stops)
-        """Whether there is anything to look for."""
+        """True if there is a stop string."""
         self.included = included
         self._held = ""
         self.found: str | None = None
@@ -214,13 +214,13 @@ class StopStrings:
         return text[:end]
 
     def flush(self) -> str:
-        """What was held back; nothing more will come."""
+        """The text held back; nothing more will come."""
         held, self._held = self._held, ""
         return held
 
 
 def _first(text: str, stops: Sequence[str]) -> tuple[int, str | None]:
-    """Where the stop string that ends first begins, and which it is."""
+    """The position of the stop string that ends first, and that string."""
     found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
     if not found:
         return len(text), None
@@ -229,7 +229,7 @@ def _first(text: str, stops: Sequence[str]) -> tuple[int, str | None]:
 
 
 def _open_end(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of a stop string."""
+    """The number of characters at the end that may be the beginning of a stop string."""
     return max(_overlap(text, stop) for stop in stops)
 
 

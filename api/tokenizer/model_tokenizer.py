@@ -14,7 +14,7 @@ from api.tokenizer.text_encoder import TextEncoder
 from core.errors import Corrupt
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""What templates may name."""
+"""Special tokens that templates may name."""
 
 
 class TextTooLong(ValueError):
@@ -45,7 +45,7 @@ class ModelTokenizer:
         self.vocabulary = 1 + max(self.library.get_vocab(with_added_tokens=True).values())
         """One more than the highest token id."""
         self.texts = TokenTexts(self.library)
-        """What single tokens are as text and as bytes."""
+        """Single tokens as text and as bytes."""
         # byte-level tokens stand for their bytes wherever they are; all others depend on what is before them
         byte_level = isinstance(self.library.decoder, decoders.ByteLevel)
         self._bytes = [TokenBytes(self.texts, skip_special_tokens=skip) for skip in (False, True)] if byte_level else []

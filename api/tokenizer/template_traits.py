@@ -18,7 +18,7 @@ CONTENT = "content"
 
 
 def reads_parts(tree: nodes.Template) -> bool:
-    """Whether one of its loops runs over a message's content, also through a macro's parameter."""
+    """True if a loop of the template runs over a message's content, also through a macro's parameter."""
     messages = _message_names(tree)
     in_macros: set[int] = set()
     for macro in tree.find_all(nodes.Macro):
@@ -103,7 +103,7 @@ class Render(Protocol):
 
 
 def takes_system_anywhere(render: Render, *, parts: bool) -> bool:
-    """Whether every conversation is rendered whole and in order, with tools and without; those do not count that the
+    """True if every conversation is rendered whole and in order, with tools and without; those do not count that the
     template refuses without the system message, too."""
     judged = [
         _in_place(render, _messages(roles, parts=parts), tools) for roles in CONVERSATIONS for tools in (None, [TOOL])

@@ -30,7 +30,7 @@ SHORT_MAX = 1024
 BYTES_MAX = 32 * 1024 * 1024
 """Of texts and tokens together, with what Python adds to them; those used longest ago go first."""
 ENTRY_BYTES = 256
-"""What a text and its tokens take beside their own bytes: two objects, rounded up, and a place in a table."""
+"""Memory of a text and its tokens beside their own bytes: two objects, rounded up, and a place in a table."""
 
 
 class SegmentCache:
@@ -125,7 +125,7 @@ class TextEncoder:
         return f"<TextEncoder by {way}, {self._segment_cache!r}>"
 
     def tokens_min(self, text: str) -> int:
-        """How many tokens the text has at least, told from its length; 0 where that tells nothing."""
+        """A lower bound of the text's tokens by its length; 0 if the length gives none."""
         # normalizers compose at most four characters (a Greek letter with three marks) into one, which has two bytes
         return (
             (len(text) if text.isascii() else len(text) // 2) // self._token_chars_max if self._token_chars_max else 0
@@ -201,14 +201,14 @@ class TextEncoder:
         return words
 
     def _cut_alike(self) -> bool:
-        """Whether a sample that is cut at each boundary has the tokens of the whole."""
+        """True if a sample that is cut at each boundary has the tokens of the whole."""
         whole = self._library(SAMPLE, add_special_tokens=False)
         return whole == [
             token for word in every_word(SAMPLE) for token in self._library(word, add_special_tokens=False)
         ]
 
     def _framed(self) -> tuple[bytes, bytes] | None:
-        """What the tokenizer puts before and behind a prompt of plain text; None if it does more than that."""
+        """The tokens that the tokenizer adds around a prompt of plain text; None if it changes more than that."""
         bare = self._library("a", add_special_tokens=False)
         whole = self._library("a", add_special_tokens=True)
         for start in range(len(whole) - len(bare) + 1):
@@ -218,7 +218,7 @@ class TextEncoder:
 
 
 def _cuts_apart(description: Mapping[str, Any], added: list[dict[str, Any]]) -> bool:
-    """Whether added tokens cut a text into segments that know nothing of each other."""
+    """True if added tokens cut a text into segments that are tokenized without regard to each other."""
     plain = all(not (token["single_word"] or token["lstrip"] or token["rstrip"]) for token in added)
     raw = description.get("normalizer") is None or not any(token["normalized"] for token in added)
     # the only steps that look at where in the whole text a segment stands

@@ -55,7 +55,7 @@ class TokenizerPool:
         return f"<TokenizerPool {self._running} of {self._threads} threads busy, {len(self._waiting)} waiting>"
 
     async def run(self, work: Callable[[Proceed], Result], size: int, tenant: str | None = None) -> Result:
-        """What `work` returns or raises, computed in a thread.
+        """The result of `work`, or its exception, computed in a thread.
 
         `size` is that of the request's body in bytes, `tenant` the one that its headers name. Cancelled, it ends at
         once; the work ends before its next step, and has its thread until then.
@@ -118,7 +118,7 @@ class TokenizerPool:
 def _worked(work: Callable[[Proceed], Result], proceed: Proceed) -> Result:
     try:
         return work(proceed)
-    except StopIteration as error:  # no future can hold it: who waits would wait for ever
+    except StopIteration as error:  # no future can hold it: its awaiter would wait for ever
         raise RuntimeError("the work raised StopIteration") from error
 
 

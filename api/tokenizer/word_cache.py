@@ -22,7 +22,7 @@ WORDS_MAX = 65_536
 WORD_CHARS_MAX = 64
 """A longer one is not remembered."""
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How `ByteLevel` cuts words when it does so itself (tokenizers, pre_tokenizers/byte_level.rs)."""
+"""The pattern by which `ByteLevel` itself cuts words (tokenizers, pre_tokenizers/byte_level.rs)."""
 IDENTITIES = ("NFC", "NFD", "NFKC", "NFKD")
 """Normalizers that leave ASCII as it is."""
 CLASSES = {
@@ -131,7 +131,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def _byte_chars() -> dict[int, int]:
-    """How byte-level BPE writes ASCII: what is not printable is shifted past 255, in order."""
+    """Byte-level BPE's letters for ASCII: codes that are not printable are shifted past 255, in order."""
     hidden = [code for code in range(256) if code not in PRINTABLE and not 161 <= code <= 172 and code < 174]
     return {code: 256 + place for place, code in enumerate(hidden) if code < 128}
 

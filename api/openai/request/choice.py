@@ -26,7 +26,7 @@ class _Entry(NamedTuple):
 
 
 class ReleasedTokens(NamedTuple):
-    """Tokens whose text has left."""
+    """Tokens released together with their text."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -35,7 +35,7 @@ class ReleasedTokens(NamedTuple):
 
 
 class PendingTokens:
-    """Costs O(1) per token. A token whose character is incomplete waits for the token that completes it."""
+    """Tokens that wait for their text; O(1) per token. A token waits until its character is complete."""
 
     def __init__(self) -> None:
         self._incomplete: list[tuple[int, TokenLogprobs | None]] = []
@@ -43,7 +43,7 @@ class PendingTokens:
         self._written = 0
         self._released = 0
         self._start = 0
-        """Where the text that left last begins."""
+        """Position of the text that was released last."""
 
     def __repr__(self) -> str:
         return f"<PendingTokens {len(self._incomplete) + len(self._waiting)} tokens waiting>"
@@ -58,7 +58,7 @@ class PendingTokens:
             self.complete(piece)
 
     def complete(self, piece: str) -> None:
-        """What was incomplete has become this text."""
+        """The incomplete tokens have become this text."""
         self._written += len(piece)
         self._waiting += [_Entry(token, logprobs, self._written) for token, logprobs in self._incomplete]
         self._incomplete.clear()
@@ -69,7 +69,7 @@ class PendingTokens:
         self._released += len(text)
 
     def release(self, *, everything: bool) -> ReleasedTokens:
-        """The tokens whose text has left, or all of them; they are not kept."""
+        """Removes and returns the tokens of released text, or all tokens."""
         if everything:
             self.complete("")
         released: list[_Entry] = []
@@ -147,7 +147,7 @@ class Transcript:
         return self._detokenizer.push(output.tokens)
 
     def release_tokens(self) -> ReleasedTokens:
-        """The tokens whose text has left since this was asked last; none without pending tokens."""
+        """The tokens of the text released since the last call; none without pending tokens."""
         if self._pending_tokens is None:
             return NO_TOKENS
         return self._pending_tokens.release(everything=self.finish is not None)
@@ -163,7 +163,7 @@ class Transcript:
         return text + self._end(finish, output)
 
     def _push_by_token(self, output: Output) -> str:
-        """What came behind a stop string in the same output was never said, and does not count."""
+        """Tokens behind a stop string in the same output are dropped and not counted."""
         shown = len(self._shown_tokens(output))
         text = ""
         for place, (token, logprobs) in enumerate(_entries(output)):
@@ -231,11 +231,11 @@ class ChoiceDelta(NamedTuple):
     """Which choice of it, from 0."""
     delta: Delta
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of the tokens whose text leaves, if the request asked for them; nan where none is known."""
+    """Of the released tokens, if the request asked for them; nan where none is known."""
     finish: str | None = None
     """`stop`, `length` or `tool_calls` with its last delta."""
     tokens: tuple[int, ...] = ()
-    """The answer's tokens whose text leaves, if something of it needs them."""
+    """The answer's tokens that are released with the text, if the answer needs them."""
     completion_tokens: int = 0
     """Tokens of the choice until now."""
 
@@ -261,7 +261,7 @@ class Choice:
         self.parser = parser
         self.reasoning_tokens = 0
         self._answer_began = False
-        """Whether something else than reasoning came."""
+        """True once text or a call came: the reasoning is over."""
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         """As the engine told them."""
         self.echo = echo
@@ -284,11 +284,11 @@ class Choice:
         return 0 if self.echo is not None and self.echo.only else self.transcript.completion_tokens
 
     def outcome(self) -> str | None:
-        """How its generation ended, not what was found in its text: this is what the record keeps."""
+        """The end of the generation as the log keeps it: a call found in the text does not change it."""
         return self.transcript.finish or self.finish
 
     def push(self, output: Output) -> ChoiceDelta:
-        """What may leave after this output. GenerationFailed if the worker aborted."""
+        """The delta that this output releases. GenerationFailed if the worker aborted."""
         return self.make_delta(self.transcript.push(output), output)
 
     def make_delta(self, text: str, output: Output) -> ChoiceDelta:
@@ -333,7 +333,7 @@ class Choice:
         return choice_delta._replace(delta=delta, logprobs=(*self._prompt_entries(), *choice_delta.logprobs))
 
     def _prompt_entries(self) -> list[TokenLogprobs]:
-        """What is known of each of its tokens, if that is asked for; of the first, nothing ever is."""
+        """Logprobs of the prompt's tokens, if the request asks for them; nan for the first token."""
         if self.request.sampling.logprobs < 0:
             return []
         prompt = tokens_from_bytes(self.request.tokens)

@@ -47,7 +47,7 @@ class Usage(NamedTuple):
 
 
 class ResponseOptions(msgspec.Struct, frozen=True):
-    """What an answer shows beside its text."""
+    """Options of an answer: the parts that it shows beside its text."""
 
     texts: TokenTexts
     logprobs: int = -1
@@ -83,19 +83,19 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
+        """True if a stream ends with the usage."""
         return self.options.include_usage
 
     @property
     def finish(self) -> str | None:
-        """How the first choice ended; None if one of them has not."""
+        """The first choice's reason to end; None while a choice is under way."""
         if len(self.choices) == 1:
             return self.choices[0].finish
         ends = [choice.finish for choice in self.choices]
         return None if None in ends else ends[0]
 
     def usage(self) -> Usage:
-        """What was used until now; a prompt's cached tokens are those of its first choice."""
+        """The tokens used until now; a prompt's cached tokens are those of its first choice."""
         if len(self.choices) == 1:
             (only,) = self.choices
             return Usage(
@@ -115,7 +115,7 @@ class EventLoopThrottle:
 
     def __init__(self) -> None:
         self._taken = False
-        """Whether one has begun in the present turn of the loop."""
+        """True if a piece of work has begun in the present turn of the loop."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Preprocessor:
         self._throttle = EventLoopThrottle()
 
     async def acquire_turn(self, size: int) -> None:
-        """What follows has a turn of the loop, if the body is so large that it takes milliseconds."""
+        """The caller has a turn of the loop for itself, if the body is so large that decoding it takes milliseconds."""
         if size > self._settings.inline_bytes_max:
             await self._throttle.acquire()
 
@@ -202,7 +202,7 @@ class _ChoiceBuilder:
         """Choices that are made for each prompt."""
         self._options = _response_options(parameters, model.tokenizer, self._best_of)
         self._by_token = self._options.logprobs >= 0 or self._options.token_ids or self._best_of > self._options.n
-        """Whether the answer needs to know which tokens its text is made of."""
+        """True if the answer needs the tokens that its text is made of."""
         self._echoes = isinstance(parameters, CompletionRequest) and bool(parameters.echo)
         self._stops = tuple(stop_strings(parameters))
 

@@ -14,7 +14,7 @@ from api.tokenizer.word_cache import WORD_BYTES_MAX, WordTooLong
 from core.prompt import TOKEN_BYTES, tokens_from_bytes, tokens_to_bytes
 
 TRUNCATED_CHARS_PER_TOKEN = 16
-"""Of a text whose last tokens are kept, so many characters are tokenized for each: few tokens are longer."""
+"""Characters tokenized for each token to keep, if the last tokens of a text are kept: few tokens are longer."""
 
 
 class PromptTokens(NamedTuple):
@@ -82,13 +82,13 @@ class _Keep(NamedTuple):
     left: bool
     """The last ones, as vLLM does unless told otherwise."""
     special: bool
-    """Whether the tokenizer adds its special tokens."""
+    """True if the tokenizer adds its special tokens."""
     proceed: Callable[[], None]
     """Called before each step; it raises to end them."""
 
     @classmethod
     def of(cls, parameters: ChatRequest | CompletionRequest, tokens_max: int, proceed: Callable[[], None]) -> _Keep:
-        """What the request says of it."""
+        """The tokens to keep by the request's parameters."""
         truncate = parameters.truncate_prompt_tokens
         if truncate == -1:
             truncate = max(1, tokens_max - _answer_tokens(parameters, tokens_max))
@@ -119,7 +119,7 @@ class _Keep(NamedTuple):
 
 
 def _answer_tokens(parameters: ChatRequest | CompletionRequest, context_max: int) -> int:
-    """What a truncated prompt leaves: all that is asked for, or the least if the whole context has no more."""
+    """The tokens that a truncated prompt leaves to an answer: all asked for, or the least if the context is full."""
     requested = requested_tokens(parameters)
     if requested is None:
         return 1 if isinstance(parameters, ChatRequest) else COMPLETION_TOKENS

@@ -47,12 +47,12 @@ _HEADER_NAMES = frozenset(
 
 
 def parse_headers(headers: Mapping[bytes, bytes]) -> RequestHeaders:
-    """What the headers say. A bad one of ours is the caller's fault; a bad traceparent is ignored, as W3C says."""
+    """The metadata in the headers. ApiError for a bad header of ours; a bad traceparent is ignored, as W3C says."""
     if _HEADER_NAMES.isdisjoint(headers):
         return NO_HEADERS
     traceparent = headers.get(b"traceparent", b"")
     if b"x-session-id" in headers:
-        _check_session(headers[b"x-session-id"])  # who names a session by it means us: `sessions` takes it
+        _check_session(headers[b"x-session-id"])
     return RequestHeaders(
         tenant=_tenant(headers.get(b"x-contrail-tenant")),
         priority=_integer(headers, "x-contrail-priority", -PRIORITY_MAX, PRIORITY_MAX),
@@ -140,7 +140,7 @@ NO_SESSION = Session()
 
 
 def find_session(headers: Mapping[bytes, bytes], body: object) -> Session:
-    """The session of a request with these headers and this body, whose fields of the names above count."""
+    """The session that the headers or the body's fields name, in the order above."""
     if not _SESSION_NAMES.isdisjoint(headers):
         for names in HEADERS:
             if name := _token(headers, names.session):
@@ -176,7 +176,7 @@ def _of_body(body: object) -> Session:
 
 
 def _in_user_id(user_id: object) -> Session:
-    """What Claude Code puts there: an object as JSON, or earlier `user_…_account_…_session_…`."""
+    """The session in Claude Code's `user_id`: an object as JSON, or earlier `user_…_account_…_session_…`."""
     if not isinstance(user_id, str) or len(user_id) > USER_ID_MAX:
         return NO_SESSION
     if user_id.startswith("{"):

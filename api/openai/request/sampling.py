@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, in the engine's terms."""
+"""Sampling: a request's parameters of choosing tokens, in the engine's terms."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SAME_NAMES = (
 """Parameters that a request and `Sampling` have alike; the defaults are those of `Sampling`."""
 SEED_MAX = 2**63 - 1
 LEAST_ROOM = 1024
-"""So many tokens are room enough for any answer, whatever was asked for …"""
+"""Tokens that are room enough for any answer, also if the request asked for more …"""
 LEAST_SHARE = 16
 """… and so is the context divided by this."""
 
 
 def output_tokens_max(parameters: ChatRequest | CompletionRequest, card: ModelCard, prompt: int) -> int:
-    """How many tokens to generate at most: what is asked for, cut to what the context leaves.
+    """The most tokens to generate: the number asked for, cut to the room in the context.
 
     ContextExceeded if that is none, or too few to answer with (`least_of`).
     """
@@ -51,7 +51,7 @@ def context_exceeded(parameters: ChatRequest | CompletionRequest, prompt: int, c
 
 
 def requested_tokens(parameters: ChatRequest | CompletionRequest) -> int | None:
-    """How many tokens the request wants at most; None if it does not say."""
+    """The most tokens that the request asks for; None if it names no number."""
     if isinstance(parameters, ChatRequest):
         return parameters.max_completion_tokens or parameters.max_tokens
     # none at all are asked for with an echo: an engine makes one, which is dropped
@@ -106,7 +106,7 @@ def with_seed(sampling: Sampling, place: int) -> Sampling:
 
 
 def shown_logprobs(parameters: ChatRequest | CompletionRequest) -> int:
-    """How many of the likeliest tokens the answer shows beside each; -1: no logprobs at all."""
+    """The number of likeliest tokens that the answer shows beside each token; -1: no logprobs at all."""
     if isinstance(parameters, ChatRequest):
         return (parameters.top_logprobs or 0) if parameters.logprobs else -1
     return -1 if parameters.logprobs is None else parameters.logprobs

@@ -83,7 +83,7 @@ VERBOSITIES = ("low", "medium", "high")
 TRUNCATION_SIDES = ("left", "right")
 _PLACED = re.compile(r"(?P<text>.*) - at `\$\.(?P<path>.*)`", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>[^`]*)`")
-_EXPECTED = re.compile(r"Expected `(?P<wanted>[^`]*)`, got `(?P<got>[^`]*)`$")
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`, got `(?P<got>[^`]*)`$")
 _WORDS = {
     "float": "a number",
     "int": "an integer",
@@ -141,8 +141,8 @@ def _explained(text: str, kind: Any) -> ApiError:
 
 def _fault(text: str, allowed: str | None) -> str:
     if expected := _EXPECTED.match(text):
-        wanted = [_WORDS[word] for word in expected["wanted"].split(" | ") if word in _WORDS]
-        return f"must be {' or '.join(wanted)}, not {_WORDS.get(expected['got'], expected['got'])}"
+        expected_types = [_WORDS[word] for word in expected["types"].split(" | ") if word in _WORDS]
+        return f"must be {' or '.join(expected_types)}, not {_WORDS.get(expected['got'], expected['got'])}"
     return f"must be {allowed}" if allowed else text
 
 

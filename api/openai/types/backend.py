@@ -34,4 +34,4 @@ class Backend(Protocol):
         from `run`. `model` may be one that is not known, or empty."""
 
     def ready(self) -> Readiness:
-        """Whether requests can be served, and what is waited for (part to reason)."""
+        """The readiness to serve requests, with the parts that are still awaited and their reasons."""

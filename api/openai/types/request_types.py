@@ -22,7 +22,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class CalledFunction(msgspec.Struct, frozen=True):
-    """What an assistant called in an earlier message."""
+    """The function that an assistant called in an earlier message."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -113,7 +113,7 @@ STOP_CHARS_MAX = 1024
 CHOICES_MAX = 128
 """Answers per request: prompts times `n`, or times `best_of`."""
 COMPLETION_TOKENS = 16
-"""What /v1/completions generates when it is not said, as OpenAI and vLLM do."""
+"""Tokens that /v1/completions generates without `max_tokens`, as OpenAI and vLLM do."""
 TOP_LOGPROBS_MAX = 20
 """Likeliest tokens told for each place."""
 BIASES_MAX = 1024
@@ -148,7 +148,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What both routes take. Fields of type Any are known and cannot be done: see `validation`."""
+    """Parameters of both routes. Those of type Any are known and refused: see `validation`."""
 
     model: str
     stream: bool | None = None
@@ -213,7 +213,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     service_tier: str | None = None
     store: bool | None = None
-    """Nothing is stored, whatever it says."""
+    """Ignored: nothing is stored."""
     modalities: list[str] | None = None
     metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None

@@ -54,12 +54,14 @@ def test_no_cut_changes_the_message(pieces: list[str], *, calls_end: bool, ended
     expected = read(HermesParser(ToolCallCollector()), [rest])._replace(reasoning=reasoning)
     assert (
         read(
-            ChainedParser(ThinkParser(ended=ended, calls_end=calls_end), HermesParser(ToolCallCollector()), told=True),
+            ChainedParser(
+                ThinkParser(ended=ended, calls_end=calls_end), HermesParser(ToolCallCollector()), include_reasoning=True
+            ),
             pieces,
         )
         == expected
     )
-    plain = read(ChainedParser(ThinkParser(ended=ended, calls_end=calls_end), None, told=True), pieces)
+    plain = read(ChainedParser(ThinkParser(ended=ended, calls_end=calls_end), None, include_reasoning=True), pieces)
     assert plain == Message(rest, reasoning)
 
 
@@ -151,5 +153,5 @@ def test_marks_that_are_special_tokens_are_kept() -> None:
     assert ThinkParser(special={"</think>"}).keeps_special_tokens
     assert not ThinkParser(special={"<|im_end|>"}).keeps_special_tokens
     assert ChainedParser(
-        ThinkParser(), HermesParser(ToolCallCollector(), {"<tool_call>"}), told=True
+        ThinkParser(), HermesParser(ToolCallCollector(), {"<tool_call>"}), include_reasoning=True
     ).keeps_special_tokens

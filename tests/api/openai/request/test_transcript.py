@@ -126,7 +126,7 @@ def test_tokens_of_reasoning_are_counted_however_they_come(words: list[str], cut
     tokens = [token for word in words for token in ids(word)]
 
     def read(cuts: list[int]) -> tuple[str, str, int]:
-        parser = ChainedParser(ThinkParser(), None, told=True)
+        parser = ChainedParser(ThinkParser(), None, include_reasoning=True)
         transcript = Transcript(detokenizer(), StopStrings([]), {END}, pending_tokens=PendingTokens())
         choice = Choice(0, 0, request([1]), transcript, parser)
         bounds = sorted({0, *[cut % (len(tokens) + 1) for cut in cuts], len(tokens)})
