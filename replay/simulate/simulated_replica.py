@@ -62,7 +62,6 @@ class SimulatedReplica:
         self._slots = slots
         self._gone = gone
         self._freed = freed
-        self._settings = settings
         self._agenda = agenda
         self._log = log
         self._reader = log.reader(lag_us, self._catch_up)

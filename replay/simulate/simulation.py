@@ -41,7 +41,7 @@ from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import NoWorkers
 from core.prompt import HASH_BYTES
-from replay.parallel import collector_paused
+from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
 from replay.simulate.simulated_fleet import SimulatedFleet
@@ -57,9 +57,6 @@ PROGRESS_EVERY = 100
 """Requests that end between two calls of `progress`."""
 BROKE = "its worker ended"
 US_PER_S = 1_000_000
-
-Progress = Callable[[int, int], None]
-"""Told requests that ended, and how many there are."""
 
 
 class Simulation:
@@ -270,7 +267,7 @@ class SimulationResult(NamedTuple):
 def simulate(
     options: Options,
     arrivals: Iterable[Arrival],
-    progress: Callable[[int, int], None] = lambda _done, _of: None,
+    progress: Progress = lambda _done, _of: None,
     archive: Path | None = None,
     follows: Mapping[RequestId, FollowUp] = MappingProxyType({}),
     *,

@@ -41,11 +41,10 @@ class DecisionChange(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Regret(NamedTuple):
-    """See `DecisionChange`; cached tokens are those that each choice was expected to have."""
+    """See `DecisionChange`; cached tokens are those that the new choice was expected to have."""
 
     blocks: int
     ms: float
-    cached_recorded: int
     cached_new: int
 
 
@@ -59,7 +58,7 @@ def regret(event: RequestRouted, recorded: Candidate, new: Candidate | None, fit
     after = expected_blocks(new) if new is not None else 0
     queued = recorded.prefill_tokens - (new.prefill_tokens if new is not None else 0)
     size = event.block_size
-    return Regret(after - before, fitted.ms((after - before) * size + queued), before * size, after * size)
+    return Regret(after - before, fitted.ms((after - before) * size + queued), after * size)
 
 
 def expected_blocks(candidate: Candidate) -> int:

@@ -131,7 +131,7 @@ class ScenarioRun:
         rows = self._remaining(judged.candidate_view)
         seen_rows = rows if seen is judged.candidate_view else self._remaining(seen)
         decision = self._decide(recorded_decision, seen.view, seen_rows)
-        found = Regret(0, 0.0, 0, 0)
+        found = Regret(0, 0.0, 0)
         if decision.worker is None:
             self.refused += 1
             self._fewer[recorded_decision.replica, event.model] += 1
