@@ -22,7 +22,7 @@ class PublishJob(NamedTuple):
 
 
 class JobPhase(Enum):
-    """Where a request stands. From ASKED to FORGETTING it has a job that is open."""
+    """The state of a request. From ASKED to FORGETTING it has an open job."""
 
     WAITING = "waiting"
     """For blocks that are fetched for other requests."""
@@ -91,7 +91,7 @@ class PrefillJob:
 
     @property
     def pull(self) -> KvPull:
-        """How the engine gets the blocks of the answer."""
+        """The address and blocks for the engine to pull, from the answer."""
         assert self.answer is not None
         assert self.taker is not None
         return KvPull(self.taker.address, self.answer.blocks)
@@ -106,6 +106,40 @@ class PrefillJob:
         return JobPrompt(job=self.id, attempt=self.attempt, request=self.request)
 
     def expected(self, model: str, block_size: int, layout: str) -> Expected:
-        """What the present attempt's answer must say."""
+        """The values that the present attempt's answer must have."""
         digest = answer_digest(self.canonical, self.id, self.attempt)
         return Expected(digest, model, block_size, layout, self.prompt.tokens)
+
+
+class UnverifiedBlocks:
+    """Blocks that are being fetched and not yet known to be right, by job: the first block fetched for each.
+
+    Blocks that were pulled too late or from the wrong place look like any others, and stay in the cache under the
+    names of right ones. A request with the same prefix would use them before the holder confirms that they were held.
+    So it waits, and then finds them in the cache, or computes them.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[int, int]] = {}
+        """Depth (from 1) and key of the block."""
+
+    def __repr__(self) -> str:
+        return f"<UnverifiedBlocks of {len(self._first)} jobs>"
+
+    def add(self, job: str, prompt: Prompt, depth: int) -> None:
+        """The prompt's blocks from that depth on (from 1) are not to be built on. A partial block has no key."""
+        if depth <= prompt.blocks:
+            self._first[job] = (depth, prompt.key(depth))
+
+    def remove(self, job: str) -> None:
+        """The job's blocks are right, or gone from the cache."""
+        self._first.pop(job, None)
+
+    def block(self, prompt: Prompt) -> bool:
+        """True if the prompt builds on an unverified block. O(jobs)."""
+        return any(prompt.blocks >= depth and prompt.key(depth) == key for depth, key in self._first.values())
+
+
+def share_block(prompt: Prompt, other: Prompt, depth: int) -> bool:
+    """True if the block at that depth (from 1) is the same in both prompts."""
+    return prompt.blocks >= depth <= other.blocks and prompt.key(depth) == other.key(depth)

@@ -20,9 +20,8 @@ from typing import NamedTuple, Protocol, assert_never
 
 import msgspec
 
-from actors.disagg.prefill_job import JobPhase, PrefillJob, PublishJob
+from actors.disagg.prefill_job import JobPhase, PrefillJob, PublishJob, UnverifiedBlocks, share_block
 from actors.disagg.prefill_peers import Kind, PrefillConnection, PrefillPeers
-from actors.disagg.unverified_blocks import UnverifiedBlocks, share_block
 from actors.engines.engine import EngineLoad, TransferFailed
 from actors.transport.frames import (
     Claim,

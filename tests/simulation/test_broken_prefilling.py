@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 import actors.disagg.remote_prefill
-from actors.disagg.prefill_job import JobPhase, PrefillJob
+from actors.disagg.prefill_job import JobPhase, PrefillJob, UnverifiedBlocks
 from actors.disagg.remote_prefill import RemotePrefill
-from actors.disagg.unverified_blocks import UnverifiedBlocks
 from actors.engines.simulated.block_holds import BlockHolds
 from actors.engines.simulated.block_pool import BlockPool
 from core.generation import PrefillReport
