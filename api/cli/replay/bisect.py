@@ -1,4 +1,4 @@
-"""`contrail replay bisect`: the first event at which two of anything part."""
+"""`contrail replay bisect`: the first event at which two recorded or remade histories differ."""
 
 from __future__ import annotations
 
@@ -80,14 +80,13 @@ def bisect(
     *,
     as_json: bool,
 ) -> None:
-    """Find the first event at which two of anything part.
+    """Find the first difference of two replicas, settings or versions, or of a worker's cache and its index.
 
-    Without an option: the first decision that does not follow from the log, and what came just before it. Exit status 1
-    if they part.
+    Without an option: the first decision that does not follow from the log, and the events just before it. Exit status 1
+    if there is a difference.
 
-    With --replicas and names: each start of a replica is a life of its own, with an id of its own. The latest two are
-    judged; of earlier ones it is told whether their reports part, which counts for the exit status, too. To judge
-    those, name them by their ids, which are told.
+    With --replicas and names: each start of a replica has its own id. The latest two are judged. Of earlier starts
+    only their reports are compared, which counts for the exit status too; to judge those, name them by the printed ids.
 
     \b
     contrail replay bisect --log incident.contrail

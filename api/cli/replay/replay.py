@@ -1,4 +1,4 @@
-"""`contrail replay`: the past again: verified, looked at, asked what if. Each command is imported when it is run."""
+"""`contrail replay`: commands that make recorded decisions again. Each command is imported when it is run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import click
 from api.cli.main import LazyCommand, lazy_group
 
 COMMANDS = {
-    "verify": LazyCommand("api.cli.replay.verify:verify", "Make every decision again, and say whether any differs."),
+    "verify": LazyCommand("api.cli.replay.verify:verify", "Make every decision again, and report differences."),
     "at": LazyCommand("api.cli.replay.state_at:at", "Show the whole state at a moment, or the difference between two."),
     "what-if": LazyCommand(
-        "api.cli.replay.what_if:what_if", "Decide again under other settings, and weigh the difference."
+        "api.cli.replay.what_if:what_if", "Decide again under other settings, and compare the outcomes."
     ),
-    "bisect": LazyCommand("api.cli.replay.bisect:bisect", "Find the first event at which two of anything part."),
+    "bisect": LazyCommand(
+        "api.cli.replay.bisect:bisect", "Find the first difference of two replicas, settings or versions."
+    ),
     "open": LazyCommand(
         "api.cli.replay.open_recording:open_recording", "Open the page: a timeline that can be scrubbed."
     ),
@@ -21,7 +23,7 @@ COMMANDS = {
 
 @click.command(cls=lazy_group(COMMANDS))
 def replay() -> None:
-    """Go back in the log: every decision is a function of it, so the past can be had again, exactly.
+    """Make recorded decisions again from the log: every decision is a function of the log, so the results are exact.
 
     \b
     contrail replay verify --data data

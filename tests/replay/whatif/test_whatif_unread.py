@@ -77,7 +77,7 @@ def test_it_is_said_that_no_decision_rests_on_it(tmp_path: Path, name: str) -> N
         staged(policy="time"), tmp_path, {name: 1}, {name: 1, "own_weight": 3}, {name: 1, "without": "a"},
         {"own_weight": 3},
     )  # fmt: skip
-    said = f"No decision rests on {name}: deciding again cannot tell what that changes."
+    said = f"No decision depends on {name}: deciding again cannot show its effect."
     assert render(what_if_text([alone])).splitlines()[3] == said
     assert flat(render(what_if_text([alone]))).count(said) == 1
     for outcome in (beside, without):

@@ -17,8 +17,8 @@ from replay.whatif.outcome import DecisionChange, LoadBalance, Outcome, by_name
 from replay.whatif.scenario import QUEUEING
 
 REGRET = (
-    "Regret: blocks that the recorded choice had to compute and the other one would not have had to, and by how "
-    "much sooner the first token would have come."
+    "Regret: blocks that only the recorded choice had to compute, and the time by which the other choice's first token "
+    "is sooner."
 )
 EVEN_MS = 0.05
 """A mean that changes by less is said to stay."""
@@ -198,18 +198,18 @@ def _basis(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield REGRET
     yield from (_fit_text(model, fitted) for model, fitted in first.fitted.items())
     yield (
-        "Caches stay as recorded: another choice finds only what the recorded ones left there, so it looks "
-        "somewhat worse than it would have been."
+        "Caches stay as recorded: another choice finds only blocks that the recorded choices left there, so its "
+        "estimate is somewhat too low."
     )
-    yield "Loads stay as recorded, too: many requests may pile up on one worker."
-    yield f"Engines said that {percent_text(first.hit_rate_real)} of the prompt tokens came from their caches."
+    yield "Loads stay as recorded, too: a scenario may send many requests to one worker."
+    yield f"By the engines, {percent_text(first.hit_rate_real)} of the prompt tokens came from their caches."
     if first.rejected:
         refused = plural(first.rejected, "was refused back then; it is", "were refused back then; they are")
         yield f"{count_text(first.rejected, 'request')} {refused} not decided again."
     yield from (f"{text}." for text in left_out_texts(first))
-    yield from _beside_the_point(outcomes)
+    yield from _unanswered(outcomes)
     if any(_weighs_nothing(each) for each in outcomes):
-        yield "The recorded policy looks at no weight: to try weights, say `--policy kv`, too."
+        yield "The recorded policy uses no weights: to try weights, add `--policy kv`."
     if any(each.astray for each in outcomes):
         yield "Requests sent to a worker that was gone count as if nothing was cached for them."
 
@@ -223,24 +223,24 @@ def left_out_texts(outcome: Outcome) -> Iterator[str]:
         yield f"{count:,} {plural(count, 'decision is', 'decisions are')} left out: {why}"
 
 
-def _beside_the_point(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _unanswered(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Parts of the question that the record cannot answer."""
     unread = dict.fromkeys(name for each in outcomes for name in each.scenario.unread)
     if unread and not (len(outcomes) == 1 and outcomes[0].scenario.is_unread):  # else the verdict says it
         yield _unread(unread)
     if queueing := [name for name in unread if name in QUEUEING]:
-        yield f"What {', '.join(queueing)} changes is told with --closed-loop, which runs the requests again."
+        yield f"The effect of {', '.join(queueing)} shows with --closed-loop, which runs the requests again."
     if unlearned := max(each.unlearned for each in outcomes):
         recorded, do = plural(unlearned, "decision was", "decisions were"), plural(unlearned, "does", "do")
         yield (
             f"{unlearned:,} {recorded} recorded under a policy that estimates nothing, and {do} not say how long "
             f"prefills last: {DEFAULT_TIME.base_us / 1000:g} ms and {DEFAULT_TIME.per_token_m / 1000:g} us per token "
-            "by default; `--set prefill_us_per_token=N` says otherwise."
+            "by default; `--set prefill_us_per_token=N` changes that."
         )
 
 
 def _unread(names: Iterable[str]) -> str:
-    return f"No decision rests on {', '.join(names)}: deciding again cannot tell what that changes."
+    return f"No decision depends on {', '.join(names)}: deciding again cannot show its effect."
 
 
 def _fit_text(model: str, fitted: FirstTokenFit) -> str:

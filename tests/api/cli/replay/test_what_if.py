@@ -103,7 +103,7 @@ def test_nothing_better_is_said_so(log: Path) -> None:
     page = ask(log, "--sweep", "policy=round-robin", "--sweep", "prefill_weight=1,2").stdout
     assert "None of them is better than what was recorded." in page
     weights = ask(log, "--sweep", "prefill_weight=1,2").stdout
-    assert "The recorded policy looks at no weight" in weights
+    assert "The recorded policy uses no weights" in weights
     assert "Nothing would have changed" in ask(log, "--set", "prefill_weight=2").stdout
 
 
