@@ -82,8 +82,8 @@ def bisect(
 ) -> None:
     """Find the first difference of two replicas, settings or versions, or of a worker's cache and its index.
 
-    Without an option: the first decision that does not follow from the log, and the events just before it. Exit status 1
-    if there is a difference.
+    Without an option: the first decision that does not follow from the log, and the events just before it. Exit status
+    1 if there is a difference.
 
     With --replicas and names: each start of a replica has its own id. The latest two are judged. Of earlier starts
     only their reports are compared, which counts for the exit status too; to judge those, name them by the printed ids.
