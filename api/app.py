@@ -41,7 +41,7 @@ from core.models import ModelCard
 
 
 class DirectDispatch:
-    """Requests for the routes that generate go there straight; all others through the framework, whose layers and
+    """Requests for the routes that generate go there straight; all others pass the framework: its layers and
     routing cost as much as a decision. Each of the paths may have a slash behind it."""
 
     def __init__(self, direct: Mapping[str, ASGIApp], app: ASGIApp, paths: Collection[str] = ()) -> None:
@@ -138,7 +138,7 @@ def post_routes(
 
 
 def reading_routes(backend: Backend) -> APIRouter:
-    """What is only read: models, and the version."""
+    """Routes that are only read: models and version."""
     router = APIRouter()
     router.include_router(model_routes(backend))
 
@@ -166,8 +166,8 @@ def create_app(
     seal: ReasoningSeal | None = None,
 ) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
-    answers /debug and what is below it. Without a policy everybody may ask; without a seal, no other process opens the
-    reasoning that clients bring back."""
+    answers /debug and what is below it. Without a policy every client is admitted; without a seal, no other process
+    opens the reasoning that clients bring back."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolate_tenants:
@@ -204,7 +204,7 @@ def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | No
 
 
 def _layers(app: ASGIApp, policy: AccessPolicy) -> ASGIApp:
-    """What every request passes, the innermost first: pages of other sites may read refusals too."""
+    """The middleware of every request, the innermost first: pages of other sites may read refusals, too."""
     if policy.keyring is not None:
         app = Authentication(app, keyring=policy.keyring)
     if policy.cors:
@@ -233,5 +233,5 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
 
 
 def _response(request: Request, error: ApiError) -> Response:
-    told = error_for_path(request.url.path, error, request.state.request_id)
-    return Response(told.body(), told.status, told.headers, media_type="application/json")
+    answer = error_for_path(request.url.path, error, request.state.request_id)
+    return Response(answer.body(), answer.status, answer.headers, media_type="application/json")

@@ -39,7 +39,7 @@ def with_checked_files(deployment: Deployment) -> Deployment:
 
 
 def exposure_warnings(section: FrontendSection, host: str) -> list[str]:
-    """What an operator should know of front ends that listen there; nothing on loopback."""
+    """Warnings for front ends that listen there; none on loopback."""
     if is_loopback(host):
         return []
     if section.keys is None:
@@ -56,22 +56,22 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """Of one front end. The defaults are open to whoever reaches the port, and tell nothing of the inside."""
+    """The access rules of one front end. The defaults admit every client, and answers reveal no routing."""
 
     keyring: Keyring | None = None
     """None: no key is asked for."""
     isolate_tenants: bool = False
-    """Whether each tenant has a cache of its own."""
+    """True gives each tenant a cache of its own."""
     expose_routing: bool = False
-    """Whether answers say in headers which worker made them, and how long what took."""
+    """True if answers name their worker and times in headers."""
     cors: tuple[str, ...] = ()
-    """Origins whose pages may ask; none: no page may."""
+    """Origins of web pages that may send requests; empty forbids all."""
 
 
 def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy:
-    """What the deployment file says, for a front end that listens there; CallerError if the keys cannot be read.
+    """The policy in the deployment file, for a front end that listens there; CallerError if the keys cannot be read.
 
-    Says so if everybody who reaches the port may ask, and on loopback tells where requests went.
+    Logs a warning if every client of the network may send requests; on loopback, answers name their worker.
     """
     for caution in exposure_warnings(section, host):
         _logger.warning("%s", caution)

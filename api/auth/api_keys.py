@@ -2,9 +2,9 @@
 
 {"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "models": ["tiny"]}
 
-A key is 32 random bytes, so nobody can try all of them, and its plain SHA-256 gives nothing away: slow hashes are for
-passwords, which people choose and others can guess. A slow one here would cost every request milliseconds of CPU, and
-let strangers spend ours by showing keys that are none.
+A key is 32 random bytes, so no attacker can try all of them, and its plain SHA-256 gives nothing away: slow hashes
+are for passwords, which people choose and others can guess. A slow hash here would cost every request milliseconds of
+CPU, also for keys that are not valid.
 
 Lines and not YAML: a key is added by appending, removed with its line, and ten thousand are read in some 10 ms, which
 a front end does in its loop.
@@ -31,10 +31,10 @@ from api.config.data_folder import write_whole
 from core.errors import CallerError
 
 PREFIX = "ck-"
-"""What every key begins with: scanners for leaked secrets look for such a mark."""
+"""Prefix of every key, for scanners of leaked secrets."""
 SECRET_BYTES = 32
 TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""What a tenant may be called; no ':' is in it, which separates it from a cache salt."""
+"""Pattern of a tenant's name; no ':' is in it, which separates it from a cache salt."""
 
 Text = Annotated[str, Meta(min_length=1, max_length=128)]
 Tenant = Annotated[str, Meta(pattern=rf"^{TENANT.pattern}\Z")]
@@ -43,7 +43,7 @@ Instant = Annotated[datetime, Meta(tz=True)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is kept of a key. A field that is not known is an error: it may be a limit that we would not hold."""
+    """One key of the file, without its secret. An unknown field is an error: it may be a limit."""
 
     name: Text
     """For people; one of a kind in its file."""
@@ -56,10 +56,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: tuple[str, ...] = ()
     """If any: no other model is there for it."""
     gateway: bool = False
-    """Whether it may speak for other tenants, by the header x-contrail-tenant."""
+    """True if it may act for other tenants, by the header x-contrail-tenant."""
 
     def has_expired(self, now_ms: int) -> bool:
-        """Whether it opens nothing any more."""
+        """True once the key is no longer valid."""
         return self.expires is not None and self.expires.timestamp() * 1000 <= now_ms
 
 
@@ -77,7 +77,7 @@ def new_key() -> NewKey:
 
 
 def digest_of(secret: bytes) -> str:
-    """What a file holds of this key; about 1 us."""
+    """The digest of this key in the file; about 1 us."""
     return hashlib.sha256(secret).hexdigest()
 
 
@@ -158,7 +158,7 @@ def remove_key(file: Path, name: str) -> ApiKey:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Nobody else changes the file meanwhile: a revoked key must not come back with what another one read before."""
+    """The file is locked against other writers: a concurrent append must not restore a revoked key."""
     try:
         folder = os.open(file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -180,7 +180,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def exposure(file: Path) -> str | None:
-    """What is wrong with the file's mode, for a warning; None if only its owner and group have it."""
+    """The fault of the file's mode, for a warning; None if only its owner and group have it."""
     mode = file.stat().st_mode
     if mode & stat.S_IWOTH:
         return f"everybody on this machine can add keys to {file}: `chmod 600` it"

@@ -11,8 +11,7 @@ from api.server.errors import ApiError, error_for_path
 from api.server.middleware import send_error
 
 OPEN = frozenset({"/health", "/openapi.json", "/debug"})
-"""Whether it serves, how it is asked, and the page, which has a token of its own. Nothing else: a route that is new is
-behind the gate."""
+"""Health, the API description, and the page, which has a token of its own. Every other route needs a key."""
 OPEN_BELOW = "/debug/"
 MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
 WRONG = "this API key is not valid here: it is unknown, revoked or expired"
@@ -21,7 +20,7 @@ NO_BEARER = "`Authorization` does not begin with `Bearer `: send `Authorization:
 
 
 class Authentication:
-    """Around the application. With a keyring every request has its key's `Caller`, without one nobody's."""
+    """Around the application. With a keyring every request has its key's `Caller`, without one it has none."""
 
     def __init__(self, app: ASGIApp, keyring: Keyring | None) -> None:
         self._app = app
@@ -47,7 +46,7 @@ def _refusal(scope: Scope, message: str) -> ApiError:
 
 
 def _fault(scope: Scope, shown: set[bytes]) -> str:
-    """What is wrong with the keys that a request shows, and nothing of what they are."""
+    """The fault of the keys in a request, without their text."""
     if shown:
         return WRONG if len(shown) == 1 else SEVERAL
     sent = [value.split()[0].lower() for name, value in scope["headers"] if name == b"authorization" and value.strip()]
@@ -63,7 +62,7 @@ def _caller(key: ApiKey) -> Caller:
 
 
 def _shown(scope: Scope) -> set[bytes]:
-    """What the request shows as keys."""
+    """The keys in the request."""
     return {secret for name, value in scope["headers"] if (secret := _key_in(name, value))}
 
 

@@ -10,17 +10,17 @@ from api.auth.api_keys import ApiKey, digest_of, exposure, read_keys
 from core.clock import Clock
 from core.errors import CallerError
 
-LOOK_MS = 1000
-"""How long a key that was revoked may still be taken; a look costs some 2 us."""
+CHECK_EVERY_MS = 1000
+"""Maximum time for which a revoked key is still accepted; a check costs some 2 us."""
 SECRET_BYTES_MAX = 512
-"""What is longer is no key of ours, and not worth a digest."""
+"""A longer text is not a key, and is not hashed."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Keyring:
-    """Finds a key by its digest. That takes the same time for every wrong key as far as anybody can steer it: who tries
-    keys does not know their digests, and to learn those of another key bit by bit would not bring it nearer."""
+    """Finds a key by its digest. Lookup times reveal nothing useful: an attacker cannot choose digests, and a digest
+    known bit by bit does not yield the key."""
 
     def __init__(self, file: Path, clock: Clock) -> None:
         """CallerError if the file cannot be read: a front end must not start open, or shut, by mistake."""
@@ -28,25 +28,25 @@ class Keyring:
         self._clock = clock
         self._seen = _version(file)
         self._keys = self._read()
-        self._looked_ms = clock.monotonic_ms()
+        self._checked_ms = clock.monotonic_ms()
 
     def __repr__(self) -> str:
         return f"<Keyring {self._file}, {len(self._keys)} keys>"
 
     def find(self, secret: bytes) -> ApiKey | None:
         """The key, if it stands in the file and has not expired; about 2 us."""
-        self._look()
+        self._refresh()
         if len(secret) > SECRET_BYTES_MAX:
             return None
         key = self._keys.get(digest_of(secret))
         return None if key is None or key.has_expired(self._clock.wall_ms()) else key
 
-    def _look(self) -> None:
-        """A changed file is read again, at most every LOOK_MS; if that fails, the keys stay as they were."""
+    def _refresh(self) -> None:
+        """A changed file is read again, at most every CHECK_EVERY_MS; if that fails, the keys stay as they were."""
         now_ms = self._clock.monotonic_ms()
-        if now_ms - self._looked_ms < LOOK_MS:
+        if now_ms - self._checked_ms < CHECK_EVERY_MS:
             return
-        self._looked_ms = now_ms
+        self._checked_ms = now_ms
         version = _version(self._file)
         if version == self._seen:
             return

@@ -64,7 +64,7 @@ class Tenancy:
 def salt_of(tenant: str | None, given: str | None) -> str:
     """A salt that only this tenant's requests have: narrower if the request gave one of its own.
 
-    Without a tenant it still has the separator, so that nobody without one can name another's.
+    Without a tenant it still has the separator, so that a request without a tenant cannot name the salt of one.
     """
     return f"{tenant or ''}{SEPARATOR}{given or ''}"
 

@@ -147,7 +147,7 @@ async def _run(launch: Launcher, deployment: Deployment, data: DataFolder, progr
 
 async def _until_drain(launch: Launcher, interrupts: SignalEvents) -> None:
     """Restarts what it is told to until it is told to drain; a restart that is under way then is given up."""
-    restarting = asyncio.create_task(launch.restart_when_told(interrupts.restart))
+    restarting = asyncio.create_task(launch.restart_on_request(interrupts.restart))
     await interrupts.drain.wait()
     restarting.cancel()
     await asyncio.wait((restarting,))

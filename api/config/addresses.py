@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Address(NamedTuple):
-    """Where a server really listens."""
+    """The address of a listening server, after a free port was chosen."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def reachable(listening: Address, advertise: str) -> str:
-    """Where others reach it: under the host that is advertised as HOST or HOST:PORT, if one is."""
+    """HOST:PORT by which others reach the server: the advertised host (HOST or HOST:PORT), else the listening one."""
     host = split_address(advertise)[0] if ":" in advertise else advertise
     return join_address(host or listening.host, listening.port)
 
@@ -47,7 +47,7 @@ def check_origin(origin: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """True if only this machine reaches a server that listens on the host."""
     if host == "localhost":
         return True
     try:

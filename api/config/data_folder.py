@@ -1,12 +1,12 @@
-"""The folder of one deployment: what lies where, and the lock that keeps a second `contrail up` out.
+"""The folder of one deployment: its files, and the lock that keeps a second `contrail up` out.
 
 lock              held while `contrail up` runs
 key               the deployment's secret, mode 600
 deployment.json   the deployment as resolved, with addresses and credentials, mode 600: what the parts read
-run.json          who runs where: addresses, process ids, names
-metrics.json      where each part shows its metrics, as Prometheus reads targets from files
-restart.json      for a moment, which parts `contrail restart` asks for
-parts/NAME.json   what a part says of itself once it listens
+run.json          the running processes: addresses, process ids, names
+metrics.json      the metrics address of each process, as Prometheus reads targets from files
+restart.json      for a moment, the processes that `contrail restart` asks for
+parts/NAME.json   the announcement of a process that listens
 logs/NAME.log     its output
 journal/          decisions that the log does not have yet
 debug/            the page's process: its socket, its lock, its copy of the log
@@ -54,17 +54,17 @@ class DataFolder:
 
     @property
     def run(self) -> Path:
-        """Who runs where."""
+        """The running processes and their addresses."""
         return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
-        """Where Prometheus finds who shows metrics."""
+        """The Prometheus targets."""
         return self.path / "metrics.json"
 
     @property
     def restart(self) -> Path:
-        """What `contrail restart` asks for."""
+        """The request of `contrail restart`."""
         return self.path / "restart.json"
 
     @property
@@ -79,7 +79,7 @@ class DataFolder:
 
     @property
     def journal(self) -> Path:
-        """Where front ends keep what the log does not have yet."""
+        """The folder of decisions that the log does not have yet."""
         return self.path / "journal"
 
     @property
@@ -88,7 +88,7 @@ class DataFolder:
         return self.path / "models" / "tiny"
 
     def part(self, name: str) -> Path:
-        """Where a part says what it is."""
+        """The announcement of a process."""
         return self.path / "parts" / f"{name}.json"
 
     def log(self, name: str) -> Path:
@@ -138,7 +138,7 @@ class FolderLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the `FolderLock` of that path; True also where this user may not ask."""
+    """True if a process holds the `FolderLock` of that path; True also if this user may not read the file."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -47,7 +47,7 @@ class DeploymentRef:
 
     @property
     def topology(self) -> Topology:
-        """What the deployment's log looks like."""
+        """The streams of the deployment's log: partitions, copies and bounds."""
         log = self.deployment.log
         return Topology(
             kv_partitions=log.kv_partitions,
@@ -58,12 +58,12 @@ class DeploymentRef:
 
     @property
     def restate_every_s(self) -> float:
-        """How often every part says its whole state again: four times before the log forgets what it said."""
+        """Interval in which each process restates its whole state: a quarter of the time that the log keeps events."""
         return self.topology.max_age_s / 4
 
     @property
     def snapshot_every_s(self) -> int | None:
-        """How often a snapshot is taken; None for never."""
+        """Interval between snapshots; None for never."""
         every = self.deployment.log.snapshot_every
         return None if every == OFF else duration_s(every)
 
@@ -124,7 +124,7 @@ def find_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path 
 
 
 def _no_addresses(file: Path | None) -> str:
-    """What to give, where neither file nor flags say where both planes are."""
+    """The error text if neither file nor flags name the addresses of both planes."""
     if file is None:
         return (
             "which deployment? Give --data DIR, or -f FILE that has log.nats and log.etcd, or --nats URL and "

@@ -62,7 +62,7 @@ PLAIN_WORDS = {
     "`str`": "text",
     "`null`": "nothing",
 }
-"""msgspec's words, and those of people who write YAML."""
+"""Terms of msgspec, and the terms of YAML for them."""
 EXAMPLES = {
     "max_age": '"7d"',
     "snapshot_every": '"1h", or "off" with its quotes',
@@ -72,7 +72,7 @@ EXAMPLES = {
     "max_bytes": '"8GiB"',
     "journal_max": '"256MiB"',
 }
-"""What may stand at a key whose value has a unit: a bare number says none."""
+"""Example values of the keys that need a unit."""
 
 
 class Setting(NamedTuple):

@@ -50,7 +50,7 @@ class RestartStep(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float | None = None
     """From its turn to its end."""
     why: str | None = None
-    """What went wrong."""
+    """The error of a failed step."""
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: Path) -> RunFile | None:
-    """What the file says; None if there is none."""
+    """The run file; None if there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunFile)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ class ScrapeTarget(msgspec.Struct, frozen=True):
     targets: tuple[str, ...]
     """HOST:PORT."""
     labels: dict[str, str]
-    """What Prometheus writes to each of its series."""
+    """Labels that Prometheus adds to each series."""
 
 
 def targets_of(run: RunFile) -> list[ScrapeTarget]:
@@ -115,7 +115,7 @@ def targets_of(run: RunFile) -> list[ScrapeTarget]:
 
 
 def write_targets(path: Path, run: RunFile) -> None:
-    """The file says who shows metrics now; a reader sees all of the old or all of the new."""
+    """The file lists the processes that show metrics; a reader sees all of the old or all of the new content."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(targets_of(run)), indent=2) + b"\n")
 
 
@@ -127,7 +127,7 @@ def _target(run: RunFile, entry: ProcessEntry, ops: str) -> ScrapeTarget:
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """What a part says once it listens (it need not be ready yet)."""
+    """Process id and addresses of a process that listens; it need not be ready yet."""
 
     pid: int
     ops: str
@@ -139,12 +139,12 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def announce(data: Path, name: str, announcement: Announcement) -> None:
-    """Whoever started the part can find it."""
+    """The announcement stands in the data folder."""
     write_whole(DataFolder(data).part(name), msgspec.json.encode(announcement))
 
 
 def announcement_of(data: DataFolder, name: str) -> Announcement | None:
-    """What the part said last; None if it has not spoken, or its file cannot be read."""
+    """The last announcement of the process; None if there is none, or its file cannot be read."""
     try:
         return msgspec.json.decode(data.part(name).read_bytes(), type=Announcement)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -154,6 +154,6 @@ def announcement_of(data: DataFolder, name: str) -> Announcement | None:
 def announce_if_supervised(
     home: Path | None, name: str, ops: Address, *, id: str | None = None, address: str | None = None
 ) -> None:
-    """Who supervises the part can find it. `home` is the data folder of that `contrail up`, None by hand."""
+    """The announcement stands in `home`, the data folder of the supervisor; None for a process started by hand."""
     if home is not None:
         announce(home, name, Announcement(pid=os.getpid(), ops=str(ops), id=id, address=address))

@@ -63,7 +63,7 @@ def _check_delay(key: str, text: str, most_s: int) -> None:
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What all sections share: a key that is not a field is an error."""
+    """Base of all sections: an unknown key is an error."""
 
 
 class Tls(Section, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Tls(Section, frozen=True, kw_only=True):
 
 
 class LogCredentials(Section, frozen=True, kw_only=True):
-    """How to be let in by a given NATS: user with password, a token, or a creds file; TLS beside any of them."""
+    """Credentials for a given NATS: user with password, a token, or a creds file; TLS beside any of them."""
 
     user: str | None = None
     password: str | None = None
@@ -85,7 +85,7 @@ class LogCredentials(Section, frozen=True, kw_only=True):
 
 
 class EtcdAccess(Section, frozen=True, kw_only=True):
-    """How to be let in by a given etcd."""
+    """Credentials for a given etcd."""
 
     user: str | None = None
     password: str | None = None
@@ -106,13 +106,13 @@ class LogSection(Section, frozen=True, kw_only=True):
     replicas: Annotated[int, Meta(ge=1, le=5)] = 1
     """Replication of the streams: 1 for one server, 3 in production."""
     max_age: str = "7d"
-    """How much history is kept, at most."""
+    """Maximum age of the events that the log keeps."""
     max_bytes: str = "8GiB"
-    """How much disk all streams together may take; reserved at the start."""
+    """Maximum disk space of all streams together; reserved at the start."""
     kv_partitions: Annotated[int, Meta(ge=1, le=256)] = 1
     """Over how many streams the workers' cache events are spread."""
     snapshot_every: str = "1h"
-    """How often the folds are written down as a snapshot, from which replicas start; `off` for never."""
+    """Interval between snapshots of the folds, from which replicas start; `off` for never."""
     credentials: LogCredentials | None = None
     etcd_credentials: EtcdAccess | None = None
 
@@ -145,21 +145,21 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     body_bytes_max: Annotated[int, Meta(ge=1024)] = 16 * 2**20
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
     journal_max: str = "256MiB"
-    """How much of what a front end decides may wait on its disk while the log is away."""
+    """Maximum size of the decisions that wait on the disk of a front end while the log is unreachable."""
     keys: str | None = None
     """File of API keys (`contrail keys`); not given, no request needs one."""
     isolate_tenants: bool = False
-    """Whether each tenant has a cache of its own: nobody can tell from times what others asked."""
+    """True gives each tenant a cache of its own, so that response times reveal no requests of other tenants."""
     expose_routing: bool = False
-    """Whether answers name their worker and times in headers beyond loopback; on loopback they do."""
+    """True if answers name their worker and times in headers beyond loopback; on loopback they always do."""
     cors: tuple[str, ...] = ()
-    """Origins whose pages may ask; none: no page of another site may."""
+    """Origins of web pages that may send requests; empty forbids all other sites."""
     tls: FrontendTls | None = None
     """Not given, they speak plain HTTP."""
     stop_delay: str = "0s"
     """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
     drain_timeout: str = "30s"
-    """How long the answers that it has begun may take then; those that are not done end with an error."""
+    """Time for the answers in progress to finish then; later ones end with an error."""
 
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
@@ -188,12 +188,12 @@ class FrontendSection(Section, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """Where the front ends listen."""
+        """The listening host."""
         return split_address(self.listen)[0]
 
     @property
     def port(self) -> int:
-        """On which port they do."""
+        """The listening port."""
         return split_address(self.listen)[1]
 
 
@@ -205,7 +205,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     model: str = "tiny"
     """`tiny` (built in), a folder, or a name on the Hugging Face hub."""
     served_name: str | tuple[str, ...] | None = None
-    """What clients call the model; `model` if not given, of a folder its last part. Of several the first one is its
+    """Model name for clients; `model` if not given, of a folder its last part. Of several the first one is its
     name, the others may be asked for as well; one that ends in `*` stands for all names that begin so."""
     count: Count = 2
     role: str = DECODE
@@ -222,13 +222,13 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
     tool_call_parser: str | None = None
-    """How the model writes calls of tools, by vLLM's names (`hermes`, …); not given, tools are not offered to it."""
+    """Parser of the model's tool calls, by vLLM's names (`hermes`, …); not given, tools are not offered to it."""
     reasoning_parser: str | None = None
-    """How it writes its reasoning, likewise (`deepseek_r1`, …); not given, all is answer."""
+    """Parser of its reasoning, likewise (`deepseek_r1`, …); not given, all is answer."""
     chat_template: str | None = None
     """A jinja file to take instead of the model's own template."""
     drain_timeout: str = "30s"
-    """How long a worker that leaves waits for its requests; others go on with those that are not done by then."""
+    """Time for the requests of a worker that drains; later ones continue on other workers."""
     engine_stall: str | None = None
     """Longer than any step of the engine: one that ends none for so long, though requests wait, hangs. Not given, what
     suits the engine (`actors.worker.engine_watchdog`)."""
@@ -267,9 +267,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("remote_prefill: it is decode groups that say whether they ask for it; leave it out here")
         if self.role != PREFILL and self.slots is not None:
             raise ValueError("slots: only prefill groups have them; a decode engine has its own arguments for that")
-        told = [key for key in MANNER if getattr(self, key) is not None]
-        if self.role == PREFILL and told:
-            raise ValueError(f"{told[0]}: prefill groups answer no requests; say it in the decode group")
+        given = [key for key in MANNER if getattr(self, key) is not None]
+        if self.role == PREFILL and given:
+            raise ValueError(f"{given[0]}: prefill groups answer no requests; say it in the decode group")
 
     def _check_ranks(self) -> None:
         if self.engine != "vllm":
@@ -286,7 +286,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs each of its engines takes, if that is vLLM on GPUs."""
+        """Number of GPUs of each engine, for vLLM on GPUs."""
         return prod(max(1, int(self.engine_args.get(key) or 1)) for key in RANKS_ARGUMENTS)
 
     @property
@@ -298,12 +298,12 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """What clients may call the model beside its name."""
+        """Further names of the model for clients."""
         return self.served_names[1:]
 
     @property
     def client_name(self) -> str:
-        """What clients call the model."""
+        """The name of the model for clients."""
         if self.served_names:
             return self.served_names[0]
         return self.model.rstrip("/").rpartition("/")[2] if is_folder_name(self.model) else self.model
@@ -318,7 +318,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     frontend: FrontendSection = FrontendSection()
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
     routing: dict[str, Any] = {}
-    """What `core.settings.RoutingSettings` knows; the rest keep their defaults."""
+    """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -339,5 +339,5 @@ class Deployment(Section, frozen=True, kw_only=True):
 
 
 def is_folder_name(model: str) -> bool:
-    """Whether a model is written as a path; names on the hub have at most one slash and no dot before it."""
+    """True if a model is written as a path; names on the hub have at most one slash and no dot before it."""
     return model.startswith(("/", "./", "../", "~"))

@@ -18,9 +18,9 @@ from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
 
 SHARED = ("model", "served_name", "engine")
-"""What workers that compute for each other must have in common."""
+"""Keys that are equal in groups which compute for each other."""
 COPIED = ("model", "served_name", "engine", "engine_args", "advertise")
-"""What a prefill group takes over from the decode group that it is made for."""
+"""Keys that a generated prefill group copies from its decode group."""
 
 
 def assign_to_workers(
@@ -120,13 +120,13 @@ def _check_of_use(prefill: WorkerGroup, decode: list[WorkerGroup]) -> None:
             f"prefill group {prefill.name!r} computes prompts for the model {prefill.client_name}, which no decode "
             f"group serves (served: {there}): give it the model of a decode group, or add a decode group for its own"
         )
-    asking = [group for group in served if group.remote_prefill]
-    if not asking:
+    decoders = [group for group in served if group.remote_prefill]
+    if not decoders:
         raise ValueError(
             f"prefill group {prefill.name!r} would have nothing to do: every decode group of the model "
             f"{prefill.client_name} says `remote_prefill: false`; leave that out, or leave out the prefill group"
         )
-    for group in asking:
+    for group in decoders:
         _check_alike(prefill, group)
 
 
@@ -142,6 +142,6 @@ def _check_alike(prefill: WorkerGroup, decode: WorkerGroup) -> None:
 
 
 def _shape(group: WorkerGroup) -> dict[str, str]:
-    """What must be equal for blocks to be of use, in words."""
+    """The properties that must be equal for blocks to be exchanged."""
     given = {f"engine_args.{key}": str(group.engine_args.get(key, "not given")) for key in ALIKE}
     return {"engine": group.engine, "model": group.model, **given}

@@ -17,11 +17,11 @@ from streams.embedded.embedded_nats import EmbeddedNats
 
 
 class ServerLifecycle(Protocol):
-    """What `streams.embedded.embedded_nats` and `streams.embedded.embedded_etcd` have in common."""
+    """The common interface of `EmbeddedNats` and `EmbeddedEtcd`."""
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """True while the process runs."""
 
     @property
     def pid(self) -> int:
@@ -56,7 +56,7 @@ class ManagedServer:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """True while the process runs."""
         return self._server.running
 
     @property
@@ -66,7 +66,7 @@ class ManagedServer:
 
     @property
     def address(self) -> str:
-        """Where clients reach it."""
+        """The address for clients."""
         return self._address()
 
     async def start(self) -> None:
@@ -75,7 +75,7 @@ class ManagedServer:
         self.starts += 1
 
     async def alive(self) -> bool:
-        """A server that was stopped for a while is left alone: its clients wait for it. One whose disk was full is
+        """A server that was stopped for a while is left alone: its clients wait for it. A server with a full disk is
         started again when there is room."""
         return self._server.healthy()
 
@@ -84,7 +84,7 @@ class ManagedServer:
         return self.running
 
     def ending(self) -> str:
-        """Where to read why it ended."""
+        """The log file with the reason of its end."""
         return f"ended, see {self.log}"
 
     async def stop(self, within_s: float) -> None:

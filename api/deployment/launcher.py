@@ -30,17 +30,17 @@ from core.events.kv import PREFILL
 from core.keys import DeploymentKey
 
 FRONTEND_LEAVE_MAX_S = 15.0
-"""How long a front end may take to say its end in the log, beside its `stop_delay` and `drain_timeout`."""
+"""Time for a front end to append its end to the log, beside its `stop_delay` and `drain_timeout`."""
 WORKER_LEAVE_MAX_S = 15.0
-"""How long a worker may take to leave beside its `drain_timeout`: its events are appended by then."""
+"""Time for a worker to append its last events, beside its `drain_timeout`."""
 RUN_FILE_S = 0.25
-"""How soon `run.json` says what has changed."""
+"""Interval between updates of `run.json`."""
 LOG_FILE_KEPT = ".before"
 """Suffix of a part's output in the run before this one."""
 
 
 def frontend_drain_max_s(deployment: Deployment) -> float:
-    """How long a front end of this deployment may take to end."""
+    """Maximum time for a front end of this deployment to end."""
     frontend = deployment.frontend
     return frontend.stop_delay_s + frontend.drain_timeout_s + FRONTEND_LEAVE_MAX_S
 
@@ -75,7 +75,7 @@ class SignalEvents:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a terminal whose end it is told of."""
+    """True if this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -105,7 +105,7 @@ class Launcher:
         self._resolved = deployment
         """With the addresses that the private servers had last."""
         self._written: tuple[RunFile, Deployment] | None = None
-        """What the files say; None if that is not known."""
+        """The content of the files; None if it is not known."""
         self._fault = ""
         """Why they cannot be written."""
         self._writer: asyncio.Task[None] | None = None
@@ -115,12 +115,12 @@ class Launcher:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """What clients may ask for."""
+        """The names of the models for clients."""
         return self._models
 
     @property
     def api(self) -> str:
-        """Where clients on this machine reach the front ends."""
+        """The URL of the front ends for clients on this machine."""
         host = self._deployment.frontend.host
         scheme = "https" if self._deployment.frontend.tls else "http"
         return f"{scheme}://{join_address({'0.0.0.0': '127.0.0.1', '::': '::1'}.get(host, host), self._port)}"  # noqa: S104
@@ -144,11 +144,11 @@ class Launcher:
         for kept in self._parts():
             self._supervisor.keep(kept)
 
-    async def restart_when_told(self, told: asyncio.Event) -> None:
+    async def restart_on_request(self, requested: asyncio.Event) -> None:
         """Each time the event is set, what was asked for is restarted, or all front ends; cancel it to end."""
         while True:
-            await told.wait()
-            told.clear()
+            await requested.wait()
+            requested.clear()
             try:
                 asked = take_request(self._data.restart)
                 await self._rolling.run(asked.id if asked else "", asked.parts if asked else (FRONTENDS,))
@@ -177,7 +177,7 @@ class Launcher:
                 self._update_files()
 
     async def _end_leftovers(self) -> None:
-        """What a run that was killed has left is gone; we hold the folder's lock, so nobody else wants it."""
+        """Processes of a killed run are gone; this process holds the folder's lock, so no other run owns them."""
         before = read_run(self._data.run)
         if before is None:
             return
@@ -259,16 +259,18 @@ class Launcher:
 
 def _entry(part: ManagedServer | ManagedProcess) -> ProcessEntry:
     assert part.pid is not None
-    said = part.announcement if isinstance(part, ManagedProcess) else None
-    address = part.address if isinstance(part, ManagedServer) else (said.address or None) if said else None
+    announcement = part.announcement if isinstance(part, ManagedProcess) else None
+    address = (
+        part.address if isinstance(part, ManagedServer) else (announcement.address or None) if announcement else None
+    )
     return ProcessEntry(
         name=part.name,
         kind=part.kind,
         role=part.spec.role if isinstance(part, ManagedProcess) else None,
         pid=part.pid,
         started_ticks=started_ticks(part.pid),
-        id=(said.id or None) if said else None,
-        ops=said.ops if said else None,
+        id=(announcement.id or None) if announcement else None,
+        ops=announcement.ops if announcement else None,
         address=address,
         restarts=part.starts - 1,
         log=str(part.log),

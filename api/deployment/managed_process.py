@@ -20,7 +20,7 @@ from api.server.http_client import HttpResponse, http_get
 
 POLL_S = 0.05
 LEFTOVER_END_MAX_S = 10.0
-"""How long processes of a run that was killed may take to end; then they are killed too."""
+"""Time for processes of a killed run to end; then they are killed, too."""
 
 
 def started_ticks(pid: int) -> int | None:
@@ -30,13 +30,13 @@ def started_ticks(pid: int) -> int | None:
 
 
 def spent_ticks(pid: int) -> int | None:
-    """How long a process has computed by now, in the kernel's ticks; None as above."""
+    """CPU time of a process, in the kernel's ticks; None as above."""
     fields = _stat(pid)
     return None if fields is None else int(fields[11]) + int(fields[12])
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What proc(5) has of a process from its state on."""
+    """The fields of proc(5) for a process, from its state on."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -46,7 +46,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def is_same(entry: ProcessEntry) -> bool:
-    """Whether the process of the entry still runs, and is not a later one with its number."""
+    """True if the process of the entry still runs, and is not a later one with its number."""
     return entry.started_ticks is not None and started_ticks(entry.pid) == entry.started_ticks
 
 
@@ -59,7 +59,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 async def end_leftovers(entries: Iterable[ProcessEntry]) -> list[str]:
-    """Processes of a run whose `contrail up` was killed are gone; returns their names."""
+    """Processes of a run with a killed `contrail up` are gone; returns their names."""
     left = [entry for entry in entries if is_same(entry)]
     for entry in left:
         signal_group(entry.pid, signal.SIGTERM)
@@ -78,13 +78,13 @@ BUSY_MAX_S = 60.0
 """A part that says nothing but computes lives for so long: on a machine with too much to do, being killed and started
 again would cost it more than its turn."""
 KILL_WAIT_MAX_S = 5.0
-"""How long the kernel may take to take away what was killed."""
+"""Time for the kernel to remove a killed process."""
 LOG_END_BYTES = 8192
-"""How much of a log is looked through for a part's last words."""
+"""Bytes at the end of a log that are searched for the last line."""
 CUT_SHORT = (-signal.SIGKILL, -signal.SIGTERM)
 """Ends that a process has nothing to say about: its last line is about something else."""
 PROJECT = Path(__file__).resolve().parents[2]
-"""Where our packages lie: the parts find the same ones."""
+"""Folder of the packages, which all processes import."""
 
 
 class ManagedProcess:
@@ -95,17 +95,17 @@ class ManagedProcess:
         self.name = spec.name
         self.kind = spec.kind
         self.drain_max_s = drain_max_s
-        """How long it may take to finish what it has, when told to go."""
+        """Time for it to finish its requests when it drains."""
         self.starts = 0
         self._data = data
         self._process: subprocess.Popen[bytes] | None = None
-        self._said: Announcement | None = None
+        self._announcement: Announcement | None = None
         self._cleared = True
         self._log_start = 0
-        self._heard_s = 0.0
+        self._answered_s = 0.0
         """When it last answered."""
         self._spent_ticks: int | None = None
-        """What it had computed when it was asked last."""
+        """Its CPU time at the last probe."""
 
     def __repr__(self) -> str:
         state = f"pid {self.pid}" if self.running else "not running"
@@ -123,7 +123,7 @@ class ManagedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether that process lives."""
+        """True while that process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -133,13 +133,13 @@ class ManagedProcess:
 
     @property
     def announcement(self) -> Announcement | None:
-        """What the running process has said of itself."""
+        """The announcement of the running process."""
         if not self.running:
             return None
-        said = announcement_of(self._data, self.name)
-        if said is not None and said.pid == self.pid:
-            self._said = said  # beside a successor the file may say the other's
-        return self._said
+        announcement = announcement_of(self._data, self.name)
+        if announcement is not None and announcement.pid == self.pid:
+            self._announcement = announcement  # beside a successor the file may have the other one
+        return self._announcement
 
     def successor(self) -> ManagedProcess:
         """The same part, to run beside this process and then in its place."""
@@ -151,7 +151,7 @@ class ManagedProcess:
         """The process runs, in a group of its own; it need not listen yet."""
         assert not self.running
         self._data.part(self.name).unlink(missing_ok=True)
-        self._said = None
+        self._announcement = None
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it blocks for a millisecond, and is polled
@@ -164,11 +164,11 @@ class ManagedProcess:
                 start_new_session=True,
             )
         self._cleared = False
-        self._heard_s = time.monotonic()
+        self._answered_s = time.monotonic()
         self.starts += 1
 
     async def ask(self, path: str) -> HttpResponse | None:
-        """What its operations listener answers; None if it does not, or does not listen yet."""
+        """The answer of its operations listener; None if it does not, or does not listen yet."""
         said = self.announcement
         return await http_get(said.ops, path, PROBE_TIMEOUT_S) if said else None
 
@@ -178,25 +178,25 @@ class ManagedProcess:
             return True
         before, self._spent_ticks = self._spent_ticks, self._spent()
         if answer := await self.ask("/live"):
-            self._heard_s = time.monotonic()
+            self._answered_s = time.monotonic()
             return answer.ok
-        return self._spent_ticks != before and time.monotonic() - self._heard_s < BUSY_MAX_S
+        return self._spent_ticks != before and time.monotonic() - self._answered_s < BUSY_MAX_S
 
     def _spent(self) -> int | None:
         return spent_ticks(self._process.pid) if self._process else None
 
     async def ready(self) -> bool:
-        """Whether it answers that it is ready."""
+        """True if it answers that it is ready."""
         answer = await self.ask("/ready")
         return answer is not None and answer.ok
 
     def ending(self) -> str:
-        """How it ended, and its last words, unless it was cut short."""
+        """The reason of its end, and the last line of its log, unless it was cut short."""
         words = "" if self.status in CUT_SHORT else self._last_words()
         return f"{describe_status(self.status)}{': ' + words if words else ''}"
 
     def last_sentence(self) -> str:
-        """What it said was wrong, if it said so in one sentence; else empty."""
+        """The error that it printed, if that is one sentence; else empty."""
         return self._last_words() if self.status == 2 else ""
 
     async def stop(self, within_s: float) -> None:
@@ -208,7 +208,7 @@ class ManagedProcess:
         await self.kill()
 
     async def kill(self) -> None:
-        """The process and whatever it left in its group are gone."""
+        """The process and all others of its group are gone."""
         if self._process is None or self._cleared:
             return
         signal_group(self._process.pid, signal.SIGKILL)
@@ -226,7 +226,7 @@ class ManagedProcess:
             return
 
     def _last_words(self) -> str:
-        """The last line of this life that `contrail` itself said, or the last line at all; empty if nobody knows."""
+        """The last line of this life that `contrail` itself said, or the last line at all; empty if there is none."""
         if self._process is None:
             return ""
         try:

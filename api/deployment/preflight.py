@@ -21,7 +21,7 @@ from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
 
 DISK_SHARE = 0.5
-"""How much of the free disk the log may reserve unless told."""
+"""Share of the free disk that the log may reserve by default."""
 NIXL = "nixl"
 """The library by which vLLM's engines fetch blocks from each other."""
 LOG_BYTES_MIN = 64 * 2**20
@@ -65,13 +65,13 @@ def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
         return deployment
     free = shutil.disk_usage(_existing(data)).free
     asked = size_bytes(deployment.log.max_bytes)
-    told = "log.max_bytes" in loaded.origins
-    if told and asked > free:
+    configured = "log.max_bytes" in loaded.origins
+    if configured and asked > free:
         raise CallerError(
             f"log.max_bytes is {deployment.log.max_bytes}, but {data} has {free >> 20} MiB free: "
             "reserve less, or give another folder with --data"
         )
-    if told or asked <= free * DISK_SHARE:
+    if configured or asked <= free * DISK_SHARE:
         return deployment
     if free * DISK_SHARE < LOG_BYTES_MIN:
         raise CallerError(
@@ -99,16 +99,16 @@ def _existing(path: Path) -> Path:
 TINY = "tiny"
 VLLM = "vllm"
 HUB_TIMEOUT_S = 10.0
-"""How long the hub may take to say whether it has a model."""
+"""Time for the hub to answer."""
 
 
 class ModelSource(NamedTuple):
     """A model that is there."""
 
     name: str
-    """What clients call it."""
+    """The name for clients."""
     path: str
-    """A folder, or the name on the hub; for a simulated engine the folder whose tokenizer it borrows."""
+    """A folder, or the name on the hub; for a simulated engine the folder of its tokenizer."""
 
 
 def check_engine(engine: str) -> None:
@@ -136,7 +136,7 @@ def check_model(group: WorkerGroup) -> None:
         _check_on_hub(group.model)
 
 
-def model_source(group: WorkerGroup, tiny_folder: Path, say: Callable[[str], None]) -> ModelSource:
+def model_source(group: WorkerGroup, tiny_folder: Path, report: Callable[[str], None]) -> ModelSource:
     """The model, ready to be loaded; the built-in one is made if it is missing (some seconds)."""
     if group.model != TINY and (folder := Path(group.model).expanduser()).is_dir():
         return ModelSource(group.client_name, str(folder.resolve()))
@@ -144,7 +144,7 @@ def model_source(group: WorkerGroup, tiny_folder: Path, say: Callable[[str], Non
         return ModelSource(group.client_name, group.model)
     from actors.engines.tiny_model import ensure_tiny_checkpoint  # noqa: PLC0415 - numpy and tokenizers, only if needed
 
-    return ModelSource(group.client_name, str(ensure_tiny_checkpoint(tiny_folder, say)))
+    return ModelSource(group.client_name, str(ensure_tiny_checkpoint(tiny_folder, report)))
 
 
 def _check_on_hub(name: str) -> None:

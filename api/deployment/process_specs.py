@@ -29,8 +29,8 @@ _CARD = re.compile(r"nvidia\d+")
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
     """The GPUs that the environment names, else all that the machine has; none on one without.
 
-    Those of the machine are counted, whatever their nodes are called: CUDA counts from 0 what it sees, and a container
-    that was given the fourth card alone sees the node of that number.
+    The cards of the machine are counted, and the names of their nodes are ignored: CUDA counts visible cards from 0,
+    and a container with the fourth card alone sees the node of that number.
     """
     named = environment.get(VARIABLE)
     if named is not None:
@@ -50,7 +50,7 @@ class GpuAssignment:
         return f"<GpuAssignment {self._count} GPUs>"
 
     def environment(self, group: WorkerGroup, number: int) -> dict[str, str]:
-        """What the group's worker of that number is to have in its environment; empty if it sees all there is.
+        """Environment variables of the group's worker of that number; empty if it may use all GPUs.
 
         CallerError if its engine wants more GPUs than there are.
         """
@@ -60,10 +60,10 @@ class GpuAssignment:
             return {VARIABLE: group.devices[number % len(group.devices)]}
         if not self._count:
             return {}
-        wanted = group.gpus
-        if wanted > self._count:
-            raise CallerError(f"workers of group {group.name!r} want {wanted} GPUs each, and {self._count} can be seen")
-        return {VARIABLE: ",".join(islice(self._next, wanted))}
+        needed = group.gpus
+        if needed > self._count:
+            raise CallerError(f"workers of group {group.name!r} want {needed} GPUs each, and {self._count} can be seen")
+        return {VARIABLE: ",".join(islice(self._next, needed))}
 
 
 FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
@@ -90,7 +90,7 @@ class ProcessSpec:
     files: tuple[int, ...] = ()
     """Open sockets that it inherits, by their numbers."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What stands in its environment beside ours."""
+    """Variables that it has beside those of this process."""
 
 
 def _command(kind: str, data: DataFolder, name: str) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def worker_specs(
 
 
 def what_of(group: WorkerGroup, model: str) -> str:
-    """What its workers run, for people, and what of it they do where not each does all: `tiny on vllm, prefill`."""
+    """Model and engine of its workers in words, with their role if there are several: `tiny on vllm, prefill`."""
     does = f", {group.role}" if group.role == PREFILL or group.remote_prefill else ""
     return f"{model} on {group.engine}{does}"
 
@@ -157,23 +157,23 @@ def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:
-    """What the group's command is told of prefill."""
+    """The prefill options of the group's command."""
     if group.role == PREFILL:
         return () if group.slots is None else ("--slots", str(group.slots))
     return ("--role", group.role, *(("--remote-prefill",) if group.remote_prefill else ()), *_manner_words(group))
 
 
 def _manner_words(group: WorkerGroup) -> tuple[str, ...]:
-    """How front ends are to speak for its model; the template by a path that holds wherever a worker stands."""
+    """The options for parsers, chat template (an absolute path) and aliases."""
     template = group.chat_template and str(Path(group.chat_template).expanduser().resolve())
-    told = {
+    options = {
         "--tool-call-parser": group.tool_call_parser,
         "--reasoning-parser": group.reasoning_parser,
         "--chat-template": template,
     }
-    return (*_words(told), *(word for name in group.aliases for word in ("--alias", name)))
+    return (*_words(options), *(word for name in group.aliases for word in ("--alias", name)))
 
 
-def _words(told: Mapping[str, str | None]) -> tuple[str, ...]:
+def _words(options: Mapping[str, str | None]) -> tuple[str, ...]:
     """The options that have a value, as a command line has them."""
-    return tuple(word for flag, value in told.items() if value for word in (flag, value))
+    return tuple(word for flag, value in options.items() if value for word in (flag, value))

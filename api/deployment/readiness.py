@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 from api.deployment.managed_process import ManagedProcess
 from core.errors import CallerError, ContrailError, Unavailable
 
-LOOK_S = 0.25
+POLL_S = 0.25
 START_MAX_S = 3600.0
-"""How long all parts together may take; a large model may have to be downloaded first."""
+"""Time for all processes to be ready; a large model may have to be downloaded first."""
 
 
 class ProgressRow(NamedTuple):
@@ -35,7 +35,7 @@ class Progress(Protocol):
         """This is how far the parts are now."""
 
     def done(self) -> None:
-        """What was shown last stays."""
+        """The rows shown last stay."""
 
 
 class ProcessFailed(ContrailError):
@@ -59,7 +59,7 @@ async def wait_until_ready(parts: Sequence[ManagedProcess], progress: Progress) 
         if waited_s > START_MAX_S:
             late = ", ".join(part.name for part in waiting)
             raise Unavailable(f"not ready after {START_MAX_S:g} s: {late}; their logs are in {parts[0].log.parent}")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     progress.done()
 
 

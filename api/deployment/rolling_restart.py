@@ -35,12 +35,12 @@ class RestartRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which parts are to be restarted, one after the other."""
 
     id: str
-    """By which who asked finds the restart in `run.json`."""
+    """Key by which the requester finds the restart in `run.json`."""
     parts: tuple[str, ...]
 
 
 def ask_restart(path: Path, request: RestartRequest) -> None:
-    """The request lies there. CallerError if one that nobody has taken yet does."""
+    """The request is in the file. CallerError if an earlier request is still there."""
     new = path.with_name(f".{path.name}.{request.id}")
     new.write_bytes(msgspec.json.encode(request))
     try:
@@ -61,13 +61,13 @@ def take_request(path: Path) -> RestartRequest | None:
         return None
 
 
-LOOK_S = 0.1
+POLL_S = 0.1
 FRONTEND_READY_MAX_S = 120.0
-"""How long a front end may take to fold the log and to find its workers, before the old one is left as it is."""
+"""Time for a front end to fold the log and find its workers; later, the old one stays."""
 WORKER_READY_MAX_S = 900.0
-"""How long a worker's engine may take to start."""
+"""Time for a worker's engine to start."""
 KNOWN_MAX_S = 30.0
-"""How long front ends may take to hear of a worker; then the next one goes all the same."""
+"""Time for front ends to discover a worker; then the next worker restarts all the same."""
 
 
 class RestartFailed(ContrailError):
@@ -111,14 +111,14 @@ class RollingRestart:
         self.restart = msgspec.structs.replace(self.restart, state=state)
 
     def _names(self, asked: Sequence[str]) -> list[str]:
-        """The parts that are meant, in the order in which they are asked for; names that nobody has are left out."""
+        """The parts that are meant, in the order in which they are asked for; unknown names are left out."""
         kinds = {FRONTENDS: self._frontends, WORKERS: self._workers}
         known = {part.name: [part] for part in (*self._frontends, *self._workers)}
         meant = [part.name for word in asked for part in kinds.get(word, known.get(word, []))]
         return list(dict.fromkeys(meant))
 
     async def _one(self, name: str) -> bool:
-        """Whether the part was restarted."""
+        """True if the process was restarted."""
         began_s = asyncio.get_running_loop().time()
         try:
             if any(part.name == name for part in self._frontends):
@@ -163,7 +163,7 @@ class RollingRestart:
             await part.start()
             await _ready(part, WORKER_READY_MAX_S)
         finally:
-            self._supervisor.keep(part)  # whatever became of it: it is started again until it stays
+            self._supervisor.keep(part)  # also after a failure: it is started again until it stays
         await self._known(part)
 
     async def _known(self, worker: ManagedProcess) -> None:
@@ -171,7 +171,7 @@ class RollingRestart:
         try:
             async with asyncio.timeout(KNOWN_MAX_S):
                 while not all([await _knows(each, worker) for each in self._frontends]):  # noqa: ASYNC110 - asked anew
-                    await asyncio.sleep(LOOK_S)
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             self._say(f"not every front end has heard of {worker.name} within {KNOWN_MAX_S:g} s")
 
@@ -191,7 +191,7 @@ async def _ready(part: ManagedProcess, within_s: float) -> None:
                 if not part.running:
                     sentence = part.last_sentence()
                     raise CallerError(sentence) if sentence else RestartFailed(f"{part.ending()} (its log: {part.log})")
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
     except TimeoutError as error:
         answer = await part.ask("/ready")
         waits = f" (waits for {answer.reason})" if answer and answer.reason else ""
@@ -199,11 +199,11 @@ async def _ready(part: ManagedProcess, within_s: float) -> None:
 
 
 async def _knows(frontend: ManagedProcess, worker: ManagedProcess) -> bool:
-    said = worker.announcement
+    announcement = worker.announcement
     answer = await frontend.ask("/state")
-    if said is None or said.id is None or answer is None or not answer.ok:
+    if announcement is None or announcement.id is None or answer is None or not answer.ok:
         return False
     try:
-        return said.id in json.loads(answer.body)["workers"]
+        return announcement.id in json.loads(answer.body)["workers"]
     except (ValueError, LookupError, TypeError):
         return False

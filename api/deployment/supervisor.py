@@ -44,16 +44,16 @@ class Backoff:
 
 
 WATCH_S = 0.2
-"""How often a part is looked at."""
+"""Interval between checks of a process."""
 PROBE_EVERY_S = 2.0
 PROBE_FAILURES_MAX = 5
 """So many probes in a row without an answer: the part is taken for dead, and killed."""
 HURRY_MAX_S = 2.0
-"""How long each stage may still take after a second Ctrl-C."""
+"""Time for each stage after a second Ctrl-C."""
 
 
 class SupervisedProcess(Protocol):
-    """What is supervised."""
+    """A process or server that the supervisor keeps running."""
 
     name: str
     kind: str
@@ -66,7 +66,7 @@ class SupervisedProcess(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """True while its process runs."""
 
     @property
     def pid(self) -> int | None:
@@ -79,10 +79,10 @@ class SupervisedProcess(Protocol):
         """False if it should answer and does not."""
 
     async def ready(self) -> bool:
-        """Whether it does its work."""
+        """True if it serves."""
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """The reason of its end."""
 
     async def stop(self, within_s: float) -> None:
         """Its process is gone: asked first, killed when the time is up."""
@@ -118,7 +118,7 @@ class Supervisor:
         self._keepers[part] = (keeper, leaving)
 
     async def release(self, part: SupervisedProcess) -> None:
-        """The part is left to itself: nobody starts it again. A start that was under way has come to its end."""
+        """The part is no longer supervised and not started again. A start in progress has finished."""
         keeper, leaving = self._keepers.pop(part)
         leaving.set()
         await keeper
@@ -153,14 +153,14 @@ class Supervisor:
     async def _keep(self, part: SupervisedProcess, leaving: asyncio.Event) -> None:
         backoff = self._new_backoff()
         clock_s = asyncio.get_running_loop().time
-        started_s, told_ready = clock_s(), True
+        started_s, reported_ready = clock_s(), True
         while True:
             try:
-                why = await self._until_gone(part, leaving, started_s, told_ready)
+                why = await self._until_gone(part, leaving, started_s, reported_ready)
                 if why is None:
                     return
                 await part.kill()
-            except Exception as error:  # noqa: BLE001 - without its keeper the part would stay down, and nobody say so
+            except Exception as error:  # noqa: BLE001 - without its keeper the part would stay down without a report
                 why = f"could not be looked after: {error!r}"
             delay_s = backoff.after(clock_s() - started_s)
             runs = part.running
@@ -169,7 +169,7 @@ class Supervisor:
                 return
             if runs:
                 continue
-            started_s, told_ready = clock_s(), False
+            started_s, reported_ready = clock_s(), False
             try:
                 await part.kill()  # what is left of it, if the last round ended before that
                 await part.start()
@@ -179,7 +179,7 @@ class Supervisor:
                 self._say(f"{part.name} cannot be started: {error!r}")
 
     async def _until_gone(
-        self, part: SupervisedProcess, leaving: asyncio.Event, started_s: float, told_ready: bool
+        self, part: SupervisedProcess, leaving: asyncio.Event, started_s: float, reported_ready: bool
     ) -> str | None:
         """Why the part is gone, or to be taken for gone; None if we are leaving. Says when it is ready (again)."""
         clock_s = asyncio.get_running_loop().time
@@ -187,8 +187,8 @@ class Supervisor:
         while not await _set_within(leaving, WATCH_S):
             if not part.running:
                 return part.ending()
-            if not told_ready and await part.ready():
-                told_ready = True
+            if not reported_ready and await part.ready():
+                reported_ready = True
                 self._say(f"{part.name} is ready again after {clock_s() - started_s:.1f} s (pid {part.pid})")
             if clock_s() < probe_at_s:
                 continue

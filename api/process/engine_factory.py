@@ -27,11 +27,11 @@ class EngineArguments:
     moves_blocks: str
     """`prefill` if others fetch blocks here, `decode` if it fetches them, empty if neither."""
     block_host: str
-    """Where other machines fetch blocks from; empty if the engine has its own view of that."""
+    """Host from which other machines fetch blocks; empty leaves it to the engine."""
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
     reasoning_parser: str = ""
-    """How the model reasons: a guided answer begins behind that."""
+    """Parser of the reasoning; a guided answer begins behind it."""
 
 
 def make_engine(arguments: EngineArguments) -> Engine:
@@ -61,7 +61,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
 
 
 def block_host(listen_host: str, advertise: str) -> str:
-    """Where others fetch blocks from, if they may be on other machines: the host by which they reach the worker.
+    """The host from which workers on other machines fetch blocks: the one by which they reach the worker.
 
     Empty for loopback, and for an address that names no machine.
     """

@@ -1,6 +1,6 @@
 """The front end process: the API and its router, from start to drain.
 
-Snapshots are taken by a process of their own, whose memory and CPU time do not weigh on requests.
+A process of its own takes snapshots, so that their memory and CPU time do not slow requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from core.ids import StreamName
 from core.subjects import ROUTING
 
 STDERR_CHARS_MAX = 500
-"""How many of its last characters stand in the error if it fails."""
+"""Number of its last characters that the error of a failure has."""
 
 
 async def run_snapshot_process(connection_words: Sequence[str], by: str, fence: int) -> None:
@@ -58,13 +58,13 @@ async def run_snapshot_process(connection_words: Sequence[str], by: str, fence: 
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        _, said = await process.communicate()
+        _, output = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode:
-        text = said.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
+        text = output.decode(errors="replace").strip()[-STDERR_CHARS_MAX:]
         raise Unavailable(f"the snapshot was not taken (status {process.returncode}): {text}")
 
 
@@ -74,10 +74,10 @@ written something."""
 
 
 READY_WAIT_S = 20.0
-"""How long a front end waits to be ready before it listens: workers may be slow to come."""
+"""Maximum wait for readiness before a front end listens: workers may start slowly."""
 
 
-READY_LOOK_S = 0.02
+READY_POLL_S = 0.02
 
 
 _logger = logging.getLogger(__name__)
@@ -85,11 +85,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendArguments:
-    """How this front end is known and reached."""
+    """Name, addresses and sockets of one front end."""
 
     name: str
     ops: str
-    """Where metrics and state are; empty for a free port."""
+    """Address of the operations listener; empty for a free port."""
     shared_port: bool
     fd: int | None
     """Number of the open socket to accept on, instead of `listen`."""
@@ -100,7 +100,7 @@ class FrontendArguments:
     journal: Path | None
     """Folder of journals; None for the one of the data folder."""
     section: FrontendSection
-    """What the deployment says of front ends, and over it what the command line does."""
+    """The front end section of the deployment, with the options of the command line applied."""
 
 
 class FrontendPage(Protocol):
@@ -167,7 +167,7 @@ def _listener(arguments: FrontendArguments) -> socket.socket:
 
 
 def _announce_replica(router: Router, arguments: FrontendArguments, ops: HttpServer, address: str) -> None:
-    """Who supervises us knows us by our id, whichever it is by then."""
+    """The announcement and the log lines have the replica id, also after it changes."""
 
     def known_as(id: str) -> None:
         log_as(replica=id)
@@ -188,7 +188,7 @@ async def _wait_until_ready(router: Router, ending: asyncio.Future[str]) -> None
     try:
         async with asyncio.timeout(READY_WAIT_S):
             while not router.ready().ready and not ending.done():  # noqa: ASYNC110 - readiness has many sources
-                await asyncio.sleep(READY_LOOK_S)
+                await asyncio.sleep(READY_POLL_S)
     except TimeoutError:
         _logger.warning("takes requests though not ready: %s", router.ready().waiting_for)
 

@@ -45,7 +45,7 @@ def ignore_stop_signals() -> None:
 
 
 def install_stop_handlers(home: Path | None, stop: Callable[[str], None]) -> list[asyncio.Task[None]]:
-    """SIGTERM and SIGINT, or the end of who supervises us, call `stop` with the reason. Keep what is returned."""
+    """SIGTERM and SIGINT, or the end of the supervisor, call `stop` with the reason. Keep the returned tasks."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, f"asked to end ({number.name})")

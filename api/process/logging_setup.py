@@ -58,7 +58,7 @@ def configure_logging(level: int = logging.INFO, stream: TextIO = sys.stderr) ->
 
 
 def log_as(**fields: str) -> None:
-    """Every JSON line of this process has these fields of EXTRA from now on: who it is."""
+    """Every JSON line of this process has these fields of EXTRA from now on: the id of the process."""
     assert set(fields) <= set(EXTRA)
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonLines):

@@ -29,7 +29,7 @@ def create_operations_app(
     state: Callable[[], dict[str, Any]],
 ) -> Starlette:
     """`/live` (the loop turns), `/ready` (200, or 503 with what is waited for; what is degraded in either case),
-    `/metrics`, `/state` (who, how far)."""
+    `/metrics`, `/state` (identity and progress)."""
 
     async def show_live(_request: Request) -> Response:
         alive = live()  # answering at all shows that the loop turns
@@ -58,15 +58,15 @@ OPERATIONS_GRACE_S = 1.0
 
 def operations_server(
     host: str,
-    wanted: str,
+    address: str,
     ready: Callable[[], Readiness],
     registry: CollectorRegistry,
     state: Callable[[], dict[str, Any]],
 ) -> HttpServer:
-    """The operations listener, where it is `wanted`, else on a free port; it is live for as long as the loop turns and
+    """The operations listener, at `address`, else on a free port; it is live for as long as the loop turns and
     answers. CallerError if that is no address."""
     try:
-        host, port = split_address(wanted) if wanted else (host, 0)
+        host, port = split_address(address) if address else (host, 0)
     except ValueError as error:
         raise CallerError(f"--ops: {error}") from error
     return HttpServer(create_operations_app(lambda: True, ready, registry, state), bind(host, port))

@@ -46,7 +46,7 @@ async def open_registry(connection: DeploymentRef) -> AsyncIterator[EtcdRegistry
 
 @contextmanager
 def named_remedy(connection: DeploymentRef) -> Iterator[None]:
-    """What etcd refuses because nobody said who asks, says how to say it."""
+    """A refusal of etcd for missing credentials also names the ways to give them."""
     try:
         yield
     except Refused as error:
@@ -60,7 +60,7 @@ LEASE_S = 10
 
 
 ENSURE_WAIT_S = 20.0
-"""How long a cluster may take to elect a leader before a part gives up and is started again."""
+"""Maximum wait for a cluster to elect a leader; then the process ends and is started again."""
 
 
 ENSURE_RETRY_S = 0.5

@@ -1,4 +1,4 @@
-"""The worker process: an engine, whose cache and load the log has, from start to drain."""
+"""The worker process: an engine with its cache and load events, from start to drain."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ TENANT_NAME = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 def header_tenant(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """The tenant that a request names, if it may be one; else empty. For a request that failed, whatever it said."""
+    """The tenant that a request names, if it may be one; else empty. For a request that failed."""
     named = dict(headers).get(b"x-contrail-tenant", b"")
     return named.decode() if TENANT_NAME.fullmatch(named) else ""
 
 
 class Caller(NamedTuple):
-    """What the request's key says."""
+    """The API key of a request: its name and its rights."""
 
     key: str
     """The key's name."""
@@ -29,10 +29,10 @@ class Caller(NamedTuple):
     models: frozenset[str] = frozenset()
     """If any: no other model is there."""
     gateway: bool = False
-    """Whether the request's own header may name another tenant."""
+    """True if the request's header may name another tenant."""
 
     def may_use(self, model: str) -> bool:
-        """Whether this model is there for the caller."""
+        """True if the caller may use this model."""
         return not self.models or model in self.models
 
 
@@ -41,7 +41,7 @@ CALLER: ContextVar[Caller | None] = ContextVar("contrail_caller", default=None)
 
 
 def effective_tenant(claimed: str | None) -> str | None:
-    """Whose the present request is: its key's tenant, or the one that its header names where it may name one."""
+    """The tenant of the present request: its key's tenant, or the one that its header names where it may name one."""
     caller = CALLER.get()
     if caller is None:
         return claimed

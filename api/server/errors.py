@@ -17,7 +17,7 @@ from core.failure import safe_message
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded, RateLimited, UnknownModel
 
 RETRY_AFTER_S = 1
-"""What a client is told to wait when nobody knows better."""
+"""The default of the retry-after header."""
 
 
 class ApiError(ContrailError):
@@ -43,8 +43,8 @@ class ApiError(ContrailError):
 
     def body(self) -> bytes:
         """The answer's JSON."""
-        report_error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": report_error})
+        fields = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": fields})
 
 
 class ContextExceeded(ApiError):
@@ -130,7 +130,7 @@ def http_status_error(status: int, message: str, headers: dict[str, str] | None 
 
 
 def to_api_error(error: ContrailError) -> ApiError:
-    """What the client sees of an error that one of our parts raised."""
+    """The error answer for an error inside Contrail."""
     match error:
         case ApiError():
             return error
@@ -158,12 +158,12 @@ def _unavailable(error: Unavailable) -> ApiError:
 
 
 OVERLOADED = 529
-"""What is 503 elsewhere, in Anthropic's API."""
+"""Anthropic's status for 503."""
 log = logging.getLogger(__name__)
 
 
 def report_error(error: ContrailError, request_id: str) -> ApiError:
-    """What the client sees of it; what is not the client's fault is logged."""
+    """The error answer for the error; a server fault is logged."""
     failure = to_api_error(error)
     if failure.status >= 500:
         log.warning("answered %d: %s", failure.status, error, extra={"request_id": request_id})
@@ -213,18 +213,20 @@ NAMES = {
 }
 """Parameters of the chat that have another name in these bodies, or other ones within."""
 WITHIN = {".json_schema": "", ".function.parameters": ".input_schema", ".function": ""}
-"""What stands there for parts of their paths."""
+"""Replacements of parts of their paths."""
 
 
 class AnthropicError(ApiError):
     """An error in Anthropic's words and shape."""
 
     def __init__(self, error: ApiError, request_id: str) -> None:
-        told = with_renamed_parameter(error, NAMES, WITHIN)
-        message = _too_long(error) if isinstance(error, ContextExceeded) else told.message
+        renamed = with_renamed_parameter(error, NAMES, WITHIN)
+        message = _too_long(error) if isinstance(error, ContextExceeded) else renamed.message
         # Anthropic's programs wait for `retry-after`, and ask again
-        status = OVERLOADED if told.status == 503 else told.status
-        super().__init__(status, message, type=told.type, param=told.param, code=told.code, headers=told.headers)
+        status = OVERLOADED if renamed.status == 503 else renamed.status
+        super().__init__(
+            status, message, type=renamed.type, param=renamed.param, code=renamed.code, headers=renamed.headers
+        )
         self._request_id = request_id
 
     def body(self) -> bytes:

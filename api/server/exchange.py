@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 Headers = Iterable[tuple[bytes, bytes]]
 
 EXCHANGE_KEY = "exchange"
-"""Where a scope's state has its exchange."""
+"""Key of the exchange in a scope's state."""
 DEADLINE_HEADER = b"x-contrail-deadline-ms"
 DEADLINE_DIGITS = 10
 """More of them than the largest deadline has; the preprocessor refuses what is no deadline."""
@@ -113,7 +113,7 @@ class HttpExchange(RequestResponseCycle):
 
     @property
     def started(self) -> bool:
-        """Whether the status has left; after that an error can only end the stream."""
+        """True once the status was sent; after that an error can only end the stream."""
         return self.response_started
 
     def rename(self, request_id: str) -> None:
@@ -153,7 +153,7 @@ class HttpExchange(RequestResponseCycle):
         return b"".join(pieces)
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the work returns. If the client hangs up first the work has been cancelled, and ClientDisconnected is
+        """The result of the work. If the client hangs up first the work has been cancelled, and ClientDisconnected is
         raised; DeadlineExceeded if the client waits no longer."""
         self._task, self._why = asyncio.current_task(self.loop), None
         deadline = self._deadline()

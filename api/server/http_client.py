@@ -12,24 +12,24 @@ ANSWER_BYTES_MAX = 1 << 20
 
 
 class HttpResponse(NamedTuple):
-    """What came back."""
+    """Status and body of an answer."""
 
     status: int
     body: bytes
 
     @property
     def ok(self) -> bool:
-        """Whether it said yes."""
+        """True for status 200."""
         return self.status == 200
 
     @property
     def reason(self) -> str:
-        """What a part that is not ready waits for: `waiting_for` of its JSON; empty if it says nothing."""
+        """The conditions for readiness that are missing (`waiting_for` of the JSON); empty if there are none."""
         try:
-            said = json.loads(self.body)
+            answer = json.loads(self.body)
         except ValueError:
             return ""
-        waiting = said.get("waiting_for") if isinstance(said, dict) else None
+        waiting = answer.get("waiting_for") if isinstance(answer, dict) else None
         if isinstance(waiting, dict):
             return ", ".join(f"{what} ({why})" for what, why in waiting.items())
         return ", ".join(map(str, waiting)) if isinstance(waiting, list) else ""

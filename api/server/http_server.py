@@ -31,10 +31,10 @@ TAKEN_MAX = 64
 """So many connections are taken from one queue at a time: other front ends and our own requests get their turn."""
 LEFT_MAX = 2 * BACKLOG
 """At the end, so many that wait in the queue are still taken."""
-LOOK_S = 0.05
-"""How often neighbours' queues are looked at: what waits in one for two looks is taken."""
+POLL_NEIGHBOURS_S = 0.05
+"""Interval between polls of neighbours' queues: a connection that waits during two polls is accepted."""
 GREETING_MAX = 512
-"""TLS handshakes at once; whoever comes then waits in the kernel's queue."""
+"""TLS handshakes at once; further clients wait in the kernel's queue."""
 HANDSHAKE_TIMEOUT_S = 10.0
 """One of them may take so long."""
 PAUSE_S = 0.1
@@ -54,7 +54,7 @@ class Acceptor:
         self._factory = factory
         self._tls = tls
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._greeting: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -63,16 +63,16 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._own.fileno(), self._accept)
         if self._neighbours:
-            self._looking = asyncio.create_task(self._look(), name="neighbours")
+            self._polling = asyncio.create_task(self._poll_neighbours(), name="neighbours")
 
     async def stop(self) -> None:
-        """Nothing is accepted any more. What waited in the queue was, so that nobody is reset if the socket ends here.
+        """Nothing is accepted any more. Connections in the queue were accepted, so that closing the socket resets none.
 
-        A client whose connection is made just between the last look and the end would be, so a socket that is to be
-        taken over must be held by somebody else as well.
+        A connection made between the last poll and the end would be reset. A socket that passes to a successor must
+        therefore stay open in another process.
         """
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
         for each in self._neighbours.values():
             each.close()
         if self._loop is not None and self._own.fileno() >= 0:
@@ -92,13 +92,13 @@ class Acceptor:
         if self._loop is not None and self._own.fileno() >= 0:
             self._loop.add_reader(self._own.fileno(), self._accept)
 
-    async def _look(self) -> None:
+    async def _poll_neighbours(self) -> None:
         waiting = select.poll()
         for number in self._neighbours:
             waiting.register(number, select.POLLIN)
         before: set[int] = set()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_NEIGHBOURS_S)
             # one that does not listen yet is a hang-up to the kernel, and nothing to us
             now = {number for number, event in waiting.poll(0) if event & select.POLLIN}
             for number in now & before:
@@ -106,7 +106,7 @@ class Acceptor:
             before = now
 
     def _take(self, listener: socket.socket, at_most: int) -> bool:
-        """What waits there is ours; False if more cannot be taken now, and the kernel keeps it."""
+        """Waiting connections are accepted; False if no more can be accepted now, and the kernel keeps them."""
         for _ in range(at_most):
             if self._tls is not None and len(self._greeting) >= GREETING_MAX:
                 return False
@@ -137,11 +137,11 @@ class Acceptor:
 log = logging.getLogger(__name__)
 
 CANCEL_S = 5.0
-"""How long requests that were cancelled at the end of the grace time may take to notice."""
+"""Time for requests that were cancelled at the end of the grace time to finish."""
 FLUSH_S = 2.0
-"""How long the last bytes of finished answers may take to leave."""
+"""Time for the last bytes of finished answers to be sent."""
 TICK_S = 1.0
-"""How often the Date header moves on, and connections are looked at."""
+"""Interval between updates of the Date header and checks of the time limits."""
 POLL_S = 0.02
 
 
@@ -178,12 +178,12 @@ class HttpServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens, or listened."""
+        """The listening address, also after the end."""
         return self._address
 
     @property
     def connections(self) -> set[HttpProtocol]:
-        """What is open now."""
+        """The open connections."""
         return cast(set[HttpProtocol], self._state.connections)
 
     def _protocol(self) -> HttpProtocol:
@@ -204,7 +204,7 @@ class HttpServer:
             self._date()
             now_s = asyncio.get_running_loop().time()
             for connection in list(self.connections):
-                connection.look(now_s)
+                connection.check_deadlines(now_s)
 
     def _date(self) -> None:
         self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
@@ -254,7 +254,7 @@ class HttpServer:
             connection.transport.close()
         try:
             async with asyncio.timeout(FLUSH_S):
-                while self.connections:  # noqa: ASYNC110 - connections tell nobody when they are gone
+                while self.connections:  # noqa: ASYNC110 - connections have no event for their end
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             log.warning("%d clients did not read their answers to the end", len(self.connections))

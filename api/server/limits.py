@@ -23,7 +23,7 @@ HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 """From there to the end of its body …"""
 BODY_BYTES_PER_S_MIN = 8 * 1024
-"""… and a second more for so many bytes that have come: who sends a large body slowly is no attacker."""
+"""… and a second more for so many bytes that have come: a slow sender of a large body is no attacker."""
 KEEP_ALIVE_S = 75.0
 """Idle connections are kept so long: longer than common load balancers do, so that they never meet a closed one."""
 IDLE_LINGER_S = 2.0
@@ -44,12 +44,12 @@ class HttpLimits:
 
 
 def connections_for(files: int) -> int:
-    """How many connections a front end takes that may have so many files open."""
+    """Number of connections of a front end that may have so many files open."""
     return max(min(CONNECTIONS_MAX, files - FILES_RESERVED), 1)
 
 
 class ListenerState(ServerState):
-    """What the connections of one listener share."""
+    """State that the connections of one listener share."""
 
     def __init__(self, limits: HttpLimits) -> None:
         super().__init__()

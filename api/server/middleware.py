@@ -71,13 +71,13 @@ class RequestIdMiddleware:
             if started or (exchange is not None and exchange.started):
                 raise
             await send_error(send_named, error_for_path(scope["path"], stopping(), state["request_id"]))
-        except Exception as error:  # noqa: BLE001 - whatever it was, other requests go on
-            self._tell(scope, exchange, error)
+        except Exception as error:  # noqa: BLE001 - other requests go on after any failure
+            self._report(scope, exchange, error)
             if not started and (exchange is None or not exchange.started):
                 await send_error(send_named, error_for_path(scope["path"], internal_error(), state["request_id"]))
             # else the server cuts the connection, so that the client sees that the answer is not whole
 
-    def _tell(self, scope: Scope, exchange: HttpExchange | None, error: Exception) -> None:
+    def _report(self, scope: Scope, exchange: HttpExchange | None, error: Exception) -> None:
         """The process's log has the failure; of a request of the API the event log has it, too."""
         request_id = scope["state"]["request_id"]
         log.error("a request failed inside:\n%s", redacted_traceback(error), extra={"request_id": request_id})
@@ -102,9 +102,9 @@ def _request_id(scope: Scope) -> str:
 
 
 AGE_S = 600
-"""How long a browser may remember what it was told."""
+"""Time for which a browser may cache a preflight answer."""
 READABLE = ("x-request-id", "retry-after", "x-contrail-worker", "x-contrail-queue-ms", "x-contrail-answer-ms")
-"""What of an answer's headers a page may read, beside those that all may."""
+"""Answer headers that a page of another site may read, beside the safelisted ones."""
 
 
 class ApiCorsMiddleware:

@@ -4,7 +4,7 @@ The parser refuses ambiguous requests (two lengths, a length beside chunks, bare
 `header_fault` refuses the rest of what RFC 9112 forbids. A refused client gets an error in OpenAI's shape, and its
 connection is closed, because the beginning of the next request is unknown.
 
-One look at all connections per second (`look`) keeps the time limits, not a timer per connection.
+One check of all connections per second (`check_deadlines`) keeps the time limits, not a timer per connection.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def header_fault(version: str, headers: Iterable[tuple[bytes, bytes]], *, asks_u
 DISCARD_BYTES_MAX = 64 * 1024 * 1024
 """Rest of a body that was refused: read and dropped up to this, so that the client gets to see the answer."""
 FRAMING_BYTES_MAX = 2 * HEAD_BYTES_MAX
-"""What comes with a body that is none of it: its head may be among that, chunks' frames, trailers …"""
+"""Bytes received with a body that are not part of it: perhaps its head, frames of chunks, trailers …"""
 FRAMING_PER_BYTE_MAX = 8
 """… and this for each byte of the body: a chunk of one byte has five around it."""
 LINGER_S = 5.0
-"""How long the client may take to read why it was refused, before the connection is cut."""
+"""Time for the client to read the refusal before the connection is cut."""
 
 CRLF = b"\r\n"
 UPGRADE = CRLF + b"upgrade:"
@@ -162,7 +162,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
-            return  # a trailer: nobody reads it, and what was checked must not change
+            return  # a trailer: it is not used, and checked headers must not change
         headers, name = self.headers, name.lower()
         if len(headers) == HEADERS_MAX:
             self._fail(ApiError(431, f"there are more than {HEADERS_MAX} headers"))
@@ -180,7 +180,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
         self._since_s = self.loop.time()
         self.scope = self._scope(version)
-        # who waits for leave to send a body, and is refused, may or may not send it then
+        # a client that waits for 100 Continue and is refused may or may not send its body then
         ends = server_state.stopping or self.expect_100_continue or version == "1.0"
         cycle = HttpExchange(
             self.loop,
@@ -269,12 +269,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no request is under way, not even the first byte of one."""
+        """True if no request is in progress, not even the first byte of one."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered and not self._in_head and not self._in_body
 
-    def look(self, now_s: float) -> None:
-        """What takes too long is refused, what is idle for too long closed; called every second or so."""
+    def check_deadlines(self, now_s: float) -> None:
+        """A request that took too long is refused, a connection idle for too long closed; called once a second."""
         took_s, limits = now_s - self._since_s, self._limits
         if self._is_stuck(now_s):
             self.transport.abort()
@@ -293,7 +293,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _is_stuck(self, now_s: float) -> bool:
-        """Whether the client has taken nothing for too long, though something waits for it and nothing else is said."""
+        """True if the client has read nothing for too long although bytes wait for it."""
         unsent = self.transport.get_write_buffer_size()
         speaks = not (self.flow.write_paused or self.idle or self.transport.is_closing())
         if not unsent or unsent < self._unsent or speaks:
@@ -336,7 +336,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _answering(self) -> bool:
-        """Whether an answer has begun, or is due to a request that came whole."""
+        """True if an answer has begun, or is due to a request that arrived whole."""
         active = self._active
         if active is None or active.response_complete:
             return False
@@ -352,7 +352,7 @@ class RequestTarget(NamedTuple):
 
 
 def target_of(url: bytes) -> RequestTarget:
-    """What a request line asks for. HttpParserInvalidURLError if it is nothing that can be asked for."""
+    """The target of a request line; HttpParserInvalidURLError if it is not valid."""
     if _PLAIN_TARGET.fullmatch(url):
         return RequestTarget(url.decode("ascii"), url, b"")
     parsed = httptools.parse_url(url)

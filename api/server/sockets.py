@@ -50,9 +50,9 @@ def socket_activation_fd(environment: Mapping[str, str]) -> int | None:
 
 
 def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """So many sockets bound to one port (0: any free one).
+    """As many sockets as `count`, bound to one port (0: any free one).
 
-    Nobody else listens there; CallerError if somebody does, or if the host is not an address of this machine.
+    No other process listens there; CallerError if one does, or if the host is not an address of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listeners: list[socket.socket] = []
@@ -113,7 +113,7 @@ def tls_context(cert: str, key: str | None) -> ssl.SSLContext:
     """TLS 1.2 or newer with this certificate; CallerError says which file is wrong."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # two ways to the same end: nobody needs either, and both have been attacked
+    # neither is needed, and both have been attacked
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     try:

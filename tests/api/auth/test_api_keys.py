@@ -9,7 +9,7 @@ import pytest
 
 from api.auth.access_policy import exposure_warnings, with_checked_files
 from api.auth.api_keys import KEYS_BYTES_MAX, read_keys
-from api.auth.keyring import LOOK_MS, Keyring
+from api.auth.keyring import CHECK_EVERY_MS, Keyring
 from api.config.schema import Deployment, FrontendSection, FrontendTls
 from core.clock import ManualClock
 from core.errors import CallerError
@@ -114,12 +114,12 @@ def test_a_file_that_others_can_read_is_warned_about(file: Path, caplog: pytest.
 
 
 def find_later(keyring: Keyring, clock: ManualClock, key: str) -> bool:
-    clock.advance(LOOK_MS)
+    clock.advance(CHECK_EVERY_MS)
     return keyring.find(key.encode()) is not None
 
 
 def test_a_change_is_noticed_and_a_broken_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New keys open, revoked ones do not, within LOOK_MS; junk or no file at all keeps what was, and says so once."""
+    """New keys open, revoked ones do not, within CHECK_EVERY_MS; junk or no file keeps the keys, and says so once."""
     first, clock = made(file, "first"), ManualClock(NOON_MS)
     keyring = Keyring(file, clock)
     second = made(file, "second")

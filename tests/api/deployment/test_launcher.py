@@ -102,7 +102,7 @@ async def test_a_request_to_restart_that_cannot_be_read(
     monkeypatch.setattr(launch._rolling, "run", run)
     launch._data.restart.mkdir()
     told = asyncio.Event()
-    restarting = asyncio.create_task(launch.restart_when_told(told))
+    restarting = asyncio.create_task(launch.restart_on_request(told))
     told.set()
     await eventually(lambda: not told.is_set(), "the first one was heard")
     await asyncio.sleep(0)
