@@ -81,7 +81,7 @@ class Setup(NamedTuple):
         arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
         options = self.options
         verdicts: list[PrefillVerdict] = []
-        found = simulate(options, arrivals, progress, archive, judged=verdicts.append)
+        found = simulate(options, arrivals, progress, archive, on_verdict=verdicts.append)
         wall_s, prefill = time.perf_counter() - started_s, None
         if options.prefill_workers:
             engine = options.engine

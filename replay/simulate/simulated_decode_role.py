@@ -55,9 +55,9 @@ class SimulatedDecodeRole:
         routing: RoutingSettings,
         *,
         jobs: JobsFold,
-        judged: Callable[[PrefillVerdict], None],
+        on_verdict: Callable[[PrefillVerdict], None],
     ) -> None:
-        """`jobs` is the fold of the jobs stream; `judged` hears of each verdict when the first token is there."""
+        """`jobs` is the fold of the jobs stream; `on_verdict` is called with each verdict at the first token."""
         settings = worker.settings
         self.id: WorkerId = worker.id
         self.routing = routing
@@ -70,7 +70,7 @@ class SimulatedDecodeRole:
         self._queue = queue
         self._source = source
         self._agenda = agenda
-        self._judged = judged
+        self._on_verdict = on_verdict
         self._asked: dict[str, Submit] = {}
         """Requests that are here, by the machine's ids of them."""
         self._ids: dict[RequestId, str] = {}
@@ -134,36 +134,36 @@ class SimulatedDecodeRole:
         prompt = HashedPrompt(known.tokens, self._worker.settings.block_size, known.hashes)
         self._shell.feed(machine.RequestSubmitted(job, to_request(request, known), prompt, hint))
 
-    def first(self, request: RequestId, output: Output) -> Output | None:
+    def on_first_tokens(self, request: RequestId, output: Output) -> Output | None:
         """The first tokens with the report; None if they may not leave."""
         job = self._ids[request]
         if job in self._landing_us:
             self._shell.feed(machine.PullStarted(job, output.cached_tokens or 0))
         else:
             here = self._reports[job]
-            self._judged(PrefillVerdict(request, here.reason, here.outcome))
+            self._on_verdict(PrefillVerdict(request, here.reason, here.outcome))
         report = self._reports.pop(job, None)
         return None if report is None else msgspec.structs.replace(output, prefill=report)
 
-    def ended(self, request: RequestId) -> None:
+    def on_request_ended(self, request: RequestId) -> None:
         """The request is here no more."""
         job = self._ids.pop(request)
         del self._asked[job]
         self._shell.feed(machine.RequestClosed(job))
 
-    def stepped(self, done: StepResult) -> None:
+    def on_step(self, done: StepResult) -> None:
         """Blocks that the engine wants are on their way; a slot may be free."""
         for fetch in done.fetches:
             self._fetch(fetch)
         if self.remote_prefill.ready:
             self._shell.feed(machine.EngineStepped())
 
-    def died(self) -> None:
+    def on_worker_ended(self) -> None:
         """Its connections break."""
         self._shell.close()
         self._peers.remove(self.id)
 
-    def lost(self) -> None:
+    def on_loss_written(self) -> None:
         """It is registered no more."""
         self._peers.lost.add(self.id)
 
@@ -239,4 +239,4 @@ class SimulatedDecodeRole:
             wait_us=job.answered_us - job.asked_us,
             pull_us=self._agenda.now_us - job.answered_us,
         )
-        self._judged(verdict)
+        self._on_verdict(verdict)

@@ -137,8 +137,8 @@ class SimulatedFleet:
         """The worker gets no new requests; if it was lost, its requests go on elsewhere."""
         self._gone.add(worker.id)
         if reported_us != FOREVER:
-            worker.die()
-            self._agenda.put(reported_us, lambda: worker.lose(self._reporter()))
+            worker.crash()
+            self._agenda.put(reported_us, lambda: worker.write_loss(self._reporter()))
             self._on_worker_ended(worker)
 
     def _new(self, place: int, capacity_blocks: int = 0) -> SimulatedWorker:
@@ -166,7 +166,7 @@ class SimulatedFleet:
             worker.jobs = SimulatedSource(self._log, JOBS, worker.id, token=token)
             worker.side = SimulatedDecodeRole(
                 worker, peers, queue, worker.jobs, agenda, self._options.routing,
-                jobs=self._log.jobs, judged=self._on_verdict,
+                jobs=self._log.jobs, on_verdict=self._on_verdict,
             )  # fmt: skip
 
     def _fail_next(self) -> None:
@@ -179,7 +179,7 @@ class SimulatedFleet:
         worker = self._places[place]
         if not worker.alive:
             return
-        worker.die()
+        worker.crash()
         self._gone.add(worker.id)
         self._agenda.put(self._agenda.now_us + LEASE_MS * 1000, partial(self._expire, worker))
         self._agenda.put(self._agenda.now_us + RESTART_US, partial(self._replace, place))
@@ -214,5 +214,5 @@ class SimulatedFleet:
     def _write_end(self, end: WriteEnd) -> None:
         worker = self._alive_by_log.pop(WorkerId(end.source))
         self._absent.remove(worker.id)
-        worker.lose(self._reporter())
+        worker.write_loss(self._reporter())
         self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)

@@ -280,26 +280,26 @@ class SimulatedPrefillRole:
         """No replica sends requests to a prefill worker."""
         raise AssertionError(f"{asked.request.id}, attempt {hint.attempt}, was sent to a prefill worker")
 
-    def first(self, request: RequestId, output: Output) -> Output | None:
+    def on_first_tokens(self, request: RequestId, output: Output) -> Output | None:
         """It makes no tokens."""
         raise AssertionError(f"{request} has a token of a prefill worker: {output}")
 
-    def ended(self, request: RequestId) -> None:
+    def on_request_ended(self, request: RequestId) -> None:
         """It serves no requests."""
 
-    def stepped(self, done: StepResult) -> None:
+    def on_step(self, done: StepResult) -> None:
         """Prompts that were computed are held."""
         for prefilled in done.prefilled:
             blocks = KvBlocks(request=prefilled.id, ids=(prefilled.blocks,), tokens=prefilled.tokens)
             self._shell.feed(machine.Prefilled(prefilled.id, blocks, prefilled.cached_tokens))
 
-    def died(self) -> None:
+    def on_worker_ended(self) -> None:
         """Its connections break; the queue hands out again what it had."""
         self._shell.close()
         self._queue.leave(self)
         self._peers.remove(self.id)
 
-    def lost(self) -> None:
+    def on_loss_written(self) -> None:
         """Its connections broke before."""
 
     # ---------------------------------------------------------------------------------------------------------------

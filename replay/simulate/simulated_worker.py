@@ -117,7 +117,7 @@ REPORT_EVERY_US = REPORT_EVERY_MS * 1000
 REPORT_IDLE_US = REPORT_IDLE_MS * 1000
 
 OnOutput = Callable[[RequestId, Output, int], None]
-"""Told a request, an output of it, and when it came."""
+"""Called with a request, an output of it, and the time of that output."""
 ABORTED = "abort"
 """Finish reason of a request that its own worker gave up, to begin it anew."""
 
@@ -128,20 +128,20 @@ class PrefillHooks(Protocol):
     def submit(self, asked: Submit, hint: Hint) -> None:
         """A request has come, which the engine can serve."""
 
-    def first(self, request: RequestId, output: Output) -> Output | None:
+    def on_first_tokens(self, request: RequestId, output: Output) -> Output | None:
         """The first tokens of a request; returns them with the report on its prompt, or None if they may not leave."""
 
-    def ended(self, request: RequestId) -> None:
+    def on_request_ended(self, request: RequestId) -> None:
         """The last tokens were made."""
 
-    def stepped(self, done: StepResult) -> None:
+    def on_step(self, done: StepResult) -> None:
         """The engine was stepped; outputs were passed on already."""
 
-    def died(self) -> None:
-        """The worker has ended without a word."""
+    def on_worker_ended(self) -> None:
+        """The worker has crashed."""
 
-    def lost(self) -> None:
-        """The log knows that it has ended."""
+    def on_loss_written(self) -> None:
+        """The log shows that the worker has ended."""
 
 
 class SimulatedWorker:
@@ -249,7 +249,7 @@ class SimulatedWorker:
             self.side.submit(asked, hint)
 
     def feed_engine(self, item: Input) -> None:
-        """The engine hears of it; all that comes at one time is taken in together."""
+        """The engine has the input; inputs of one time are taken in together."""
         self._arrived.append(item)
         self._step_by(self._agenda.now_us)
         self._report_by(self._reported_us + REPORT_EVERY_US)
@@ -259,8 +259,8 @@ class SimulatedWorker:
         self._totals[0] += prompt_tokens
         self._totals[1] += cached_tokens
 
-    def die(self) -> None:
-        """The engine has told all tokens that it had made by now, and says nothing any more."""
+    def crash(self) -> None:
+        """The engine has passed on all tokens made by now, and makes none any more."""
         self._step()
         now_us = self._agenda.now_us
         for request, output in step(self._engine, now_us, [Abort(request) for request in self._serving]).outputs:
@@ -270,16 +270,16 @@ class SimulatedWorker:
         self._agenda.cancel(self._step_number)
         self._agenda.cancel(self._report_number)
         if self.side is not None:
-            self.side.died()
+            self.side.on_worker_ended()
 
-    def lose(self, by: str) -> None:
-        """The log knows that it is gone, as a replica found."""
+    def write_loss(self, by: str) -> None:
+        """The log shows that the worker is lost, as the replica `by` found."""
         assert not self.alive
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
             SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).append([lost])
         if self.side is not None:
-            self.side.lost()
+            self.side.on_loss_written()
         if self.jobs is not None and self.jobs.n_acked:
             self.jobs.ended_by(self.id + LOST_SUFFIX).append([lost])
 
@@ -304,13 +304,13 @@ class SimulatedWorker:
             if output.finish != ABORTED:
                 self._on_engine_output(request, output, at_us)
         if self.side is not None:
-            self.side.stepped(done)
+            self.side.on_step(done)
 
     def _on_engine_output(self, request: RequestId, output: Output, at_us: int) -> None:
-        """Others have these tokens."""
+        """The tokens are passed on, unless first tokens may not leave yet."""
         side = self.side
         if output.cached_tokens is not None:
-            may_leave = output if side is None else side.first(request, output)
+            may_leave = output if side is None else side.on_first_tokens(request, output)
             if may_leave is None:
                 return
             output = may_leave
@@ -324,7 +324,7 @@ class SimulatedWorker:
             del self._serving[request]
             self._prefills.pop(request, None)
             if side is not None:
-                side.ended(request)
+                side.on_request_ended(request)
         self._on_output(request, output, at_us)
 
     def _report_by(self, at_us: int) -> None:
@@ -332,7 +332,7 @@ class SimulatedWorker:
         self._report_number = self._agenda.put(at_us, self._report)
 
     def _report(self) -> None:
-        """The log hears of the load if it is news or due; the next look is in time for the next report."""
+        """The load is written to the log if it changed or a report is due; the next check is scheduled."""
         now_us = self._agenda.now_us
         if self._step_at >= 0:  # else nothing has happened there since the last step
             self._step()

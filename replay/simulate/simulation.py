@@ -70,14 +70,14 @@ class Simulation:
         archive: ArchiveWriter | None,
         follows: Mapping[RequestId, FollowUp] = MappingProxyType({}),
         *,
-        judged: Callable[[PrefillVerdict], None],
+        on_verdict: Callable[[PrefillVerdict], None],
     ) -> None:
         self.served: list[ServedRequest | None] = [None] * len(arrivals)
         """In the order of the arrivals."""
         self._options = options
         self._arrivals = arrivals
         self._follows = follows
-        self._report_verdict = judged
+        self._report_verdict = on_verdict
         self._followers = self._find_followers()
         self._progress = progress
         self._agenda = Agenda()
@@ -271,18 +271,18 @@ def simulate(
     archive: Path | None = None,
     follows: Mapping[RequestId, FollowUp] = MappingProxyType({}),
     *,
-    judged: Callable[[PrefillVerdict], None] = lambda _verdict: None,
+    on_verdict: Callable[[PrefillVerdict], None] = lambda _verdict: None,
 ) -> SimulationResult:
-    """All arrivals served; `progress` hears how many have ended of how many. The run's log is in the file `archive`,
-    if one is named. Requests in `follows` come after others, not at their own times. `judged` hears where prompts
-    were computed, if there are prefill workers, in the order of first tokens. CallerError if arrivals are not what they
-    should be, or the file cannot be written."""
+    """Results of a run of all arrivals. `progress` gets how many have ended, of how many. The run's log is in the file
+    `archive`, if one is named. Requests in `follows` come after others, not at their own times. `on_verdict` is called
+    with where each prompt was computed, if there are prefill workers, in the order of first tokens. CallerError if
+    arrivals are not valid, or the file cannot be written."""
     arrivals = list(arrivals)
     _check(arrivals, options.engine.block_size)
     _check_follows(arrivals, follows)
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
-        simulation = Simulation(options, arrivals, progress, writer, follows, judged=judged)
+        simulation = Simulation(options, arrivals, progress, writer, follows, on_verdict=on_verdict)
         with collector_paused():
             digest = simulation.run()
         if writer is not None:

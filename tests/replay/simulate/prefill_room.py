@@ -70,7 +70,7 @@ class Room:
         worker = self._worker(number, DECODE)
         worker.side = SimulatedDecodeRole(
             worker, self.peers, self.queue, self._chain(worker), self.agenda, SETTINGS,
-            jobs=self.log.jobs, judged=self.verdicts.append,
+            jobs=self.log.jobs, on_verdict=self.verdicts.append,
         )  # fmt: skip
         return worker
 

@@ -66,7 +66,7 @@ def run(
     routing = RoutingSettings.parse({**ROUTING_SETTINGS.to_mapping(), **settings})
     wanted = Options(**{"workers": 1, "prefill_workers": 1, "engine": engine, "routing": routing, **options})
     verdicts: list[PrefillVerdict] = []
-    found = simulate(wanted, arrivals, archive=log, judged=verdicts.append)
+    found = simulate(wanted, arrivals, archive=log, on_verdict=verdicts.append)
     reports = {
         each.event.request: each.event.prefill
         for each in said(log, ROUTING)

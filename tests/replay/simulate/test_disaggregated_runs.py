@@ -39,7 +39,7 @@ def run(
     **options: Any,
 ) -> SimulationResult:
     verdicts = [] if judged is None else judged
-    return simulate(Options(**{**USUAL, **options}), arrivals, archive=path, judged=verdicts.append)
+    return simulate(Options(**{**USUAL, **options}), arrivals, archive=path, on_verdict=verdicts.append)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def test_another_takes_what_its_taker_lost() -> None:
     room = Room(prefill=2)
     room.submit("it", 1000)
     room.until(20_000)
-    room.workers["prefill-0"].die()
+    room.workers["prefill-0"].crash()
     room.until(1_000_000)
 
     assert room.first_us == {"it": 20_000 + WHOLE_US}
@@ -36,7 +36,7 @@ def test_the_queue_hands_it_out_again_later() -> None:
     room.submit("it", 1000)
     room.submit("long", 20_000)
     room.until(20_000)
-    room.workers["prefill-0"].die()
+    room.workers["prefill-0"].crash()
     room.until(9_000_000)
 
     assert room.first_us["long"] < 5_020_000
@@ -58,7 +58,7 @@ def test_blocks_of_a_holder_that_has_ended_are_not_used(at_us: int, outcome: str
     room = Room()
     room.submit("it", 1000)
     room.until(at_us)
-    room.workers["prefill-0"].die()
+    room.workers["prefill-0"].crash()
     room.until(1_000_000)
 
     assert (room.reports["it"].outcome, room.first_us["it"]) == (outcome, first_us)
@@ -74,7 +74,7 @@ def test_an_answer_of_one_that_has_ended_is_none() -> None:
     room.submit("it", 1000)
     room.until(100_000)
     assert [event.keep_ms for _, event in room.said(PrefillCompleted)] == [ENGINE.keep_ms]
-    room.workers["prefill-0"].die()
+    room.workers["prefill-0"].crash()
     room.until(1_000_000)
 
     assert room.reports["it"].outcome == "worker_gone"
@@ -88,12 +88,12 @@ def test_nobody_works_for_a_decode_worker_that_has_ended() -> None:
     room.submit("two", 2000)
     room.submit("else", 1000, to="decode-1")
     room.until(20_000)
-    room.workers["decode-0"].die()
+    room.workers["decode-0"].crash()
     room.until(1_000_000)
 
     assert room.first_us == {"else": 20_000 + WHOLE_US}
     assert len(room.log.jobs.parts[room.workers["decode-0"].id].asked) == 2
-    room.workers["decode-0"].lose("somebody")
+    room.workers["decode-0"].write_loss("somebody")
     assert room.log.jobs.open == 0
     (withdrawn,) = room.said(PrefillFailed)
     assert withdrawn[1].reason == "the decode worker is gone"
@@ -107,7 +107,7 @@ def test_blocks_for_one_that_has_ended_are_free() -> None:
     room.until(100_000)
     holder = room.workers["prefill-0"]
     assert holder.load.blocks_used == 32
-    room.workers["decode-0"].die()
+    room.workers["decode-0"].crash()
     room.until(200_000)
 
     assert holder.load.blocks_used == 0

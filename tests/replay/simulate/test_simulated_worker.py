@@ -107,7 +107,7 @@ def test_what_ends_has_told_what_it_had() -> None:
     bench = Bench()
     bench.submit("a", 320, 1000)
     bench.until(1_000_000)
-    bench.worker.die()
+    bench.worker.crash()
     told, end_us = bench.tokens("a"), bench.agenda.now_us
     bench.frames()
     bench.until(9_000_000)
@@ -115,7 +115,7 @@ def test_what_ends_has_told_what_it_had() -> None:
     assert told == 1 + (end_us - 320 * 50) // 5000
     assert bench.tokens("a") == told
     assert bench.frames() == []
-    bench.worker.lose("00000000000000ff")
+    bench.worker.write_loss("00000000000000ff")
     lost = bench.frames()
     assert [(f.stream, f.owner) for f in lost] == [(KV, WORKER), (LOAD, WORKER)]
     for frame in lost:
