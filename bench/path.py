@@ -152,9 +152,9 @@ class Deployment:
     async def still(self) -> None:
         """Everything said is in the log and folded."""
         await asyncio.sleep(STILL_S)
-        presence = self.worker.publisher
-        assert presence is not None
-        while not (presence.kv.idle and presence.load.idle and self.router.publisher.outbox.idle):  # noqa: ASYNC110 - three sources
+        publisher = self.worker.publisher
+        assert publisher is not None
+        while not (publisher.kv.idle and publisher.load.idle and self.router.publisher.outbox.idle):  # noqa: ASYNC110 - three sources
             await asyncio.sleep(STILL_S)
 
     def held(self) -> int:

@@ -18,7 +18,13 @@ from replay.recording.request_history import PLACES
 from streams.archive.archive_reader import ArchiveReader
 
 UNITS = {"kv": "blocks", "approximate": "blocks", "least-loaded": "requests", "power-of-two": "requests"}
-"""Of costs, by policy; others have none, or milliseconds."""
+"""Units of costs, by policy; others have none, or milliseconds."""
+EVENT_FIELDS = (
+    "request", "model", "attempt", "worker", "policy", "prompt_tokens", "block_size", "blocks",
+    "predicted_cached_tokens", "prefill_tokens", "prefer", "prefer_tokens", "candidates_total", "digest",
+)  # fmt: skip
+"""Fields of the event that the page shows as they are."""
+CANDIDATE_FIELDS = ("worker", "pending", "active_blocks", "active_requests", "waiting", "cache_known")
 
 
 def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, Any]:
@@ -32,32 +38,19 @@ def decision(archive: ArchiveReader, timeline: Timeline, n: int) -> dict[str, An
     return {
         "n": n,
         "at": f"{ROUTING}:{n // PLACES}",
-        "request": event.request,
-        "model": event.model,
-        "attempt": event.attempt,
-        "worker": event.worker,
+        **{name: getattr(event, name) for name in EVENT_FIELDS},
         "replica": number,
-        "policy": event.policy,
         "revision": event.settings_revision,
         "settings": settings.to_mapping(),
         "settings_known": given is not None,
-        "prompt_tokens": event.prompt_tokens,
-        "block_size": event.block_size,
-        "blocks": event.blocks,
-        "predicted_cached_tokens": event.predicted_cached_tokens,
-        "prefill_tokens": event.prefill_tokens,
-        "prefer": event.prefer,
-        "prefer_tokens": event.prefer_tokens,
         "unit": "ms" if event.policy in ESTIMATING_POLICIES else UNITS.get(event.policy, ""),
         "prefill_time": _prefill_time(on),
         "candidates": [_row(on, scored) for scored in on.ranked],
-        "candidates_total": event.candidates_total,
         "excluded": [
             {"reason": reason, "count": count, "workers": from_column(ids)}
             for reason, (count, ids) in event.excluded.items()
         ],
         "cursor": {stream: seq for stream, (_, seq) in event.cursor.items()},
-        "digest": event.digest,
     }
 
 
@@ -94,17 +87,12 @@ def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
     """
     candidate, policy, terms = scored.candidate, on.event.policy, cost_terms(on, scored)
     row: dict[str, Any] = {
-        "worker": candidate.worker,
+        **{name: getattr(candidate, name) for name in CANDIDATE_FIELDS},
         "chosen": candidate.worker == on.event.worker,
         "cost": scored.cost / MILLI,
         "overlap": candidate.overlap[-1],
         "overlap_device": candidate.overlap[0],
-        "pending": candidate.pending,
         "to_prefill": scored.prefill_m / MILLI,
-        "active_blocks": candidate.active_blocks,
-        "active_requests": candidate.active_requests,
-        "waiting": candidate.waiting,
-        "cache_known": candidate.cache_known,
     }
     if policy in ESTIMATING_POLICIES:
         timed = time_estimate(on, scored, exact=False)
