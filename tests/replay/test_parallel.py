@@ -47,3 +47,19 @@ def test_an_error_is_raised_where_the_result_is_asked_for(jobs: int) -> None:
         assert next(results) == 1
         with pytest.raises(TimeoutError, match="its own"):
             next(results)
+
+
+def endless(thing: int, progress: Progress) -> int:
+    """The first ends at once; the others would take minutes."""
+    for step in range(0 if thing == 1 else 10_000):
+        progress(step, 10_000)
+        time.sleep(0.02)
+    return thing
+
+
+def test_leaving_early_stops_the_processes() -> None:
+    """At their next progress: nothing waits for their results."""
+    began = time.monotonic()
+    with parallel_results(endless, [1, 2], 2) as results:
+        assert next(results) == 1
+    assert time.monotonic() - began < 60
