@@ -26,7 +26,6 @@ from streams.outbox.source_chain import (
     Finish,
     LastRead,
     LogFailed,
-    Put,
     ReadLast,
     Restated,
     SourceChain,
@@ -74,7 +73,10 @@ class Outbox(SourceChain):
 
     def put(self, event: Event) -> None:
         """The event waits to be appended, or is counted as dropped."""
-        self._feed(Put(event))
+        due_us = self.due_us
+        self._put(event, self._now_us())
+        if self.due_us != due_us:
+            self._wake()
 
     def finish(self, event: Event) -> None:
         """The last event is put: where others are dropped, it comes instead of the restatement after them."""

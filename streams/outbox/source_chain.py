@@ -222,7 +222,7 @@ class SourceChain:
 
     def step(self, event: ChainEvent | Tick, now_us: int) -> Sequence[ChainCommand]:
         """See `core.machine.Machine`."""
-        if isinstance(event, Put):  # by far the most: 2.0 us each in an outbox, 2.6 if it is matched like the others
+        if isinstance(event, Put):  # by far the most frequent event: it is not matched like the others
             self._put(event.event, now_us)
             return ()
         match event:
