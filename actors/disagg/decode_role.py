@@ -90,7 +90,7 @@ class DecodeRole:
         self._jobs_follower = JobsFollower(context.log, context.clock, context.key.chain_key, self._on_event)
         self._answers: dict[str, PendingAnswer] = {}
         self._pulls: dict[str, RunningPull] = {}
-        """Pulls whose outputs may not leave yet."""
+        """Pulls with outputs that may not leave yet."""
         self._ending: set[asyncio.Task[None]] = set()
         """The ends of pulls that were given up."""
         self._declining: set[asyncio.Task[None]] = set()
@@ -122,7 +122,7 @@ class DecodeRole:
 
     @property
     def log_away(self) -> bool:
-        """Whether the log has acknowledged nothing for LOG_AWAY_S."""
+        """True if the log has acknowledged nothing for LOG_AWAY_S."""
         return self._context.current_publisher().jobs_away_s > LOG_AWAY_S
 
     def load(self) -> EngineLoad:
@@ -180,7 +180,7 @@ class DecodeRole:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Where prompts were computed and why, and the prefill workers that could compute them now."""
+        """Counts of prompts by place and reason, and the prefill workers that can be asked now."""
         remote = self.remote_prefill
         return {
             "prefill_workers": remote.peers.able(),

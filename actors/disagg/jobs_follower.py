@@ -16,7 +16,7 @@ from projections.folds.jobs_fold import JobsFold
 from streams.log import EventLog, Record, StreamState, Tail
 
 HISTORY_MS = 600_000
-"""How far back it reads at the start: a job that is older has been over for long."""
+"""Reading starts so far back: an older job has been over for long."""
 RETRY_S = 0.5
 """Between tries while the log is away."""
 

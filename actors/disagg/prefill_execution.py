@@ -41,9 +41,9 @@ from core.timers import Timers
 from streams.log import Delivery, QueueLimits
 
 CLAIM_TIMEOUT_S = 5.0
-"""How long a requester may take to give the prompt."""
+"""Bound on a requester's answer to a claim."""
 CONNECT_WAIT_S = 2.0
-"""How long a job waits for a connection to its requester."""
+"""Bound on the wait for a connection to the requester of a job."""
 CONNECT_CHECK_S = 0.02
 AGAIN_S = 1.0
 """After so long a job that failed here is handed out again."""
@@ -59,16 +59,16 @@ TAKE, KEEP, CLAIM, LEASE = "take", "keep", "claim", "lease"
 
 
 class RequesterView(Protocol):
-    """What the machine reads of its connections to decode workers."""
+    """The machine's view of the connections to decode workers."""
 
     def connected(self, worker: WorkerId) -> bool:
-        """Whether frames reach it now."""
+        """True if frames reach the worker now."""
 
     def unreachable(self, worker: WorkerId) -> bool:
-        """Whether a try to connect to it has failed since it was last connected."""
+        """True if connecting to the worker has failed since it was last connected."""
 
     def has_departed(self, worker: WorkerId) -> bool:
-        """Whether it was registered, and is neither registered nor connected any more."""
+        """True if the worker was registered, and is neither registered nor connected any more."""
 
 
 class Started(NamedTuple):
@@ -222,7 +222,7 @@ class JobExecution:
     job: str
     requester: WorkerId
     number: int
-    """How often the queue had handed it out; 0 if it was offered."""
+    """The number of times that the queue had delivered the job; 0 if it was offered."""
     deliveries: list[Delivery]
     """The queue's messages of the job that are held: none if it was offered, several if one came again."""
     connect_by_us: int
@@ -262,7 +262,7 @@ class PrefillExecution:
         self._limits = limits
         self._requesters = requesters
         self._taking = False
-        """Whether the queue was asked for a job, and has none for us."""
+        """True if the queue was asked for a job and has not delivered one."""
         self._over: dict[str, None] = {}
         self._timers: Timers[tuple[str, str]] = Timers()
         self._commands: list[PrefillCommand] = []

@@ -20,7 +20,7 @@ class PrefillConnection(Protocol):
 
 
 class Kind(NamedTuple):
-    """What must be equal for blocks of one engine to be of use to another."""
+    """The properties of an engine's blocks; only an engine with equal ones can use the blocks."""
 
     model: str
     block_size: int
@@ -76,7 +76,7 @@ class PrefillPeers:
         return sorted(self._addresses.keys() & self._workers.values())
 
     def get(self, worker: WorkerId) -> PrefillPeer | None:
-        """How to reach this worker and its blocks; None if that cannot be now."""
+        """The worker's connection and the address of its blocks; None without either."""
         connection = next((each for each, behind in reversed(self._workers.items()) if behind == worker), None)
         address = self._addresses.get(worker)
         return None if connection is None or address is None else PrefillPeer(worker, connection, address)

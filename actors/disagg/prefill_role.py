@@ -29,7 +29,7 @@ from streams.log import QUEUE_LIMITS, Delivery, Queue, QueueLimits
 from streams.machine_shell import MachineShell
 
 PULL_WAIT_S = 5.0
-"""How long one look at the queue waits."""
+"""Bound on one request for the queue's next message."""
 QUIET_CHECK_S = 0.05
 
 _logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class PrefillRole:
         return {f"jobs_{how}": counts[how] for how in ("completed", "failed", "dead", "not_wanted", "withdrawn")}
 
     def describe(self) -> dict[str, Any]:
-        """What it works on and keeps."""
+        """Jobs under way, held blocks and counts."""
         execution = self.execution
         return {
             "jobs_under_way": len(execution.executions),

@@ -49,7 +49,7 @@ from projections.folds.jobs_fold import JobsFold
 from projections.policy.prefill_choice import PrefillInputs, decide_prefill
 
 CONFIRM_TIMEOUT_S = 2.0
-"""How long the holder may take to say that it held the blocks."""
+"""Bound on the holder's answer whether it held the blocks."""
 LOG_CHECK_S = 0.25
 """Between looks at whether a prefill worker can have read of a job: the log may be away."""
 OFFERS_MAX = 2
@@ -66,7 +66,7 @@ SLOT = "slot"
 
 
 class DecodeView(Protocol):
-    """What the machine reads of its worker: the engine's cache and load, the queue, the settings."""
+    """The machine's view of its worker: the engine's cache and load, the queue, the settings."""
 
     @property
     def routing(self) -> RoutingSettings:
@@ -78,16 +78,16 @@ class DecodeView(Protocol):
 
     @property
     def log_away(self) -> bool:
-        """Whether the log acknowledges nothing now, so that no prefill worker would read of a job."""
+        """True if the log acknowledges nothing now, so that no prefill worker would read of a job."""
 
     def load(self) -> EngineLoad:
         """The engine's newest numbers."""
 
     def overlap(self, prompt: Prompt) -> int:
-        """How many first blocks of the prompt are in the cache."""
+        """The number of first blocks of the prompt that are in the cache."""
 
     def holds(self, block: int) -> bool:
-        """Whether the block with this hash is in the cache."""
+        """True if the block with this hash is in the cache."""
 
 
 class RequestSubmitted(NamedTuple):
@@ -263,10 +263,10 @@ class RemotePrefill:
         self.counts = Counter[str]()
         """By how jobs ended: `pulled`, or the reason of their cancellation."""
         self.transports = Counter[str]()
-        """Prompts whose blocks came, by transport."""
+        """Prompts with fetched blocks, by transport."""
         self.pulled_blocks = 0
         self.ready: list[PrefillJob] = []
-        """Jobs whose blocks wait for a slot in the engine."""
+        """Answered jobs that wait for a slot in the engine."""
         self._slots = slots
         self._view = view
         self._requests: dict[str, PrefillJob] = {}
@@ -648,7 +648,7 @@ class RemotePrefill:
                 job.taker = job.taker._replace(worker=worker)
 
     def _on_disconnect(self, connection: PrefillConnection) -> None:
-        """What the prefill worker had taken is offered to others; what it had answered is of no use."""
+        """Jobs claimed by the prefill worker are offered to others; its answers are of no use."""
         worker = self.peers.on_disconnect(connection)
         taken = [job for job in self.jobs.values() if job.taker is not None and job.taker.connection is connection]
         for job in taken:
@@ -685,7 +685,7 @@ class RemotePrefill:
                 self._commands.append(Decline(KvPull(peer.address, event.blocks)))
 
     def _take_answer(self, worker: WorkerId, event: PrefillCompleted) -> bool:
-        """Whether the answer is the job's, now or before; the blocks of any other answer are of no use."""
+        """True if the answer is the job's, now or before; the blocks of any other answer are of no use."""
         job = self.jobs.get(event.job)
         if job is None or job.taker is None or job.taker.worker != worker or job.attempt != event.attempt:
             return False

@@ -63,15 +63,15 @@ class RequesterConnections:
             client.send(self._introduce())
 
     def connected(self, worker: WorkerId) -> bool:
-        """Whether it can be spoken to now."""
+        """True if frames reach the worker now."""
         return worker in self.clients and self.clients[worker].up
 
     def unreachable(self, worker: WorkerId) -> bool:
-        """Whether a try to connect to it has failed since it was last there."""
+        """True if connecting to the worker has failed since it was last connected."""
         return worker in self.clients and not self.clients[worker].up and self.clients[worker].failures > 0
 
     def has_departed(self, worker: WorkerId) -> bool:
-        """Whether it was registered, and is neither registered nor connected any more."""
+        """True if the worker was registered, and is neither registered nor connected any more."""
         return worker in self._departed
 
     def send(self, worker: WorkerId, frame: FromPrefill) -> None:

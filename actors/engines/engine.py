@@ -31,7 +31,7 @@ class EngineInfo(NamedTuple):
     slots: int = 32
     """Requests that it runs at once; more wait."""
     cpu_s: Callable[[], float] | None = None
-    """What its processes have used of the CPU, if it computes there; None if not, or if nobody can say."""
+    """The CPU seconds of the engine's processes, if it computes on the CPU; None if not, or if unknown."""
     embedding_size: int = 0
     """Numbers in an embedding; 0 if the engine makes none, or does not know."""
 
@@ -77,7 +77,7 @@ class CacheEmptied(NamedTuple):
 
 
 class CacheGap(NamedTuple):
-    """Events were missed that nobody can give back: what the cache holds is not known any more."""
+    """Events were missed and cannot be read again: the content of the cache is unknown."""
 
     detail: str
 
@@ -90,36 +90,36 @@ class TransferFailed(PeerError):
 
 
 class TransferTotals(NamedTuple):
-    """What the engine's own counters say of blocks moved, since it started."""
+    """The engine's own counters of moved blocks, since it started."""
 
     pulls: int = 0
-    """Requests whose blocks were fetched."""
+    """Requests with blocks that were fetched."""
     blocks: int = 0
     bytes: int = 0
     failures: int = 0
     expired: int = 0
-    """Prefills whose blocks nobody fetched in time."""
+    """Prefills with blocks that were not fetched in time."""
     held: int = 0
-    """Requests whose blocks are held for others right now."""
+    """Requests with blocks that are held for others right now."""
 
 
 class BlockTransfer(Protocol):
     """An engine's side that moves KV blocks; what it cannot check is checked by `actors.disagg`."""
 
     address: KvAddress
-    """Where its blocks can be pulled from; known once the engine is up."""
+    """The address of the engine's blocks for pulls; known once the engine is up."""
     keep_ms: int
-    """How long blocks are held for others from when their prefill ended."""
+    """The time that blocks are held for others after their prefill ended."""
 
     async def prefill(self, request: GenerateRequest) -> tuple[KvBlocks, int]:
         """The prompt's blocks, held from now on for `keep_ms`, and how many tokens came from the cache. Cancelled,
         nothing is held. Errors as of `generate`."""
 
     def still_held(self, blocks: KvBlocks) -> bool:
-        """Whether they were held without a break until now, by this side's own clock and with a margin."""
+        """True if the blocks were held without a break until now, by this side's own clock and with a margin."""
 
     async def release(self, blocks: KvBlocks) -> None:
-        """Nobody will pull them: they are free now, or at the latest when `keep_ms` is over."""
+        """The blocks will not be pulled: they are free now, or at the latest when `keep_ms` is over."""
 
     async def decline(self, pull: KvPull) -> None:
         """The puller's side of the same: their holder is told that we will not fetch them, if it can be reached."""

@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 import psutil  # type: ignore[import-untyped]
 
 KILL_TIMEOUT_S = 10.0
-"""How long the system may take to end a process after SIGKILL."""
+"""Bound on the end of a process after SIGKILL."""
 GUARD = """
 import sys, psutil
 guarded = []

@@ -29,7 +29,7 @@ WEIGHT_STD = 0.2
 """Ten times the usual spread: greedy text then varies instead of repeating one token."""
 WEIGHT_SEED = 20_261_120
 TEXT_FILES_MAX = 150
-"""How many files of Python's library the tokenizer is trained on."""
+"""The number of files of Python's library that the tokenizer is trained on."""
 TEXT_FILE_BYTES_MAX = 100_000
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, START, END)
@@ -61,13 +61,13 @@ def ensure_tiny_checkpoint(folder: Path, on_progress: Callable[[str], None]) -> 
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder holds a tiny checkpoint of this version."""
+    """True if the folder holds a tiny checkpoint of this version."""
     marker = folder / MARKER
     return marker.is_file() and json.loads(marker.read_text()) == {"version": CHECKPOINT_VERSION}
 
 
 def _move(made: Path, folder: Path) -> None:
-    """What was made stands at `folder`; another process that was faster with the same wins."""
+    """The checkpoint is at `folder`; an equal one of a faster process is kept."""
     stale = made.with_name(f"{made.name}-stale")
     try:
         if folder.exists() and not is_complete(folder):

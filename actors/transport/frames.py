@@ -31,7 +31,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
 
 
 class Introduce(Frame, frozen=True, tag="Introduce"):
-    """Who computes prompts over this connection, and whose blocks it makes."""
+    """A prefill worker names itself and the properties of its blocks."""
 
     worker: str
     name: str
@@ -45,7 +45,7 @@ class Claim(Frame, frozen=True, tag="Claim"):
 
     job: str
     delivery: int
-    """How often the queue had handed it out; 0 if it was offered."""
+    """The number of times that the queue had delivered the job; 0 if it was offered."""
 
 
 class JobCompleted(Frame, frozen=True, tag="Answered"):
@@ -61,7 +61,7 @@ class JobFailed(Frame, frozen=True, tag="Broke"):
 
 
 class StillHeld(Frame, frozen=True, tag="StillHeld"):
-    """Whether the blocks were held without a break until now."""
+    """`held` is true if the blocks were held without a break until now."""
 
     job: str
     held: bool
@@ -79,7 +79,7 @@ class JobPrompt(Frame, frozen=True, tag="Prompt"):
 
 
 class JobOffer(Frame, frozen=True, tag="Offer"):
-    """This job is to be had: you hold most of it already, or who had it is gone."""
+    """A job is offered: the receiver holds most of its prompt, or the worker that had the job is gone."""
 
     job: str
 
@@ -112,7 +112,7 @@ class Hello(Frame, frozen=True, tag="Hello"):
     namespace: str
     replica: str
     steps: bool = False
-    """Whether it reads `StepTokens`."""
+    """True if the replica reads `StepTokens`."""
 
 
 class Generate(Frame, frozen=True, tag="Generate"):
@@ -125,7 +125,7 @@ class Generate(Frame, frozen=True, tag="Generate"):
 
 
 class Cancel(Frame, frozen=True, tag="Cancel"):
-    """Nobody waits for this stream any more."""
+    """The replica reads this stream no longer."""
 
     stream: int
 
@@ -141,7 +141,7 @@ class Restate(Frame, frozen=True, tag="Restate"):
 
 
 class AskFiles(Frame, frozen=True, tag="AskFiles"):
-    """What does a front end need to speak for your model?"""
+    """A request for the model files that a front end needs."""
 
 
 class AskCache(Frame, frozen=True, tag="AskCache"):

@@ -15,7 +15,7 @@ from actors.transport.frames import (
 from core.errors import PeerError
 
 HELLO_BYTES_MAX = 4096
-"""Of the first frame: more is not kept of somebody who has not said the key."""
+"""Bound on the first frame: more is not kept of a peer that has not proved the key."""
 
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
@@ -39,7 +39,7 @@ _to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToRepl
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises for bytes that cannot be read: broken, not UTF-8, nested without end."""
+"""The decoder's errors for bytes that cannot be read: broken, not UTF-8, nested without end."""
 
 
 def encode_frame(frame: ToWorker | ToReplica) -> bytes:

@@ -91,7 +91,7 @@ class SendBuffer:
 
     def __init__(self) -> None:
         self.steps = False
-        """Whether the replica reads `StepTokens`."""
+        """True if the replica reads `StepTokens`."""
         self._tokens: dict[int, OutputBuffer] = {}
         self._failed: dict[int, Failed] = {}
 
@@ -117,7 +117,7 @@ class SendBuffer:
         self._failed[end.stream] = end
 
     def drop(self, stream: int) -> None:
-        """Nobody waits for it any more."""
+        """The replica reads the stream no longer."""
         self._tokens.pop(stream, None)
         self._failed.pop(stream, None)
 

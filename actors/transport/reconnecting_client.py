@@ -72,7 +72,7 @@ class ReconnectingClient:
 
     @property
     def streams(self) -> int:
-        """Requests whose tokens are awaited over it."""
+        """Requests that await tokens over the connection."""
         return len(self._connection.streams) if self._connection is not None else 0
 
     def start(self) -> None:
@@ -104,7 +104,7 @@ class ReconnectingClient:
             self._connection.send(encode_frame(frame))
 
     async def ping(self, timeout_s: float) -> bool:
-        """Whether the worker answers within the time."""
+        """True if the worker answers within the time."""
         if not self.up:
             return False
         try:

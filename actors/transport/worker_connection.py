@@ -52,7 +52,7 @@ class WorkerDeclined(Unavailable):
 
     @property
     def tokens(self) -> int:
-        """How much it computes, as far as it said."""
+        """The prompt tokens of other replicas that the worker computes; 0 if it gave no number."""
         text = str(self)
         return int(text) if text.isdecimal() else 0
 
@@ -91,7 +91,7 @@ class WorkerConnection(asyncio.Protocol):
         self.received = True
         """Something came since `ReconnectingClient.silence` was called last."""
         self.silence = 0
-        """How often it was asked since."""
+        """The number of pings since then."""
         self._numbers = itertools.count()
         self._unsent: list[bytes] | None = None
         """Frames that leave at the end of this turn of the loop; None until one left in it."""
@@ -123,7 +123,7 @@ class WorkerConnection(asyncio.Protocol):
         self._end("the connection was given up")
 
     def _end(self, why: str) -> None:
-        """Whoever waits for something hears of it; once."""
+        """All that wait for the connection are woken, once, with the reason."""
         if self.closed.is_set():
             return
         self.closed.set()
@@ -243,4 +243,4 @@ class WorkerConnection(asyncio.Protocol):
 
 
 _FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaving, "busy": WorkerDeclined}
-"""What other faults there may be one day are the worker's."""
+"""Any unknown fault counts as the worker's."""

@@ -45,22 +45,22 @@ from projections.policy.binding_plan import is_one_pass
 REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""
 HELLO_TIMEOUT_S = 5.0
-"""A connection that does not say who it is by then is closed."""
+"""A connection without a valid first frame by then is closed."""
 GATHERED_TOKENS_MAX = 32
 """Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long the last bytes may take to leave when the server closes."""
+"""Bound on the sending of the last bytes when the server closes."""
 
 _logger = logging.getLogger(__name__)
 
 
 class ServerHandler(Protocol):
-    """What the server needs of its worker."""
+    """The part of a worker that its server calls."""
 
     def welcome(self) -> Welcome:
-        """Who the worker is now."""
+        """The worker's present id, its name and its model."""
 
     def restate(self) -> None:
         """A replica asked for a restatement: the whole cache is appended to the log again."""
@@ -182,7 +182,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being served, or waits to be written."""
+        """True if a stream is served, or bytes wait to be written."""
         return bool(self.streams or self._unsent)
 
     @property
@@ -310,7 +310,7 @@ class ClientConnection(asyncio.Protocol):
             task.add_done_callback(lambda done: self._ended(frame, done))
 
     def _declines(self, tokens: int) -> int:
-        """How many tokens are computed for other replicas, if these do not fit into one pass with them; else 0."""
+        """The prompt tokens computed for other replicas, if `tokens` do not fit into one pass with them; else 0."""
         others = self._worker_server.computes_for_others(self)
         return others if others and not is_one_pass(others + tokens) else 0
 
@@ -388,5 +388,5 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _is_due(held: OutputBuffer, output: Output) -> bool:
-    """Whether what is held leaves with this output: its first tokens, its end, or enough."""
+    """True if held outputs are sent with this one: with the first tokens, at the end, or when enough are held."""
     return output.cached_tokens is not None or output.finish is not None or held.count >= GATHERED_TOKENS_MAX

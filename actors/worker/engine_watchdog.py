@@ -1,4 +1,4 @@
-"""Whether an engine still lives and gets on, asked again and again."""
+"""Watchdog of an engine: polls its health and its progress."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from collections.abc import Coroutine
 from actors.transport.worker_server import WorkerServer
 
 DRAIN_TIMEOUT_S = 30.0
-"""How long requests in flight may take to finish when the worker leaves; then others go on with them."""
+"""Bound on requests in flight when the worker leaves; then other workers continue them."""
 HAND_ON_TIMEOUT_S = 1.0
-"""How long it may take until the network has taken the last tokens."""
+"""Bound on the sending of the last tokens."""
 
 _logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ PARSERS = "contrail.json"
 
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
-    """How a model is spoken to and read, where its own files do not say it."""
+    """The formats of a model's prompts and answers that its own files do not state."""
 
     tool_call_parser: str = ""
     """vLLM's name of how the model writes calls of tools; empty if tools are not offered to it."""

@@ -44,7 +44,7 @@ RESTATE_ASKED_MS = 10_000
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
 ENGINE_STOP_TIMEOUT_S = 60.0
-"""How long the engine may take to end, longer than its own bounds; then we end without it."""
+"""Bound on the engine's stop, longer than its own bounds; then the worker ends without it."""
 LOG_AWAY_REPORT_S = 3.0
 """A log that acknowledges nothing for so long is said to be away."""
 
@@ -53,7 +53,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How a worker is known and reached."""
+    """The options of one worker."""
 
     namespace: str
     name: str
@@ -63,19 +63,19 @@ class WorkerOptions:
     advertise: str = ""
     """`host:port` or `host` that others reach it by; the listening address if empty."""
     partitions: int = 1
-    """How many kv streams there are; the worker takes one by its id when it joins, and keeps it."""
+    """The number of kv streams; the worker chooses one by its id when it joins, and keeps it."""
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     engine_stall_s: float | None = None
-    """How long one step of the engine may take; what suits the engine if None."""
+    """Bound on one step of the engine; None chooses it by the kind of the engine."""
     restate_every_s: float = RESTATE_EVERY_S
     routing: RoutingSettings = field(default_factory=RoutingSettings)
-    """What is configured; over it counts what the registry says. Of use where prompts may be computed elsewhere."""
+    """The configured settings; the registry's override them. Used by decode workers with remote prefill."""
     prefill_slots: int = 1
     """Prompts that a prefill worker computes at once."""
     manner: ChatFormat = field(default_factory=ChatFormat)
-    """How front ends are to speak for the model."""
+    """The chat format that front ends use for the model."""
     aliases: tuple[str, ...] = ()
-    """What clients may call the model beside its name (`core.served_names`)."""
+    """Further names of the model for clients (`core.served_names`)."""
 
 
 class Worker:
@@ -95,7 +95,7 @@ class Worker:
         self.routing = options.routing
         self.engine = engine
         self.role: WorkerRole = AggregatedRole(lambda: self.engine)
-        """What it does about prompts beside running its engine; settled when that is up."""
+        """The worker's part in remote prefill; known once the engine is up."""
         self.mirror: CacheMirror | None = None
         self.membership: WorkerMembership | None = None
         self.port = WorkerServer(self, options.namespace, key.door_key)
@@ -231,7 +231,7 @@ class Worker:
             _logger.error("the engine did not end within %g s", ENGINE_STOP_TIMEOUT_S)  # noqa: TRY400  # says it all
 
     def describe(self) -> dict[str, Any]:
-        """Who this is, and what its mirror and its outboxes hold."""
+        """The worker's id and the sizes of its mirror and outboxes, for `/state`."""
         publisher, mirror = self.publisher, self.mirror
         return {
             "worker": publisher.id if publisher else None,
@@ -247,14 +247,14 @@ class Worker:
         }
 
     def degraded(self) -> dict[str, str]:
-        """What it does without for now, though it serves."""
+        """The services that are away while the worker serves, with details."""
         kv = self.publisher.kv if self.publisher else None
         if kv is None or kv.away_s < LOG_AWAY_REPORT_S:
             return {}
         return {"log": f"away for {kv.away_s:.0f} s, {kv.depth} events wait"}
 
     def welcome(self) -> Welcome:
-        """Who the worker is now."""
+        """The worker's present id, its name and its model."""
         assert self.publisher is not None
         return Welcome(worker=self.publisher.id, name=self.options.name, model=self.engine.info.model)
 
@@ -293,7 +293,7 @@ class Worker:
         return hashes_to_bytes(sorted(self.mirror.held("device")))
 
     def files(self) -> dict[str, bytes]:
-        """What a front end needs to speak for the model."""
+        """The model files that a front end needs."""
         return self._files
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
@@ -302,7 +302,7 @@ class Worker:
 
     @property
     def totals(self) -> dict[str, int]:
-        """What was counted since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
+        """Counts since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
         counts = dict(self._totals)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}

@@ -30,9 +30,9 @@ from core.errors import EngineDead, Unavailable
 QUEUE_MESSAGES_MAX = 100_000
 """Messages that may wait on either side of the PUB socket; more are dropped, found missing and asked for."""
 REPLAY_TIMEOUT_S = 10.0
-"""How long the engine may take for the first frame of a replay; its publisher looks every 0.1 s."""
+"""Bound on the first frame of a replay; the engine's publisher polls every 0.1 s."""
 SILENCE_S = 0.5
-"""How long an answer that has begun may be silent; it is sent at one go."""
+"""Bound on the silence within an answer; the engine sends it at one go."""
 ROUNDS_MAX = 1_000
 """Replays in one `catch_up`; each but the last two found a new batch."""
 SEQ_BYTES = 8
@@ -40,7 +40,7 @@ END = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
 
 
 class Replayed(NamedTuple):
-    """What an answer held."""
+    """The numbers of the batches in one replay."""
 
     oldest: int
     """sys.maxsize if it held nothing."""
@@ -67,9 +67,9 @@ class KvEventFeed:
         self.buffer_steps = 10_000
         """Batches that the engine is to keep for replay."""
         self.events_endpoint = f"ipc://{Path(self._folder.name, 'events')}"
-        """Where the engine publishes; it binds."""
+        """The engine binds this endpoint to publish."""
         self.replay_endpoint = f"ipc://{Path(self._folder.name, 'replay')}"
-        """Where the engine answers replays; it binds."""
+        """The engine binds this endpoint to answer replays."""
 
     def __repr__(self) -> str:
         return f"<KvEventFeed {self._next} batches taken>"

@@ -27,7 +27,7 @@ from core.errors import Corrupt
 INDEXABLE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Groups in which a block can be used only together with all blocks before it."""
 TIERS = {"GPU": "device", "CPU": "host", "STORAGE": "disk"}
-"""vLLM calls the device GPU whatever it is."""
+"""vLLM names every device GPU."""
 
 BlockName = int | bytes
 
@@ -78,7 +78,7 @@ _any_batch = msgspec.msgpack.Decoder(_AnyBatch)
 
 
 class KvBatch(NamedTuple):
-    """What the engine told at once."""
+    """One batch of the engine's cache events."""
 
     made_s: float
     """By the engine's wall clock."""
@@ -93,7 +93,7 @@ class KvEventReader:
         self._kinds: dict[int | None, str | None] = {}
 
     def read(self, payload: bytes) -> KvBatch:
-        """What one batch says; Corrupt if it is no batch."""
+        """The changes of one batch; Corrupt if it is no batch."""
         try:
             batch = _batch.decode(payload)
         except msgspec.ValidationError:
@@ -147,7 +147,7 @@ def _stored(event: _Stored) -> Iterator[CacheStored]:
 
 
 def _plain_blocks(event: _Stored) -> tuple[int, str | None]:
-    """How many blocks from the first on are nothing but tokens in a known scope, and the cache salt if it is told."""
+    """The number of first blocks that are only tokens in a known scope, and the cache salt if it is given."""
     count = len(event.block_hashes)
     if (
         event.kv_cache_spec_kind not in INDEXABLE_KINDS

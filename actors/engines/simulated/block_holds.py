@@ -19,7 +19,7 @@ class BlockHolds:
 
     def __init__(self, keep_us: int) -> None:
         self.expired = 0
-        """Whose blocks nobody fetched in time."""
+        """Requests with blocks that were not fetched in time."""
         self._keep_us = keep_us
         self._holds: dict[RequestId, _Hold] = {}
         """In the order in which they end: all are held equally long."""

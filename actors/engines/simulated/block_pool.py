@@ -40,7 +40,7 @@ class PoolBlock:
         """Of its content with all before it; None while it is not full."""
         self.users = 0
         self.places = 0
-        """How often it is in the queue of freed blocks; only the last time counts, and only if it has no users."""
+        """The block's entries in the queue of freed blocks; only the last counts, and only without users."""
         self.content = NEVER_WRITTEN
         """Digest of what its memory holds; stays when it is freed and even when it is taken, until it is written."""
 
@@ -51,7 +51,7 @@ class BlockPool:
     def __init__(self, capacity_blocks: int) -> None:
         self.capacity_blocks = capacity_blocks
         self.changes: list[CacheChange] = []
-        """What was stored and removed, in order, until somebody takes it."""
+        """Blocks stored and removed, in order, until the changes are taken."""
         self._blocks = [PoolBlock(i) for i in range(capacity_blocks)]
         self._nameless = self._blocks[::-1]
         """Free blocks without a name; the last one is taken next."""
@@ -138,7 +138,7 @@ class BlockPool:
                 yield name, block
 
     def contents(self, ids: Iterable[int]) -> list[int]:
-        """What the memory of these blocks holds now, whoever they belong to; where there is no block, nothing."""
+        """The contents of these blocks' memory now, of any owner; nothing for a block that does not exist."""
         return [self._blocks[i].content if 0 <= i < self.capacity_blocks else NEVER_WRITTEN for i in ids]
 
     def forget(self) -> None:
@@ -217,5 +217,5 @@ def content_root(vocab: int, block_size: int, adapter: str | None) -> int:
 
 
 def content_behind(parent: int, raw: bytes) -> int:
-    """What a block holds once these tokens, all that are in it, are computed behind that content."""
+    """The content of a block with exactly these tokens, computed behind the content before it."""
     return xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + raw, _CONTENT_SEED)

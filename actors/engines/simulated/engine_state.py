@@ -30,13 +30,13 @@ class Submit(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """Nobody wants this request any more; it may have finished already."""
+    """The request is aborted; it may have finished already."""
 
     id: RequestId
 
 
 class BlocksArrived(NamedTuple):
-    """What was fetched for a request that asked: taken as it is."""
+    """The fetched contents for a pulling request; taken unchecked."""
 
     id: RequestId
     contents: tuple[int, ...]
@@ -73,7 +73,7 @@ class PromptPrefilled(NamedTuple):
 
 
 class ScheduledPasses:
-    """What the engine is doing: one pass, or several that follow each other in which nothing but tokens happens."""
+    """The work under way: one pass, or several consecutive passes that only produce tokens."""
 
     __slots__ = ("batch", "budget", "changes", "ends", "full", "members", "start_us")
 
@@ -82,14 +82,14 @@ class ScheduledPasses:
         self.budget = budget
         """Tokens that may be computed in the pass beside those that are."""
         self.full = False
-        """Nobody more may be let in."""
+        """No further request may be admitted."""
         self.batch = PassBatch()
         self.members: list[EngineSequence] = []
-        """Who is computed in it, in order; all that is to be in their blocks counts as computed already."""
+        """The sequences computed in the pass, in order; their new tokens count as computed already."""
         self.ends: list[int] = []
         """When each of its passes ends."""
         self.changes: list[CacheChange] = []
-        """What others hear of when the pass ends."""
+        """The events that become visible when the pass ends."""
 
     def __repr__(self) -> str:
         return f"<ScheduledPasses from {self.start_us} us, {len(self.ends)} passes, {self.batch}>"
@@ -114,20 +114,20 @@ class EngineState:
         self.steps = 0
         """Passes that were ended."""
         self.thrown_out = 0
-        """How often a request lost its blocks to others, and had to be computed anew."""
+        """Preemptions: requests that lost their blocks to others and are computed anew."""
         self.moving: dict[RequestId, EngineSequence] = {}
         """Those that have their place, and whose blocks are on their way."""
         self.landing: list[tuple[int, RequestId]] = []
         """When those will be there that are known."""
         self.held = BlockHolds(int(settings.keep_ms * 1000 * settings.time_scale))
         self.outputs: list[tuple[RequestId, Output]] = []
-        """What came of requests, until somebody takes it ..."""
+        """Outputs of requests, until they are taken ..."""
         self.times_us: list[int] = []
         """... and when."""
         self.changes: list[CacheChange] = []
-        """What happened to the cache and others may hear, until somebody takes it."""
+        """Visible changes of the cache, until they are taken."""
         self.fetches: list[Fetch] = []
-        """What is wanted from elsewhere, until somebody takes it."""
+        """Pulls to be started, until they are taken."""
         self.prefilled: list[PromptPrefilled] = []
 
     def __repr__(self) -> str:

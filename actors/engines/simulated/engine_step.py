@@ -117,7 +117,7 @@ WORK_MAX = 256
 
 
 class StepResult(NamedTuple):
-    """What came of a step."""
+    """The results of a step."""
 
     outputs: list[tuple[RequestId, Output]]
     times_us: list[int]
@@ -174,7 +174,7 @@ def _due(state: EngineState) -> int | None:
 
 
 def _go_on(state: EngineState, at_us: int) -> None:
-    """What is due at this time is done; nothing was due before it."""
+    """All work due at this time is done; nothing was due before it."""
     if state.held.expire(at_us, state.pool):
         _catch_up(state, at_us)
         _cut(state)
@@ -211,7 +211,7 @@ def _cut(state: EngineState) -> None:
 
 
 def _land(state: EngineState, at_us: int) -> None:
-    """What was fetched and is there by now is in its blocks, and those requests run."""
+    """Contents that have arrived are in their blocks, and their requests run."""
     state.landing.sort()
     while state.landing and state.landing[0][0] <= at_us:
         _, landed = state.landing.pop(0)

@@ -35,7 +35,7 @@ def plan(state: EngineState, start_us: int) -> ScheduledPasses | None:
 
 
 def admit(state: EngineState, work: ScheduledPasses) -> None:
-    """Whoever waits and fits is in this pass, which has just begun, too."""
+    """Waiting requests that fit join this pass, which has just begun."""
     while not work.full and work.budget and state.waiting and _place_free(state):
         seq = state.waiting[0][2]
         found = state.pool.find(seq.names_reusable)
@@ -132,7 +132,7 @@ def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:
 
 
 def _passes(state: EngineState, work: ScheduledPasses) -> int:
-    """How many passes like this one follow each other: all decode and nobody ends, joins or lacks a block before."""
+    """The number of equal passes in a row: all decode, and no request ends, joins or needs a block before."""
     batch = work.batch
     if batch.prompts or not batch.decoding or batch.decoding < len(work.members) or work.full:
         return 1

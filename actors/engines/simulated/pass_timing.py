@@ -1,4 +1,4 @@
-"""How long a pass of the simulated engine takes, by what is computed in it. Microseconds, whole ones: no clock here."""
+"""Durations of the simulated engine's passes, by the tokens computed. Whole microseconds; no clock here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PassTiming(Protocol):
     """One model of an engine's speed; a function of its arguments alone."""
 
     def pass_us(self, batch: PassBatch) -> int:
-        """How long this pass takes: the prompts first, then the decode step."""
+        """The duration of this pass: the prompts first, then the decode step."""
 
     def decode_ends(self, start_us: int, batch: PassBatch, count: int) -> list[int]:
         """When each of `count` passes ends that follow each other, the first of which is this, with nothing but the

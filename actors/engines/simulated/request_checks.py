@@ -1,4 +1,4 @@
-"""What a simulated engine cannot serve, said before it is let in."""
+"""Checks of requests before the simulated engine admits them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from core.generation import GenerateRequest, Sampling
 from core.prompt import HASH_BYTES, TOKEN_BYTES
 
 LOGPROBS_MAX = 20
-"""How many of the likeliest tokens can be asked for, as in vLLM."""
+"""The most likeliest tokens that a request can ask for, as in vLLM."""
 
 
 def check_request(settings: SimulatedSettings, request: GenerateRequest, known: BlockHashPrompt | None = None) -> None:

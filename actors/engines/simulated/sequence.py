@@ -22,10 +22,10 @@ _ANSWER_SEED = 0x72
 
 
 class BlockHashPrompt(NamedTuple):
-    """What stands in for the tokens of a request: a `GenerateRequest` with such a prompt has none itself."""
+    """A prompt known only by hashes; its `GenerateRequest` has no tokens."""
 
     tokens: int
-    """How many it has."""
+    """The number of tokens."""
     hashes: bytes
     """Of each full block, in the engine's block size: uint64, little-endian; equal hash, equal prefix."""
 
@@ -37,7 +37,7 @@ def answer_hash(request: RequestId, place: int) -> int:
 
 
 class EngineSequence(ABC):
-    """What the scheduler needs of a request, whatever is known of its prompt; the subclasses know what is in it."""
+    """The scheduler's view of a request; the subclasses know the prompt's content."""
 
     __slots__ = ("blocks", "cached_tokens", "computed", "contents", "decode_from", "hold", "length",
                  "nameless", "names", "prompt_tokens", "pull", "request", "size", "thrown_out",
@@ -59,7 +59,7 @@ class EngineSequence(ABC):
         self.pull = pull
         """Its prompt's blocks come from elsewhere, and have not come yet."""
         self.contents: tuple[int, ...] = ()
-        """What was fetched, on its way into its blocks."""
+        """Fetched contents on the way into the request's blocks."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens
@@ -74,9 +74,9 @@ class EngineSequence(ABC):
         self.decode_from = prompt_tokens
         """Tokens from here on are computed in decode steps."""
         self.nameless = False
-        """Whatever it fills is found by nobody else."""
+        """Blocks that the request fills are found by no other request."""
         self.thrown_out = 0
-        """How often it lost its blocks to others."""
+        """The number of times that the request lost its blocks to others."""
         self.names = names
         """Of its full blocks, as far as they are known: the prompt's, and those that the answer has filled."""
 
@@ -114,7 +114,7 @@ class EngineSequence(ABC):
         self._judge()
 
     def reserve(self, until: int, pool: BlockPool) -> bool:
-        """Whether it has blocks for so many tokens; if not, it has no more than before."""
+        """True if the request has blocks for so many tokens; else it has no more than before."""
         lacking = -(-until // self.size) - len(self.blocks)
         if lacking > 0:
             if lacking > pool.free:
@@ -130,7 +130,7 @@ class EngineSequence(ABC):
             self._store(before // self.size, pool)
 
     def fill_in(self, pool: BlockPool) -> None:
-        """What was fetched is in its blocks, taken as it is: all but the prompt's last token counts as computed."""
+        """Fetched contents are in the blocks, unchecked; all but the prompt's last token count as computed."""
         first = self.cached_tokens // self.size
         for block, content in zip(self.blocks[first:], self.contents, strict=True):
             block.content = content
@@ -160,7 +160,7 @@ class EngineSequence(ABC):
 
     @abstractmethod
     def _judge(self) -> None:
-        """Whether its blocks hold what its computed tokens make."""
+        """True if the blocks hold the contents that the computed tokens make."""
 
     @abstractmethod
     def _write(self, before: int) -> None:

@@ -65,7 +65,7 @@ class SimulatedEngine:
         self._inputs: list[Input] = []
         self._streams: dict[RequestId, _TokenStream] = {}
         self._taken: list[asyncio.Future[None]] = []
-        """Who waits until the inputs were taken in."""
+        """Futures that complete when the inputs were taken in."""
         self._wake = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._dead: str | None = "it was not started"

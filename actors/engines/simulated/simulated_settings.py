@@ -1,4 +1,4 @@
-"""What a simulated engine is like."""
+"""Settings of a simulated engine."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class SimulatedSettings:
     batched_tokens_max: int = 8192
     """Tokens computed in one pass, those of prompts and one for each request that decodes."""
     timing: str = LINEAR
-    """How long a pass takes: `linear` by the two speeds above, `mocker` as Dynamo's mock engine."""
+    """The model of a pass's duration: `linear` by the two speeds above, `mocker` as Dynamo's mock engine."""
     vocab: int = 4096
     """Token ids are below this."""
     token_min: int = 16
@@ -92,18 +92,18 @@ class SimulatedSettings:
     """Whether changes of the cache are told: without, nobody knows what is cached here, save the policy `approximate`,
     which goes by what was sent here."""
     transfer: bool = False
-    """Whether blocks can be moved to and from other engines."""
+    """True if blocks can be moved to and from other engines."""
     keep_ms: int = 30_000
     """How long a prompt's blocks are held for others after it was computed; milliseconds of the clock, not simulated
     ones, because others count them too."""
     transfer_us_per_block: int = 100
     """Simulated microseconds to fetch a block from another engine."""
     side_channel_host: str = "127.0.0.1"
-    """Where others fetch blocks."""
+    """The address of the side channel, for other engines' pulls."""
     side_channel_port: int = 0
     """0 is a free one."""
     block_bytes: int = 131_072
-    """What a block would weigh."""
+    """The bytes that a block counts for."""
     embedding_dimensions: int = 64
     """Numbers in an embedding."""
     replies: tuple[str | CannedReply, ...] = ()

@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class ReadBlocks(Frame, frozen=True, tag="ReadBlocks"):
-    """What do these blocks hold?"""
+    """A request for the contents of these blocks."""
 
     engine: str
     ids: tuple[int, ...]
@@ -61,10 +61,10 @@ class SideChannelRefusal(Frame, frozen=True, tag="Refused"):
 
 
 class EngineMemory(Protocol):
-    """What others do to an engine through its side channel; it cannot refuse."""
+    """The engine's part that serves its side channel; it cannot refuse."""
 
     def contents(self, ids: Sequence[int]) -> list[int]:
-        """What these blocks hold now."""
+        """The contents of these blocks now."""
 
     def free(self, request: str, *, fetched: bool) -> None:
         """This request's blocks are held no longer."""
@@ -77,17 +77,17 @@ class SimulatedSideChannel(Protocol):
         """Others reach this engine at the address returned. CallerError if it cannot be had."""
 
     async def read(self, address: KvAddress, ids: tuple[int, ...]) -> list[int]:
-        """What those blocks of that engine hold. TransferFailed if it cannot be asked."""
+        """The contents of that engine's blocks. TransferFailed if it cannot be asked."""
 
     async def free(self, address: KvAddress, request: str, *, fetched: bool) -> None:
         """That engine holds this request's blocks no longer for us. TransferFailed if it cannot be told."""
 
     def close(self) -> None:
-        """Nobody reaches this engine any more; a second time does nothing."""
+        """No other engine reaches this one any more; a second call does nothing."""
 
 
 class TcpSideChannel:
-    """Over TCP, on whatever network the event loop has."""
+    """A side channel over TCP, on the event loop's network."""
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._host = host
@@ -118,7 +118,7 @@ class TcpSideChannel:
         return self._host, self._port
 
     async def read(self, address: KvAddress, ids: tuple[int, ...]) -> list[int]:
-        """What those blocks of that engine hold. TransferFailed if it cannot be asked within TIMEOUT_S."""
+        """The contents of that engine's blocks. TransferFailed if it cannot be asked within TIMEOUT_S."""
         answer = await _ask(address, ReadBlocks(engine=address.engine_id, ids=ids))
         if not isinstance(answer, BlockContents) or len(answer.contents) != 8 * len(ids):
             raise TransferFailed(f"no contents of {len(ids)} blocks from {address.host}:{address.port}")
@@ -129,7 +129,7 @@ class TcpSideChannel:
         await _ask(address, FreeBlocks(engine=address.engine_id, request=request, fetched=fetched))
 
     def close(self) -> None:
-        """Nobody reaches this engine any more, and what was being answered breaks off."""
+        """No other engine reaches this one any more, and answers under way break off."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -172,7 +172,7 @@ class _EngineConnection(asyncio.Protocol):
 
 
 class _ServerConnection(_EngineConnection):
-    """Somebody who asks us."""
+    """A connection of another engine to this one."""
 
     def __init__(self, engine_id: str, memory: EngineMemory, served: set[_ServerConnection]) -> None:
         super().__init__()

@@ -36,15 +36,15 @@ from core.kv_transfer import KvAddress, KvBlocks, KvPull
 MARGIN_MS = 100
 """Blocks whose time is over within so long are not said to be held."""
 FORGET_TIMEOUT_S = 10.0
-"""How long an engine may take to empty its cache before it counts as dead; one step if it lives."""
+"""Bound on emptying the cache, after which the engine counts as dead; one step if it lives."""
 RELEASE_TIMEOUT_S = 1.0
-"""How long letting go of blocks may take in an engine that hangs: after that, their time ends it."""
+"""Bound on the release of blocks in an engine that hangs; their lease ends them afterwards."""
 
 _logger = logging.getLogger(__name__)
 
 
 class TransferHost(Protocol):
-    """What moving blocks needs of its engine."""
+    """The part of an engine that its transfer uses."""
 
     info: EngineInfo
     settings: SimulatedSettings
@@ -120,7 +120,7 @@ class SimulatedTransfer:
         return blocks, prefilled.cached_tokens
 
     def still_held(self, blocks: KvBlocks) -> bool:
-        """Whether they were held until now, or until they were fetched; not in the last MARGIN_MS of their time."""
+        """True if the blocks were held until now or until fetched; not in the last MARGIN_MS of their lease."""
         until_us = self._host.state.held.until_us(RequestId(blocks.request))
         margin_us = MARGIN_MS * 1000 * self._host.settings.time_scale
         return not self._dead and until_us is not None and self._host.now_us() + margin_us < until_us
@@ -153,7 +153,7 @@ class SimulatedTransfer:
         return self._totals._replace(expired=held.expired, held=held.held)
 
     def contents(self, ids: Sequence[int]) -> list[int]:
-        """What these blocks hold now, whoever they belong to: for another engine."""
+        """The contents of these blocks now, of any owner, for another engine."""
         return self._host.state.pool.contents(ids)
 
     def free(self, request: str, *, fetched: bool) -> None:
@@ -174,7 +174,7 @@ class SimulatedTransfer:
             self._spawn(self._notify_holder(expected.pull, fetched=False))
 
     def on_step(self, result: StepResult) -> None:
-        """What a step wants from elsewhere is being fetched; what it did for others is theirs."""
+        """The step's pulls are started, and its completed prefills are handed to their callers."""
         for fetch in result.fetches:
             if fetch.id in self._expected:  # else it was given up meanwhile
                 task = self._fetching[fetch.id] = asyncio.create_task(self._fetch(fetch), name=fetch.id)
@@ -185,7 +185,7 @@ class SimulatedTransfer:
                 waiting.set_result(prefilled)
 
     def die(self, error: EngineDead) -> None:
-        """Nothing is moved any more, and nobody can reach this engine."""
+        """No blocks are moved any more, and no other engine can reach this one."""
         self._dead = True
         self._channel.close()
         for task in (*self._fetching.values(), *self._notifications):

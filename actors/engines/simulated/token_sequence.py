@@ -45,7 +45,7 @@ class TokenBounds:
         """If any: no other token is chosen."""
 
     def ends(self, token: int) -> bool:
-        """Whether the answer ends with this token, unless it is too early for that."""
+        """True if the answer ends with this token, unless it is too early for that."""
         return token in self._stops or (token == self._settings.eos_token and not self._ignore_eos)
 
     def choose(self, preferred: int, drawn: int, *, early: bool) -> int:
@@ -152,12 +152,12 @@ class TokenSequence(EngineSequence):
         self._choosing = TokenBounds(request.sampling, settings)
         self._reply = reply
         self._drawn = 0
-        """What the newest token was drawn by."""
+        """The value that the newest token was drawn by."""
         self.tokens = array("I", request.tokens)
         """Prompt and answer."""
         self._root = content_root(settings.vocab, settings.block_size, request.adapter)
         self._right: list[int] = []
-        """What each full block holds if all is well."""
+        """The right content of each full block."""
         self._wrong = b""
         """Not empty once a block held something else."""
         self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
@@ -221,7 +221,7 @@ class TokenSequence(EngineSequence):
         return length - self.prompt_tokens < self.request.sampling.min_tokens
 
     def _should_hold(self, number: int, until: int) -> int:
-        """What this block of it holds if all is well, with all of its tokens before `until`."""
+        """The right content of this block, with all of its tokens before `until`."""
         size, right = self.size, self._right
         for full in range(len(right), min(number + 1, until // size)):
             raw = self.tokens[full * size : (full + 1) * size].tobytes()

@@ -49,13 +49,13 @@ TOKENIZER_FILES = [
     "*config.json",
     "special_tokens_map.json",
 ]
-"""What a front end needs of a model's folder."""
+"""The files of a model's folder that a front end needs."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
 """Arguments that Contrail sets itself."""
 
 
 def environment(model_path: str) -> dict[str, str]:
-    """What must stand in the environment before vLLM is imported, where the user set nothing else."""
+    """Environment variables for vLLM, to be set before its import where the user set nothing else."""
     variables = {
         "NIXL_LOG_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
@@ -128,7 +128,7 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
 
 
 def sizes_cache(given: Mapping[str, Any]) -> bool:
-    """Whether the user leaves the bytes of a CPU engine's cache to us."""
+    """True if the user leaves the size of a CPU engine's cache to Contrail."""
     return not (CACHE_SIZE_ARGUMENTS & given.keys() or os.environ.get(CACHE_VARIABLE))
 
 
@@ -178,7 +178,7 @@ def model_digest(model_path: str, config_json: str, revision: str | None) -> str
 
 
 def reason(error: Exception) -> str:
-    """What vLLM said, without pydantic's frame around it, on one line."""
+    """vLLM's error text without pydantic's frame, on one line."""
     listed = getattr(error, "errors", None)
     if not callable(listed):
         return " ".join(str(error).split())
@@ -197,7 +197,7 @@ def tokenizer_folder(name: str, revision: str | None) -> str:
 
 
 def parse_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> dict[str, Any]:
-    """What the flags say, and nothing of what they leave out; CallerError in the parser's words."""
+    """The values of the given flags, without defaults; CallerError with the parser's text."""
     for action in parser._actions:  # noqa: SLF001  (argparse has no public way to leave out what is not given)
         action.default = argparse.SUPPRESS
     printed = io.StringIO()

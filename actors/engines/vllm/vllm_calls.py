@@ -79,13 +79,13 @@ def output(result: Any, sampling: Sampling, *, first: bool) -> Output:
 
 
 def embedding(result: Any) -> Output:
-    """What a PoolingRequestOutput says, which is all that comes of its request."""
+    """The single output of a pooling request."""
     numbers = result.outputs.data.float().numpy().astype("<f4")
     return Output(embedding=numbers.tobytes(), finish="stop", cached_tokens=result.num_cached_tokens or 0)
 
 
 def sentence(error: Exception) -> str:
-    """What vLLM has against a request, on one line, without the values that it repeats behind it."""
+    """vLLM's objection to a request, on one line, without the values that it repeats."""
     text = " ".join(str(error.args[0] if error.args else error).split())
     return text if len(text) <= SENTENCE_MAX else f"{text[:SENTENCE_MAX]}…"
 

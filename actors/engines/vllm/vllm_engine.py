@@ -38,13 +38,13 @@ from core.kv_transfer import KvPull
 from core.models import GenerationFailed
 
 START_TIMEOUT_S = 600.0
-"""How long an engine may take to load its model."""
+"""Bound on the loading of a model."""
 SETTLE_TIMEOUT_S = 30.0
-"""How long `settle` waits for a step that is under way."""
+"""Bound on `settle`'s wait for a step that is under way."""
 ABANDON_ROUNDS = 30
 """How often, a second apart, the processes of a start that failed are looked for while its thread goes on."""
 SHUTDOWN_TIMEOUT_S = 10.0
-"""How long the engine's processes may take to end by themselves."""
+"""Bound on the end of the engine's processes by themselves."""
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",

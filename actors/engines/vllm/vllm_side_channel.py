@@ -27,7 +27,7 @@ HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 HOST = "127.0.0.1"
 ASK_TIMEOUT_MS = 10_000
-"""How long an engine that is up may take to say what its blocks are."""
+"""Bound on the answer of a running engine about its blocks."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
 RDMA = frozenset({"all", "ib", "rc", "rc_x", "rc_v", "rc_mlx5", "rc_verbs", "dc", "dc_x", "ud", "ud_x", "ud_v"})
 SHARED_MEMORY = frozenset({"all", "sm", "shm", "mm", "posix", "sysv", "cma", "xpmem", "knem", "cuda_ipc", "rocm_ipc"})
@@ -61,7 +61,7 @@ class NixlSideChannel:
         return f"<NixlSideChannel {self.host}:{self.port}>"
 
     def environment(self) -> dict[str, str]:
-        """What must stand in the engine's environment while its processes start."""
+        """Variables for the engine's environment while its processes start."""
         return {HOST_VARIABLE: self.host, PORT_VARIABLE: str(self.port)}
 
     def close(self) -> None:
@@ -79,14 +79,14 @@ class Sizes(NamedTuple):
 
 
 class BlockFacts(NamedTuple):
-    """What an engine says of its blocks."""
+    """An engine's facts about its blocks."""
 
     engine_id: str
     compatibility: str
     """It takes blocks only from engines with the same."""
     attention: str
     order: str
-    """How keys and values lie in a block."""
+    """The order of keys and values in a block."""
     block_bytes: int
     """Of one block in all layers of all ranks."""
 
@@ -105,7 +105,7 @@ class _Agent(msgspec.Struct):
 
 
 def ask(host: str, port: int, sizes: Sizes) -> BlockFacts:
-    """What the engine that listens there says; blocks for a moment. EngineDead if it says nothing that we know."""
+    """The block facts of the engine at this address; blocks briefly. EngineDead without a known answer."""
     facts: BlockFacts | None = None
     block_bytes = 0
     try:

@@ -30,19 +30,19 @@ from core.kv_transfer import KvAddress, KvBlocks, KvPull
 from core.models import GenerationFailed
 
 KEEP_MS = 30_000
-"""How long a prefill's blocks wait for their puller; vLLM's own default."""
+"""The lease of a prefill's blocks; vLLM's own default."""
 KEEP_MARGIN_MS = 500
 """Blocks whose lease ends within this are not vouched for any more."""
 FORGET_TIMEOUT_S = 30.0
-"""How long `forget` waits for blocks on their way; a peer that does not answer is given up by vLLM after 5 s."""
+"""Bound on `forget`'s wait for blocks on their way; vLLM gives up a silent peer after 5 s."""
 FORGET_PAUSE_S = 0.05
 """Between two attempts, each of which makes the running requests start over."""
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-"""What an engine does with blocks, in our words and in vLLM's."""
+"""The connector roles of an engine, by our names, in vLLM's."""
 HELD = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What vLLM is told of a prompt whose blocks another engine will fetch."""
+"""Transfer parameters of a prompt with blocks that another engine will fetch."""
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
-"""A prefill makes a token too; nobody looks at it."""
+"""A prefill makes a token too; it is not used."""
 
 Results = Callable[[GenerateRequest, Mapping[str, Any]], AsyncGenerator[Any]]
 
@@ -133,7 +133,7 @@ class VllmTransfer:
         return blocks, params.get("remote_prefill_cached_tokens") or 0
 
     def still_held(self, blocks: KvBlocks) -> bool:
-        """Whether their lease has not ended, less a margin; also True of blocks that a puller has had already."""
+        """True if the blocks' lease has not ended, less a margin; also of blocks that were pulled already."""
         return self._held.get(blocks.request, 0) > self._clock.monotonic_ms()
 
     async def release(self, blocks: KvBlocks) -> None:
