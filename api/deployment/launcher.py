@@ -228,7 +228,7 @@ class Launcher:
             self._fault = ""
 
     def _write_files(self) -> None:
-        """`run.json`, `metrics.json` and `deployment.json` say what is so now; they are written when that changes."""
+        """`run.json`, `metrics.json` and `deployment.json` are up to date; only changed content is written."""
         if all(server.running for server in self._servers.parts):
             self._resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
         now = (self._run_file(self._resolved), self._resolved)

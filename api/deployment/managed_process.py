@@ -24,7 +24,7 @@ LEFTOVER_END_MAX_S = 10.0
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks since boot; None if it is gone or the system does not say."""
+    """When a process started, in the kernel's ticks since boot; None if it is gone or the system does not report it."""
     fields = _stat(pid)
     return None if fields is None else int(fields[19])
 

@@ -82,12 +82,12 @@ class RollingRestart:
         supervisor: Supervisor,
         frontends: list[ManagedProcess],
         workers: list[ManagedProcess],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._supervisor = supervisor
         self._frontends = frontends
         self._workers = workers
-        self._say = say
+        self._report = report
         self.beside: list[ManagedProcess] = []
         """Processes that are not supervised: about to take over, or about to end."""
         self.restart: Restart | None = None
@@ -101,12 +101,12 @@ class RollingRestart:
         names = self._names(asked)
         steps = tuple(RestartStep(name=name, state=WAITING) for name in names)
         self.restart = Restart(id=id, state=RUNNING, parts=steps)
-        self._say(f"restarting {', '.join(names) or 'nothing'}, one after the other")
+        self._report(f"restarting {', '.join(names) or 'nothing'}, one after the other")
         for name in names:
             if not await self._one(name):
                 break
         else:
-            self._say(f"restarted {', '.join(names) or 'nothing'}")
+            self._report(f"restarted {', '.join(names) or 'nothing'}")
         state = DONE if all(step.state == DONE for step in self.restart.parts) else FAILED
         self.restart = msgspec.structs.replace(self.restart, state=state)
 
@@ -127,7 +127,7 @@ class RollingRestart:
                 await self._renew(name)
         except (ContrailError, OSError) as error:
             self._step(name, FAILED, began_s, str(error))
-            self._say(f"{name}: {error}; the restart ends here")
+            self._report(f"{name}: {error}; the restart ends here")
             return False
         self._step(name, DONE, began_s)
         return True
@@ -173,7 +173,7 @@ class RollingRestart:
                 while not all([await _knows(each, worker) for each in self._frontends]):  # noqa: ASYNC110 - asked anew
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
-            self._say(f"not every front end has heard of {worker.name} within {KNOWN_MAX_S:g} s")
+            self._report(f"not every front end has heard of {worker.name} within {KNOWN_MAX_S:g} s")
 
     def _step(self, name: str, state: str, began_s: float | None = None, why: str | None = None) -> None:
         assert self.restart is not None

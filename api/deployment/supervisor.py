@@ -96,11 +96,11 @@ class Supervisor:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         new_backoff: Callable[[], Backoff] = Backoff,
         probe_every_s: float = PROBE_EVERY_S,
     ) -> None:
-        self._say = say
+        self._report = report
         self._new_backoff = new_backoff
         self._probe_every_s = probe_every_s
         self._keepers: dict[SupervisedProcess, tuple[asyncio.Task[None], asyncio.Event]] = {}
@@ -146,7 +146,7 @@ class Supervisor:
         if not stopping.done():
             await asyncio.wait((stopping,), timeout=HURRY_MAX_S)
         if not stopping.done():
-            self._say(f"{part.name} does not end: killed")
+            self._report(f"{part.name} does not end: killed")
             await part.kill()
         await stopping
 
@@ -164,7 +164,7 @@ class Supervisor:
                 why = f"could not be looked after: {error!r}"
             delay_s = backoff.after(clock_s() - started_s)
             runs = part.running
-            self._say(f"{part.name} {why}; it is {'looked after' if runs else 'started'} again in {delay_s:g} s")
+            self._report(f"{part.name} {why}; it is {'looked after' if runs else 'started'} again in {delay_s:g} s")
             if await _set_within(leaving, delay_s):
                 return
             if runs:
@@ -174,9 +174,9 @@ class Supervisor:
                 await part.kill()  # what is left of it, if the last round ended before that
                 await part.start()
             except (ContrailError, OSError) as error:
-                self._say(f"{part.name} cannot be started: {error}")
+                self._report(f"{part.name} cannot be started: {error}")
             except Exception as error:  # noqa: BLE001 - likewise
-                self._say(f"{part.name} cannot be started: {error!r}")
+                self._report(f"{part.name} cannot be started: {error!r}")
 
     async def _until_gone(
         self, part: SupervisedProcess, leaving: asyncio.Event, started_s: float, reported_ready: bool
@@ -189,7 +189,7 @@ class Supervisor:
                 return part.ending()
             if not reported_ready and await part.ready():
                 reported_ready = True
-                self._say(f"{part.name} is ready again after {clock_s() - started_s:.1f} s (pid {part.pid})")
+                self._report(f"{part.name} is ready again after {clock_s() - started_s:.1f} s (pid {part.pid})")
             if clock_s() < probe_at_s:
                 continue
             failures = 0 if await part.alive() else failures + 1
