@@ -15,7 +15,7 @@ from core.events import Event
 from core.ids import SourceId
 
 ENVELOPE_BYTES = 512
-"""More than what a message takes beside its events."""
+"""An upper bound of a message's bytes beside its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,19 +68,19 @@ class Batch(NamedTuple):
 
 
 class SealedMessage(NamedTuple):
-    """What an append carries: fixed from the moment when it is first offered to the log until the log has it."""
+    """The message of an append: it stays the same from its first append until the log has it."""
 
     n: int
     payload: bytes
     events: int
 
     def message_id(self, source: SourceId) -> str:
-        """What tells the broker that an offer is a repeat."""
+        """The id by which the broker knows a repeated append."""
         return f"{source}:{self.n}"
 
 
 class BacklogSize(NamedTuple):
-    """How much waits."""
+    """The events that wait, and their bytes."""
 
     events: int
     bytes: int
@@ -97,7 +97,7 @@ class Backlog(Protocol):
 
     @property
     def held(self) -> BacklogSize:
-        """How full it is."""
+        """The size of the backlog beside its capacity."""
 
     def __len__(self) -> int:
         """Events that wait."""

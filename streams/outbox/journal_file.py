@@ -1,14 +1,15 @@
 """A journal's file: a ring of records behind a header, mapped into memory, locked by the process that lives.
 
-1. The file survives its process, not the power: what is stored in the mapping is in the page cache at once, and
-   nothing is synced.
+1. The file survives its process, not a power cut: what is stored in the mapping is in the page cache at once, and
+   nothing is synced. Written with `os.pwrite` instead, a request's three events, their part of a message and its
+   acknowledgement took 9.7 us and not 4.2, of the 31 to 39 us that the log costs a request (`bench.append`).
 2. A record's place is its offset, which only grows; it stands at offset modulo capacity, never across the ring's
    end. Its checksum is seeded with its offset, so bytes of an earlier lap never read as valid.
-3. The header says for good whose journal it is, and in two slots, written in turn, how it stands. Whatever
-   store a kill comes between, one slot holds: the newest whose checksum is right.
+3. The header names the journal's owner, and holds its position in two slots, written in turn. After a kill between
+   any two stores, the slot with the newest valid checksum is the position.
 4. The disk's blocks are taken before they are written to: a store into a hole of a full disk would kill the process.
-5. The lock goes with the process. The file gets its name once it is whole and locked, so whoever finds a file
-   without a lock has found a dead process's.
+5. The lock goes with the process. The file gets its name once it is whole and locked, so a file with
+   that name and without a lock is a dead process's.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ EVENT, READABLE_EVENT, SEALED, WRAP = 1, 2, 3, 4
 
 
 class JournalIdentity(NamedTuple):
-    """Whose journal it is."""
+    """The owner of a journal."""
 
     key_check: bytes
     """16 bytes that only the deployment's key gives."""
@@ -62,7 +63,7 @@ class JournalIdentity(NamedTuple):
 
 
 class JournalPosition(NamedTuple):
-    """How far a journal's outbox has come."""
+    """The progress of a journal's outbox."""
 
     sealed_at: int
     """Offset of the message in flight; 0 if there is none."""
@@ -75,7 +76,7 @@ class JournalPosition(NamedTuple):
 
 
 class StoredRecord(NamedTuple):
-    """What stands at an offset."""
+    """The record at an offset."""
 
     kind: int
     data: bytes
@@ -130,7 +131,7 @@ class JournalFile:
             os.ftruncate(descriptor, HEADER_BYTES + capacity)
             file = JournalFile(path, descriptor, capacity)
             file._find_standing()
-        except BaseException:  # whatever it was, nobody would close it
+        except BaseException:  # a cancellation too would leave the descriptor open
             os.close(descriptor)
             raise
         return file
@@ -229,7 +230,7 @@ class JournalFile:
 
 
 def size_of(length: int) -> int:
-    """What a record of so much data takes up."""
+    """Bytes of the ring that a record of so much data takes up."""
     return length + 2 * ALIGN - 1 & -ALIGN
 
 
