@@ -99,7 +99,7 @@ class ReconnectingClient:
         return self._connection if self.up else None
 
     def send(self, frame: ToWorker) -> None:
-        """The frame is on its way, unless the connection is gone: then who waits for an answer waits in vain."""
+        """The frame is on its way, unless the connection is gone; then no answer comes."""
         if self._connection is not None and self.up:
             self._connection.send(encode_frame(frame))
 

@@ -137,8 +137,7 @@ class WorkerServer:
             connection.end_streams(fault, why)
 
     def computes_for_others(self, than: ClientConnection) -> int:
-        """How many tokens of prompts that came over other connections are being computed, as far as their replicas
-        said. O(connections)."""
+        """The prompt tokens of other connections under way, as stated by their replicas. O(connections)."""
         return sum(sum(each.prefills.values()) for each in self._connections if each is not than and each.prefills)
 
     def joined(self, connection: ClientConnection) -> None:

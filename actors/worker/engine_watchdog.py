@@ -9,7 +9,7 @@ from actors.engines.engine import Engine
 from core.errors import EngineDead
 
 CHECK_EVERY_S = 1.0
-"""Between looks at the engine's health."""
+"""Between checks of the engine's health."""
 CHECK_TIMEOUT_S = 30.0
 """An engine that cannot say for so long whether it lives does not."""
 ENGINE_STALL_S = 60.0
@@ -27,8 +27,8 @@ moves blocks has a thread that never rests: of that one it cannot be seen, and i
 async def wait_until_dead(engine: Engine, evidence: Callable[[], object], stall_s: float | None = None) -> str:
     """Returns when the engine is dead or hangs, with the reason.
 
-    `evidence` is another value whenever the engine has done anything, and None while nobody waits for it. `stall_s` is
-    how long it may do nothing; what suits the engine if None.
+    `evidence` returns another value after each step of the engine, and None while no request waits for it. `stall_s`
+    bounds the time without a step; None chooses the bound by the kind of the engine.
     """
     cpu_s = engine.info.cpu_s
     stall_s = stall_s or (ENGINE_STALL_CPU_S if cpu_s else ENGINE_STALL_S)

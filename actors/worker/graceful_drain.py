@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 
 class GracefulDrain:
-    """One worker's."""
+    """Ends the open streams of one worker."""
 
     def __init__(self, server: WorkerServer, timeout_s: float) -> None:
         self._server = server
@@ -36,7 +36,7 @@ class GracefulDrain:
         self._hurried.set()
 
     async def finish(self, quiet: Coroutine[None, None, None]) -> None:
-        """`quiet` has returned, the time is over, or somebody hurried."""
+        """`quiet` has returned, the time is over, or `stop_waiting` was called."""
         finished = asyncio.create_task(quiet)
         hurried = asyncio.create_task(self._hurried.wait())
         try:
@@ -50,7 +50,7 @@ class GracefulDrain:
             await asyncio.wait((finished, hurried))
 
     async def end_streams(self, fault: str, why: str) -> None:
-        """Nothing is in flight; who asked has all tokens up to now, if the network took them, and goes on elsewhere."""
+        """No stream is open; replicas have all tokens up to now, if the network took them, and continue elsewhere."""
         if not self._server.streams:
             return
         _logger.warning("%d requests go on elsewhere: %s", self._server.streams, why)

@@ -1,5 +1,4 @@
-"""What a front end needs of a model's folder to speak for it, and what its operator says beside that; workers hand it
-out."""
+"""Model files for front ends: tokenizer, template and generation defaults, with the operator's parsers."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ from streams.log import EventLog
 from streams.registry import Registry
 
 RESTATE_ASKED_MS = 10_000
-"""Replicas that ask for a restatement are heard this often at most."""
+"""Restatements for replicas come this often at most."""
 RESTATE_EVERY_S = 7 * 86_400 / 4
-"""The whole cache is said again this often, a quarter of the retention time: a log whose head was cut is whole then."""
+"""The whole cache is restated this often, a quarter of the retention time, so that the log always has a whole one."""
 ENGINE_STOP_TIMEOUT_S = 60.0
 """Bound on the engine's stop, longer than its own bounds; then the worker ends without it."""
 LOG_AWAY_REPORT_S = 3.0
-"""A log that acknowledges nothing for so long is said to be away."""
+"""A log that acknowledges nothing for so long is reported as away."""
 
 _logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class Worker:
         return self.role.generate(frame)
 
     def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
-        """A prefill worker spoke."""
+        """A frame of a prefill worker goes to the role."""
         self.role.on_frame(connection, frame)
 
     def on_disconnect(self, connection: PrefillConnection) -> None:
@@ -281,7 +281,7 @@ class Worker:
         self.role.on_disconnect(connection)
 
     def restate(self) -> None:
-        """A replica lost track of us: the whole cache is said again, at most every ten seconds."""
+        """The whole cache is restated for a replica that lost it, at most every ten seconds."""
         now = self.clock.monotonic_ms()
         if self.publisher is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
             self._restated_ms = now
@@ -297,7 +297,7 @@ class Worker:
         return self._files
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """The engine said how much of a prompt came from its cache."""
+        """A prompt was computed, and so much of it came from the engine's cache."""
         self._totals.update(requests=1, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
 
     @property
@@ -349,9 +349,9 @@ class Worker:
         self.leave(f"engine dead: {why}")
 
     def _evidence(self) -> tuple[int, ...] | None:
-        """Changes whenever the engine does anything; None while nobody waits for it.
+        """A value that changes with each step of the engine; None while no request waits for the engine.
 
-        Who waits for a prompt to be computed elsewhere does not wait for the engine.
+        A request with a prompt that is computed elsewhere does not wait for the engine.
         """
         prefills = self.options.role == PREFILL
         waiting = self.role.jobs_open if prefills else self.port.streams - self.role.waits_elsewhere
