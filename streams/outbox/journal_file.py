@@ -1,8 +1,8 @@
 """A journal's file: a ring of records behind a header, mapped into memory, locked by the process that lives.
 
 1. The file survives its process, not a power cut: what is stored in the mapping is in the page cache at once, and
-   nothing is synced. Written with `os.pwrite` instead, a request's three events, their part of a message and its
-   acknowledgement took 9.7 us and not 4.2, of the 31 to 39 us that the log costs a request (`bench.append`).
+   nothing is synced. With `os.pwrite` instead, a request's three events, their part of a message and its
+   acknowledgement took 5 us more than 4.6, of the 31 to 39 us that the log costs a request (`bench.append`).
 2. A record's place is its offset, which only grows; it stands at offset modulo capacity, never across the ring's
    end. Its checksum is seeded with its offset, so bytes of an earlier lap never read as valid.
 3. The header names the journal's owner, and holds its position in two slots, written in turn. After a kill between
