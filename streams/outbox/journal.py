@@ -132,8 +132,6 @@ class Journal:
 
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
-        if 0 < len(self._recent) == self._events <= self._limits.events_max and self._bytes <= room:
-            return self._take_recent()
         encodings: list[bytes] = []
         readable = True
         while self._events and len(encodings) < self._limits.events_max:
@@ -145,14 +143,6 @@ class Journal:
             readable = readable and kind == READABLE_EVENT
             room -= len(data)
         return Batch(encodings, readable)
-
-    def _take_recent(self) -> Batch:
-        """All that waits, which is the rule while the log is there: one pass over memory alone."""
-        taken = Batch([data for _, data, _ in self._recent], all(kind == READABLE_EVENT for kind, _, _ in self._recent))
-        _, _, self._next = self._recent[-1]
-        self._recent.clear()
-        self._events = self._bytes = 0
-        return taken
 
     def seal(self, sealed: SealedMessage) -> None:
         """The message stands in the file; if the disk is full, its events stay there instead."""
