@@ -177,9 +177,11 @@ class StepTokens(Frame, frozen=True, tag="StepTokens"):
 
 
 class Failed(Frame, frozen=True, tag="Failed"):
-    """One stream ended badly; `fault` is `caller` or `worker`, whose it is, or nobody's: `leaving` if the worker ends
-    in good order, `busy` if it declined what was to be sent only if it is free (`text` is how many tokens of other
-    replicas' prompts it computes)."""
+    """One stream ended badly. `fault` is `caller` or `worker`; `leaving` if the worker ends in good order.
+
+    `fault` is `busy` if the worker declined a request that was sent on condition that the worker is free. Then `text`
+    is the number of tokens of other replicas' prompts that it computes.
+    """
 
     stream: int
     fault: str

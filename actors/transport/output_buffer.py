@@ -12,8 +12,8 @@ from core.generation import Output, PrefillReport, TokenLogprobs, is_plain_token
 class OutputBuffer:
     """Outputs of one generation that no reader has taken yet, as one output.
 
-    Adding is O(new tokens), so that a reader who is far behind costs no more than one who keeps up. For a reader who
-    keeps up each output comes back as it went in.
+    Adding is O(new tokens), so that a slow reader costs no more than a fast one. A reader that keeps up gets each
+    output unchanged.
     """
 
     __slots__ = ("_cached_tokens", "_finish", "_logprobs", "_once", "_only", "_prefill", "_tokens")

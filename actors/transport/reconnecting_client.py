@@ -114,8 +114,7 @@ class ReconnectingClient:
         return True
 
     def silence(self) -> int:
-        """How often this was asked since the worker last said anything; 0 without a connection. It is asked to say
-        something when it was silent."""
+        """Calls since the worker last sent anything; 0 without a connection. It pings a silent worker."""
         connection = self._connection
         if connection is None or not self.up:
             return 0
@@ -187,7 +186,7 @@ class ReconnectingClient:
         return connection
 
     def _broken(self) -> None:
-        """Told at once: whoever goes by who is up must not go by that any more."""
+        """Reported at once: readers of `up` must not use the old value any longer."""
         if self._welcomed:
             self._welcomed = False
             self._on_change(self)

@@ -33,8 +33,8 @@ from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Hint, Output
 
 UNSENT_BYTES_MAX = 64 << 20
-"""What waits for a worker that does not read, in the kernel's place: with more, the connection is given up, and other
-workers continue what it had. Four of the longest frames; a worker that reads has next to none."""
+"""Bound on unsent bytes for a worker that does not read. Beyond it the connection is given up, and other workers
+continue its requests. Four of the longest frames; a worker that reads has next to none."""
 
 _logger = logging.getLogger(__name__)
 
