@@ -37,18 +37,18 @@ class LiveSettings:
         """Why the registry's present value is not used; empty if it is."""
         self._configured = configured
         self._given: dict[str, Any] = {}
-        """What the registry said last."""
+        """The settings that the registry reported last."""
         self._on_change = on_change
 
     def __repr__(self) -> str:
         return f"<LiveSettings of revision {self.revision}, policy {self.current.policy}>"
 
     async def follow(self, registry: Registry) -> None:
-        """The registry's settings count, and whatever it says from now on. Unavailable if it is away."""
+        """The registry's settings count, now and after each change. Unavailable if it is away."""
         await registry.watch(SETTINGS_KEY, self._on_registry)
 
     def event(self) -> SettingsChanged:
-        """What the log must hear before a decision rests on them."""
+        """The event that precedes the first decision under these settings."""
         return SettingsChanged(revision=self.revision, settings=self.current.to_mapping())
 
     def _on_registry(self, change: Change) -> None:

@@ -26,7 +26,7 @@ class Record(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """What a stream holds now."""
+    """The extent of a stream now."""
 
     epoch: Epoch
     first_seq: StreamSeq
@@ -49,9 +49,9 @@ class QueueLimits(NamedTuple):
     """Every bound of a queue; the first to open it settles them."""
 
     ack_wait_s: float = 5.0
-    """A message that nobody speaks for so long is handed out again."""
+    """A message without a sign of work for so long is handed out again."""
     deliveries_max: int = 5
-    """How often it is handed out to be done; once more, so that whoever gets it then can say that it is given up."""
+    """Deliveries of a message for work; one more follows, so that its receiver can report that it is given up."""
     pending_max: int = 1024
     """Messages handed out and not acknowledged, of all workers together."""
 
@@ -64,8 +64,8 @@ class Delivery(Protocol):
 
     record: Record
     number: int
-    """How often this message was handed out, this time included: from 1. After a crash the broker may count too little;
-    one over `deliveries_max` is for the last time: whoever gets it says that the message is given up."""
+    """Number of this delivery of the message, from 1. After a crash the broker may count too little. One over
+    `deliveries_max` is the last: its receiver reports that the message is given up."""
 
     async def done(self) -> None:
         """It is handed out no more. Unavailable if the broker did not say that it heard it: then it may be."""
@@ -114,7 +114,7 @@ class EventLog(Protocol):
         """The message at that sequence, read from the leader; None if the stream does not hold it."""
 
     async def state(self, stream: StreamName) -> StreamState:
-        """What the stream holds now."""
+        """The extent of the stream now."""
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         """The first sequence stored at or after that time; last_seq + 1 if there is none."""
@@ -139,9 +139,9 @@ class EventLog(Protocol):
         `after` is the record before `start` as the caller has read it, if it has: it counts as delivered.
 
         If the stream is made anew, ends before `start - 1` or before what was delivered, or no longer holds the
-        last record delivered as it was, its history was replaced: `on_reset` is told what the stream holds now, and
-        the records follow from the oldest on. What stood further back and was deleted is not told: a message that
-        a reader has and others lack is found by the chains. Both run on the event loop and must not raise.
+        last record delivered as it was, its history was replaced: `on_reset` gets the extent of the stream now, and
+        the records follow from the oldest on. Deletions further back are not reported: the chains find a message
+        that one reader has and others lack. Both run on the event loop and must not raise.
         """
 
     async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:

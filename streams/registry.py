@@ -33,7 +33,7 @@ class Registry(Protocol):
 
         Returns the revision at which it became ours: later claims have higher ones, until the registry loses its data
         and counts anew. Unlike `register` it is not put again after the lease was lost: claim again to know whether it
-        is still ours. Whoever acts on a claim must be fenced where the act counts. After an Unavailable it may be
+        is still ours. Each act under a claim must be fenced where the act counts. After an Unavailable it may be
         ours all the same. `unregister` of a claim leaves one that another has made since.
         """
 

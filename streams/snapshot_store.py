@@ -1,11 +1,11 @@
 """SnapshotStore: snapshots in a stream of their own, as chunks that a manifest commits.
 
 1. Chunks stand on a subject of the snapshot's own, the manifest on one that all manifests share. Chunks that no
-   manifest names are nothing: nobody reads them, and retention takes them in time.
-2. A manifest expects the one before it to be the last: of two writers one gets WrongSequence. So does a writer whose
-   claim is older than that of the newest manifest.
+   manifest names are never read, and retention removes them in time.
+2. A manifest expects the one before it to be the last: of two writers one gets WrongSequence. So does a writer with
+   an older claim than that of the newest manifest.
 3. A manifest names the one before it, so a list of all costs one small read each. Where one cannot be read, the
-   messages before it are looked at one by one: past one snapshot's chunks stands the manifest before.
+   messages before it are read one by one: the manifest before stands behind one snapshot's chunks.
 4. Nothing is ever deleted here: the stream's own limits are the only retention.
 """
 
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Place(msgspec.Struct):
-    """What is read of a manifest that is otherwise of no use."""
+    """The fields of a manifest that are read of one that is otherwise of no use."""
 
     before_seq: int = -1
     """-1: it does not say."""
@@ -59,7 +59,7 @@ class SnapshotStore:
         self._namespace = namespace
         self._chain_key = chain_key
         self._manifests = self._subject(_MANIFEST)
-        self._told: deque[StreamSeq] = deque(maxlen=MANIFESTS_MAX)
+        self._reported: deque[StreamSeq] = deque(maxlen=MANIFESTS_MAX)
         """Broken manifests that were warned of."""
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class SnapshotStore:
         return [manifest async for manifest in self.newest_first()]
 
     async def newest_first(self) -> AsyncGenerator[Manifest, None]:
-        """The same one by one, for whoever needs only the first that is good."""
+        """The same one by one, for callers that need only the first good one."""
         if SNAPSHOTS not in await self._log.streams():
             return
         record = await self._log.last(SNAPSHOTS, self._manifests)
@@ -99,7 +99,7 @@ class SnapshotStore:
         """The snapshot is committed; returns its manifest, which is the draft with its place and checksum filled in.
 
         WrongSequence if another writer with a newer claim has taken over, or committed one meanwhile; Unavailable if
-        the log does not answer. What was written then is garbage that nobody reads.
+        the log does not answer. The chunks written until then are never read.
         """
         last = await self._log.last(SNAPSHOTS, self._manifests)
         _check_fence(last, draft)
@@ -112,7 +112,7 @@ class SnapshotStore:
         return manifest
 
     async def _write_chunks(self, content: bytes, id: str) -> tuple[StreamSeq, int, int, str]:
-        """Where the first one stands, how many there are, their bytes and their checksum."""
+        """Sequence of the first chunk, number of chunks, their bytes and their checksum."""
         checksum, where, last = self._new_checksum(), self._subject(id), StreamSeq(0)
         seqs: list[StreamSeq] = []
         for start in range(0, len(content), CHUNK_BYTES):
@@ -124,11 +124,11 @@ class SnapshotStore:
 
     async def _chunks_of(self, manifest: Manifest) -> AsyncIterator[bytes]:
         """Those of its chunks that are still there, in order."""
-        wanted, left = self._subject(manifest.id), manifest.chunks
+        needed, left = self._subject(manifest.id), manifest.chunks
         records = self._log.read(SNAPSHOTS, StreamSeq(manifest.first_seq))
         try:
             async for record in records:
-                if record.subject == wanted:
+                if record.subject == needed:
                     yield record.payload
                     left -= 1
                 if not left:
@@ -173,8 +173,8 @@ class SnapshotStore:
         try:
             return Manifest.parse(record.payload)
         except Corrupt as error:
-            if record.seq not in self._told:
-                self._told.append(record.seq)
+            if record.seq not in self._reported:
+                self._reported.append(record.seq)
                 _logger.warning("the manifest at %s:%d is passed over: %s", SNAPSHOTS, record.seq, error)
             return None
 
@@ -193,20 +193,20 @@ def _check_fence(last: Record | None, draft: Manifest) -> None:
 
 
 class Coverage(NamedTuple):
-    """What of one stream's history can be folded again."""
+    """The part of one stream's history that can be folded again."""
 
     stream: StreamName
     first_seq: StreamSeq
     """The oldest retained."""
     last_seq: StreamSeq
     replayable_from: StreamSeq | None
-    """The first message whose every predecessor is either retained or in a snapshot; None if there is none yet."""
+    """The first message with all predecessors either retained or in a snapshot; None if there is none yet."""
     cut_behind_newest: bool
     """Retention took messages that follow the newest snapshot: it is of no use for this stream any more."""
 
     @property
     def snapshot_before(self) -> bool:
-        """Whether every retained message can be folded on what came before it."""
+        """True if every retained message can be folded on a complete state before it."""
         return self.replayable_from is not None and self.replayable_from <= self.first_seq
 
 

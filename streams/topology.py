@@ -9,7 +9,7 @@ from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
 
 DUPLICATE_WINDOW_S = 600
-"""How long the broker remembers message ids; at most the age that a stream keeps."""
+"""Time for which the broker remembers message ids; at most the age that a stream keeps."""
 KV_PERCENT = 45
 """Share of the reserved bytes that all kv streams have together."""
 ROUTING_PERCENT = 30
@@ -17,7 +17,7 @@ SNAPSHOTS_PERCENT = 15
 LOAD_PERCENT = 5
 JOBS_PERCENT = 5
 PAYLOAD_MIN = 768 * 1024
-"""What a broker must take as one message: a chunk of a snapshot, the largest of ours, with its headers and room to
+"""Least message size that a broker must take: a chunk of a snapshot, the largest of ours, with its headers and room to
 spare."""
 
 _NS_PER_S = 1_000_000_000
@@ -55,7 +55,7 @@ class StreamConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """What a deployment's log looks like."""
+    """The streams of a deployment's log, with their limits."""
 
     kv_partitions: int = 1
     replicas: int = 1

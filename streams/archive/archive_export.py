@@ -1,11 +1,11 @@
 """Export: the log, or a range of it, copied into an archive with the snapshot before it; and a range of an archive.
 
-1. A range holds what its decisions rest on: it begins with a snapshot behind which every decision in it can be folded,
+1. A range holds the inputs of its decisions: it begins with a snapshot behind which every decision in it can be folded,
    however old the cursor that it was made at, and ends no sooner than the newest of these cursors. DecisionReach finds
-   both: a decision is written a while after it was made, at a cursor that lags behind the log, so what it rests on may
-   lie before the range and, by the clocks of several servers, behind it.
-2. The routing stream's end is looked at first: whatever a decision has read stood in the log before it.
-3. Without a snapshot before it a range begins where the log does; what retention took is reported.
+   both: a decision is written a while after it was made, at a cursor that lags behind the log, so its inputs may lie
+   before the range and, by the clocks of several servers, behind it.
+2. The routing stream's end is read first: all inputs of a decision stood in the log before it.
+3. Without a snapshot before it a range begins where the log does; removals by retention are reported.
 """
 
 from __future__ import annotations
@@ -76,24 +76,24 @@ _message: msgspec.msgpack.Decoder[_Message] = msgspec.msgpack.Decoder(_Message)
 
 
 class Range(NamedTuple):
-    """What is wanted: per stream from a sequence on, up to one (not included); None is open."""
+    """The range to copy: per stream from a sequence on, up to one (not included); None is open."""
 
     start: Mapping[StreamName, StreamSeq] | None = None
     end: Mapping[StreamName, StreamSeq] | None = None
 
 
 class ExportedRange(NamedTuple):
-    """What was copied."""
+    """The range that was copied."""
 
     base: Manifest | None
     """The snapshot that the range begins with; None if it begins where the log does."""
     cut: dict[StreamName, StreamSeq]
-    """Streams whose head retention took with no snapshot in its place, and where they begin: what is decided before
-    the next snapshot can be shown, and not be made again."""
+    """Streams that lost their head to retention with no snapshot in its place, and their first sequence. Decisions
+    before the next snapshot can be shown, and not be made again."""
 
 
 class SnapshotReader(Protocol):
-    """Where snapshots are read: of a log, or of an archive."""
+    """Reads snapshots of a log, or of an archive."""
 
     def newest_first(self) -> AsyncGenerator[Manifest, None]:
         """All manifests."""
@@ -111,7 +111,7 @@ async def archive(
     log: EventLog,
     store: SnapshotReader,
     writer: ArchiveWriter,
-    wanted: Range = Range(),  # noqa: B008 - immutable
+    requested: Range = Range(),  # noqa: B008 - immutable
     progress: Progress = lambda _done, _of: None,
     *,
     fold_version: int | None = None,
@@ -119,11 +119,11 @@ async def archive(
     """The writer has every message in the range, the snapshot before it with the messages between, and the snapshots
     within. Of `fold_version` only, if it is given. Unavailable if the log goes away or is made anew meanwhile."""
     states = await _states(log)
-    reach = await _reach(log, states, wanted)
+    reach = await _reach(log, states, requested)
     usable = await _usable(log, store, states, writer.chain_key, fold_version)
-    base = await _first_whole(store, _before(usable, wanted.start, reach))
+    base = await _first_whole(store, _before(usable, requested.start, reach))
     starts = {stream: _start(base, stream) for stream in states}
-    ends = {stream: _end(state, wanted.end, stream, reach) for stream, state in states.items()}
+    ends = {stream: _end(state, requested.end, stream, reach) for stream, state in states.items()}
     saved = []
     for manifest in usable:
         if all(starts[s] - 1 <= at.seq < ends[s] for s, at in _cursor(manifest)):
@@ -183,12 +183,12 @@ async def _states(log: EventLog) -> dict[StreamName, StreamState]:
     return {stream: await log.state(stream) for stream in streams}
 
 
-async def _reach(log: EventLog, states: States, wanted: Range) -> DecisionReach:
+async def _reach(log: EventLog, states: States, requested: Range) -> DecisionReach:
     epochs = {stream: state.epoch for stream, state in states.items()}
     reach = DecisionReach(epochs)
-    if ROUTING in states and (wanted.start is not None or wanted.end is not None):
-        start = _start(None, ROUTING) if wanted.start is None else wanted.start.get(ROUTING, StreamSeq(1))
-        await reach.read(log, StreamSeq(start), _end(states[ROUTING], wanted.end, ROUTING, reach))
+    if ROUTING in states and (requested.start is not None or requested.end is not None):
+        start = _start(None, ROUTING) if requested.start is None else requested.start.get(ROUTING, StreamSeq(1))
+        await reach.read(log, StreamSeq(start), _end(states[ROUTING], requested.end, ROUTING, reach))
     return reach
 
 
@@ -232,7 +232,7 @@ def _before(
 
 
 async def _first_whole(store: SnapshotReader, manifests: list[Manifest]) -> Manifest | None:
-    """The newest of them whose content can be read."""
+    """The newest of them with readable content."""
     for manifest in reversed(manifests):
         try:
             await store.read(manifest)
@@ -272,7 +272,7 @@ def _cursor(manifest: Manifest) -> list[tuple[StreamName, At]]:
 async def cut(
     source: ArchiveReader,
     writer: ArchiveWriter,
-    wanted: Range = Range(),  # noqa: B008 - immutable
+    requested: Range = Range(),  # noqa: B008 - immutable
     progress: Progress = lambda _done, _of: None,
     *,
     fold_version: int | None = None,
@@ -283,26 +283,26 @@ async def cut(
     for _ in source.check():  # a snapshot that cannot be read is passed over below: here it is damage
         pass
     archived = await archive(
-        ArchiveLog(source), ArchiveSnapshots(source), writer, wanted, progress, fold_version=fold_version
+        ArchiveLog(source), ArchiveSnapshots(source), writer, requested, progress, fold_version=fold_version
     )
     if not writer.chain_key:
-        _tell_heads(source, writer)
+        _set_heads(source, writer)
     return archived
 
 
-def _tell_heads(source: ArchiveReader, writer: ArchiveWriter) -> None:
+def _set_heads(source: ArchiveReader, writer: ArchiveWriter) -> None:
     for stream in source.streams:
         missing = writer.numbers(stream)
         for name, head in source.contents.heads.get(stream, {}).items():
             if missing.get(name) == head.n:
-                writer.tell_head(stream, name, head.digest)
+                writer.set_head(stream, name, head.digest)
                 del missing[name]
         for record in source.read(stream, writer.last_seq(stream) + 1) if missing else ():
-            said = envelope(record.payload)
-            if said is None or not said.of(owner(record.subject)) or len(said.prev) != DIGEST_BYTES:
+            message = envelope(record.payload)
+            if message is None or not message.of(owner(record.subject)) or len(message.prev) != DIGEST_BYTES:
                 continue
-            if missing.get(said.source) == said.n - 1:
-                writer.tell_head(stream, said.source, said.prev.hex())
-                del missing[said.source]
+            if missing.get(message.source) == message.n - 1:
+                writer.set_head(stream, message.source, message.prev.hex())
+                del missing[message.source]
                 if not missing:
                     break

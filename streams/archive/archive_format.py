@@ -1,10 +1,10 @@
 """The form of an archive: a stretch of a namespace's log in one file, which needs no server to be read.
 
 1. The file is MAGIC, blocks, snapshots, contents, footer. A block holds messages of one stream, in order, as zstd over
-   a msgpack list of rows; a snapshot is its content as the log has it, in zstd; the contents are JSON and say where
-   each of them stands and what its bytes hash to; the footer says the same of the contents.
-2. A checksum (BLAKE2b, 16 bytes, no key) tells damage. Who means harm is told by the chains of the messages
-   themselves, to whoever has the deployment's key.
+   a msgpack list of rows; a snapshot is its content as the log has it, in zstd; the contents are JSON with
+   the position and checksum of each of them; the footer has the same of the contents.
+2. A checksum (BLAKE2b, 16 bytes, no key) finds damage. Forgery is found by the chains of the messages themselves,
+   with the deployment's key.
 3. A payload stands here as it was sealed, byte for byte, so chains and digests can be proved again anywhere.
 """
 
@@ -38,12 +38,12 @@ class Row(NamedTuple):
     seq: int
     time_ms: int
     owner: str
-    """Whose subject it stands on: the subject's last token."""
+    """The owner of its subject: the subject's last token."""
     payload: bytes
 
 
 class FileExtent(msgspec.Struct, frozen=True):
-    """Where some bytes stand in the file, and what they are."""
+    """Position, length and checksum of some bytes in the file."""
 
     offset: int
     size: int
@@ -63,7 +63,7 @@ class ArchiveBlock(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What an archive holds of one stream."""
+    """The part of one stream in an archive."""
 
     epoch: int
     first_seq: int
@@ -90,7 +90,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """What an archive is and holds, as JSON that a person can read."""
+    """Contents of an archive, as JSON that a person can read."""
 
     v: int = ARCHIVE_VERSION
     namespace: str
@@ -165,7 +165,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checksum(data: bytes) -> bytes:
-    """What tells damage."""
+    """Checksum that finds damage."""
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
 
 
@@ -174,7 +174,7 @@ def _is_hex(text: str, size: int) -> bool:
 
 
 def key_check(chain_key: bytes) -> str:
-    """What tells one chain key from another, and gives nothing of it away."""
+    """Text that differs between chain keys, and reveals nothing of them."""
     return hashlib.blake2b(b"archive", key=chain_key, digest_size=CHECKSUM_BYTES).hexdigest()
 
 

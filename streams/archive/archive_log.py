@@ -1,4 +1,4 @@
-"""ArchiveLog: an archive read as the log that it was made from, by whoever knows logs; nothing can be written to it."""
+"""ArchiveLog: an archive behind the interface of the log that it was made from; nothing can be written to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ArchiveLog:
     """See `streams.log.EventLog`. Calls do not wait: a read is a piece of the file. Corrupt if one is damaged."""
 
     def __init__(self, archive: ArchiveReader) -> None:
-        """The archive stays whoever's it is."""
+        """The caller keeps the archive and closes it."""
         self.archive = archive
 
     def __repr__(self) -> str:

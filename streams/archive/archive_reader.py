@@ -25,10 +25,10 @@ from streams.archive.archive_format import END, FOOTER, MAGIC, ArchiveBlock, Con
 from streams.log import Record
 
 CACHED_BLOCKS = 8
-"""Unpacked blocks that are kept for whoever jumps to and fro: those read last."""
+"""Unpacked blocks that are kept for jumps to and fro: those read last."""
 BLOCK_BYTES_MAX = 256 * 1024**2
 SNAPSHOT_BYTES_MAX = 4 * 1024**3
-"""A piece that says it unpacks to more is meant to do harm: checksums keep nobody from that."""
+"""A piece that claims to unpack to more is an attack: checksums do not prevent that."""
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 
@@ -67,7 +67,7 @@ class ArchiveReader:
         except OSError as error:
             file.close()
             raise CallerError(f"{path} cannot be read: {error.strerror}") from error
-        except BaseException:  # whatever it was, nobody would close it
+        except BaseException:  # by any error: the file must be closed
             file.close()
             raise
 
@@ -92,7 +92,7 @@ class ArchiveReader:
         return sorted(self._blocks)
 
     def span(self, stream: StreamName) -> Span:
-        """What it holds of the stream, which is one of `streams`."""
+        """The part of the stream that it holds; the stream is one of `streams`."""
         return self.contents.streams[stream]
 
     def read(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Record]:
@@ -162,9 +162,9 @@ class ArchiveReader:
             rows = _rows.decode(self._unpack(block.piece, BLOCK_BYTES_MAX))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{self.path}: a block of {block.stream!r} cannot be read: {error}") from error
-        told = (block.messages, block.first_seq, block.last_seq)
+        claimed = (block.messages, block.first_seq, block.last_seq)
         in_order = all(one.seq < other.seq for one, other in pairwise(rows))
-        if not rows or (len(rows), rows[0].seq, rows[-1].seq) != told or not in_order:
+        if not rows or (len(rows), rows[0].seq, rows[-1].seq) != claimed or not in_order:
             raise Corrupt(f"{self.path}: a block of {block.stream!r} holds other messages than the contents say")
         return rows
 
@@ -197,14 +197,14 @@ def _contents(path: Path, file: BinaryIO) -> Contents:
     if _read(file, len(MAGIC), 0) != MAGIC:
         raise Corrupt(f"{path} is no export of a log, or damaged at its start; `contrail export FILE` makes one")
     footer = _read(file, FOOTER.size, max(0, size - FOOTER.size)).rjust(FOOTER.size)
-    offset, length, told, end = FOOTER.unpack(footer)
+    offset, length, claimed, end = FOOTER.unpack(footer)
     if end != END or offset < len(MAGIC) or offset + length + FOOTER.size != size:
         raise Corrupt(
             f"{path} is cut off or damaged at its end: it was not written or not copied whole. Copy it again, or "
             "export again"
         )
     data = _read(file, length, offset)
-    if checksum(data) != told:
+    if checksum(data) != claimed:
         raise Corrupt(f"{path} is damaged: the checksum of its contents is another. Copy it again, or export again")
     try:
         contents = Contents.parse(data)

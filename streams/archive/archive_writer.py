@@ -38,7 +38,7 @@ from streams.archive.message_envelope import envelope
 from streams.log import Record
 
 ROW_BYTES = 64
-"""What a row takes beside its payload, about."""
+"""Approximate bytes of a row beside its payload."""
 
 
 class _Open(NamedTuple):
@@ -62,8 +62,8 @@ class ArchiveWriter:
     ) -> None:
         """CallerError if the file cannot be made. It is made anew.
 
-        `check` is what tells the deployment's key, if `chain_key` is another one, or empty because nobody knows it:
-        then nothing is digested, and whoever copies tells the heads.
+        `check` identifies the deployment's key if `chain_key` is another one, or empty because it is unknown: then
+        nothing is digested, and the caller sets the heads.
         """
         self.path = path
         self.chain_key = chain_key
@@ -103,10 +103,10 @@ class ArchiveWriter:
         opened, whose = self._streams[stream], owner(subject)
         opened.rows.append(Row(seq, time_ms, whose, payload))
         self._last[stream] = seq
-        said = envelope(payload)
-        if said is not None and said.of(whose) and said.n > opened.numbers.get(said.source, -1):  # else: a repeat
-            opened.numbers[said.source] = said.n
-            opened.ends[said.source] = payload
+        head = envelope(payload)
+        if head is not None and head.of(whose) and head.n > opened.numbers.get(head.source, -1):  # else: a repeat
+            opened.numbers[head.source] = head.n
+            opened.ends[head.source] = payload
         self._waiting[stream] += len(payload) + ROW_BYTES
         if self._waiting[stream] >= BLOCK_BYTES:
             self._close_block(stream)
@@ -116,15 +116,15 @@ class ArchiveWriter:
         self._streams[stream] = self._streams[stream]._replace(log_first_seq=log_first_seq)
 
     def last_seq(self, stream: StreamName) -> int:
-        """How far the stream is written."""
+        """The last sequence of the stream that was written."""
         return self._last[stream]
 
     def numbers(self, stream: StreamName) -> dict[str, int]:
         """Every source with messages here, and the number of its last."""
         return dict(self._streams[stream].numbers)
 
-    def tell_head(self, stream: StreamName, source: str, digest: str) -> None:
-        """The digest of the source's last message here, from who knows it: for a writer without a key."""
+    def set_head(self, stream: StreamName, source: str, digest: str) -> None:
+        """Sets the digest of the source's last message here: for a writer without a key."""
         self._heads[stream][source] = Head(self._streams[stream].numbers[source], digest)
 
     def reached(self, stream: StreamName, seq: int) -> None:
@@ -136,7 +136,7 @@ class ArchiveWriter:
         self._snapshots.append(SavedSnapshot(manifest, self._put(self._packer.compress(content))))
 
     def contents(self, from_ms: int, to_ms: int, *, redacted: bool = False) -> Contents:
-        """What was written so far, all of it in blocks now."""
+        """Contents of all that was written so far; no block is open any more."""
         for stream in self._streams:
             self._close_block(stream)
         return Contents(

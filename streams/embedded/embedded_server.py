@@ -23,16 +23,16 @@ READY_PAUSE_S = 0.02
 STOP_S = 10.0
 """Longest wait for a clean end; then it is killed."""
 PORT_ATTEMPTS_MAX = 3
-"""How many free ports are tried when another process is quicker."""
+"""Free ports that are tried when another process is quicker."""
 LOG_SHOWN = 400
-"""How many characters of the log an error carries."""
+"""Characters of the log that an error carries."""
 
 
 class EmbeddedServer(ABC):
     """Started, stopped and started again on the same folder and the same port. Subclasses say how and with what."""
 
     kind: str
-    """What it is called in texts and file names."""
+    """Its name in texts and file names."""
 
     def __init__(self, data: Path, port: int | None) -> None:
         self._data = data
@@ -40,7 +40,7 @@ class EmbeddedServer(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
         self._log_start = 0
-        """Where in the log the process that was started last began to write."""
+        """Offset in the log at which the process that was started last began to write."""
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self.running and self._process else "not running"
@@ -60,12 +60,12 @@ class EmbeddedServer(ABC):
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """True while the process lives."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> Path:
-        """Where the server says what goes wrong."""
+        """The server's log file."""
         return self._data / f"{self.kind}.log"
 
     async def start(self) -> None:
@@ -82,7 +82,7 @@ class EmbeddedServer(ABC):
         except OSError as error:
             self._release_lock()
             raise Unavailable(f"{self.kind} cannot be started in {self._data}: {error}") from error
-        except BaseException:  # whatever it was, a process and a lock would be left
+        except BaseException:  # by any error: no process and no lock may be left
             self.kill()
             self._release_lock()
             raise
@@ -116,11 +116,11 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        """What is run, with which environment, for the port as it is set."""
+        """Command and environment for the port as it is set."""
 
     @abstractmethod
     async def _is_ready(self) -> bool:
-        """Whether it answers and lets us in; CallerError if it never will."""
+        """True if it answers and lets us in; CallerError if it never will."""
 
     # -----------------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class EmbeddedServer(ABC):
                 self._port = None
 
     async def _start_on(self, port: int) -> None:
-        # asked first, because who listens there may be of our kind too, and would answer in the place of ours
+        # asked first, because another server of our kind may listen there and answer in the place of ours
         if not is_free(port):
             raise PortTaken(port)
         self._port = port
@@ -145,10 +145,10 @@ class EmbeddedServer(ABC):
         self._process = self._spawn()
         if await self._wait_until_ready():
             return
-        said = self.log.read_bytes()[self._log_start :].decode(errors="replace")
-        if "address already in use" in said:
+        text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
+        if "address already in use" in text:
             raise PortTaken(port)
-        raise Unavailable(f"{self.kind} ended at once, see {self.log}: {said[-LOG_SHOWN:]}")
+        raise Unavailable(f"{self.kind} ended at once, see {self.log}: {text[-LOG_SHOWN:]}")
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._lock is not None

@@ -23,7 +23,7 @@ class PortTaken(CallerError):
 
 
 def free_port() -> int:
-    """A port that nobody listens on now; another process may still be quicker."""
+    """A port without a listener now; another process may still be quicker."""
     for port in random.sample(RANGE, ATTEMPTS_MAX):
         if is_free(port):
             return port
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now."""
+    """True if a server could listen on the port now."""
     with socket.socket() as probe:
         # as servers do, so that connections of an earlier one, still in TIME_WAIT, do not count
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -5,7 +5,7 @@ pause, reports nothing reliably, and dies with a traceback when the channel is c
 under a current tenacity.
 
 One cure fits every broken connection (dead, hung, token void): take another. etcd's simple tokens do not survive its
-restart, and a channel whose other end hangs looks alive for a long time.
+restart, and a channel with an end that hangs looks alive for a long time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", RECONNECT_MS_MAX),
-    # a new channel is a new socket: that is how we get away from one whose other end hangs
+    # a new channel is a new socket, and so leaves one with an end that hangs
     ("grpc.use_local_subchannel_pool", 1),
     # the control plane is never behind the web proxy of the environment
     ("grpc.enable_http_proxy", 0),
@@ -96,7 +96,7 @@ class EtcdConnection:
         self._client.metadata = (("token", answer.token),)
 
     def enable_auth(self, user: str, password: str) -> None:
-        """From now on only this user, who may do everything, is let in; doing it again is harmless."""
+        """From now on only this user is let in, with all rights; a second call changes nothing."""
         stub, rpc = etcd3.etcdrpc.AuthStub(self._client.channel), etcd3.etcdrpc
         with self._seam():
             try:
@@ -206,7 +206,7 @@ class WatchStream:
 
     def __init__(self, connection: EtcdConnection, prefix: str, start_revision: int) -> None:
         self.stood = False
-        """Whether etcd accepted the watch."""
+        """True once etcd has accepted the watch."""
         self._start_revision = start_revision
         self._connection = connection
         self._ended = threading.Event()
@@ -287,7 +287,7 @@ CALLS_AT_ONCE = 4
 BOUND_S = 2 * CALL_S
 """Longest that a caller waits: for a thread, a new connection, and the answer."""
 CLOSE_S = CALL_S + 1.0
-"""Longest wait for the last threads, whose calls are bounded themselves."""
+"""Longest wait for the last threads; their calls are bounded themselves."""
 
 T = TypeVar("T")
 
@@ -303,13 +303,13 @@ class EtcdSession:
         self._connection: EtcdConnection | None = None
         self._closed = False
         self._let_in = False
-        """Whether etcd ever accepted our credentials."""
+        """True once etcd has accepted our credentials."""
 
     def __repr__(self) -> str:
         return f"<EtcdSession {self.endpoint} {'closed' if self._closed else 'open'}>"
 
     async def call(self, verb: Callable[[EtcdConnection], T]) -> T:
-        """What the verb returns; Unavailable after `BOUND_S` at the latest (it may have been done all the same)."""
+        """The verb's result; Unavailable after `BOUND_S` at the latest (etcd may have done it all the same)."""
         if self._closed:
             raise Unavailable(f"etcd at {self.endpoint}: closed here")
         try:
@@ -364,7 +364,7 @@ class EtcdSession:
                 raise
             # it lost its data, and with them its users: once these are made again, all is well
             raise Unavailable(f"{error}; it let us in before: make its users again") from error
-        except BaseException:  # whatever it was, nobody would close it
+        except BaseException:  # by any error: the connection must be closed
             connection.close()
             raise
         self._let_in = True

@@ -1,4 +1,4 @@
-"""What a client shows etcd, and what it checks etcd against."""
+"""EtcdCredentials: the identity of a client towards etcd, and the authority that etcd is checked against."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class EtcdStatus(NamedTuple):
 
 
 async def etcd_status(endpoint: str, credentials: EtcdCredentials | None) -> EtcdStatus:
-    """How the member at this address is; Unavailable if it does not answer, Refused if it does not let us in."""
+    """The state of the member at this address; Unavailable if it does not answer, Refused if it does not let us in."""
     return await asyncio.to_thread(_status, endpoint, credentials)
 
 
@@ -46,15 +46,15 @@ class _Inspected(EtcdConnection):
         """Version, size, leader and alarms."""
         stub, rpc = etcd3.etcdrpc.MaintenanceStub(self._client.channel), etcd3.etcdrpc
         with self._seam():
-            said = stub.Status(rpc.StatusRequest(), CALL_S, metadata=self._client.metadata)
-        return EtcdStatus(str(said.version), int(said.dbSize), bool(said.leader), self._alarms())
+            answer = stub.Status(rpc.StatusRequest(), CALL_S, metadata=self._client.metadata)
+        return EtcdStatus(str(answer.version), int(answer.dbSize), bool(answer.leader), self._alarms())
 
     def _alarms(self) -> tuple[str, ...] | None:
         stub, rpc = etcd3.etcdrpc.MaintenanceStub(self._client.channel), etcd3.etcdrpc
         request = rpc.AlarmRequest(action=rpc.AlarmRequest.GET)
         try:
             with self._seam():
-                said = stub.Alarm(request, CALL_S, metadata=self._client.metadata)
+                answer = stub.Alarm(request, CALL_S, metadata=self._client.metadata)
         except Refused:
             return None
-        return tuple(rpc.AlarmType.Name(raised.alarm).lower() for raised in said.alarms)
+        return tuple(rpc.AlarmType.Name(raised.alarm).lower() for raised in answer.alarms)

@@ -40,7 +40,7 @@ class EtcdLease:
         self._session = session
         self._ttl_s = ttl_s
         self._lease: int | None = None
-        self._wanted: dict[str, bytes] = {}
+        self._keys: dict[str, bytes] = {}
         self._unsettled: set[str] = set()
         self._claimed: set[str] = set()
         """Keys that are given up only if they are ours."""
@@ -49,7 +49,7 @@ class EtcdLease:
 
     def __repr__(self) -> str:
         lease = "none" if self._lease is None else f"{self._lease:x}"
-        return f"<EtcdLease {lease} of {self._ttl_s} s, {len(self._wanted)} keys, {len(self._unsettled)} unsettled>"
+        return f"<EtcdLease {lease} of {self._ttl_s} s, {len(self._keys)} keys, {len(self._unsettled)} unsettled>"
 
     async def start(self) -> None:
         """The lease is granted and kept alive; PeerError if etcd cannot be reached or refuses us."""
@@ -59,19 +59,19 @@ class EtcdLease:
 
     async def hold(self, key: str, value: bytes) -> None:
         """The key is there; after an Unavailable it will be when contact is back."""
-        self._wanted[key] = value
+        self._keys[key] = value
         self._unsettled.add(key)
         await self._settle()
 
     async def release(self, key: str) -> None:
         """The key is gone; after an Unavailable it will be when contact is back."""
-        self._wanted.pop(key, None)
+        self._keys.pop(key, None)
         self._unsettled.add(key)
         await self._settle()
 
     async def claim(self, key: str, value: bytes) -> int | None:
         """The key is ours alone, at the revision returned, as long as this lease lasts; None if another has it."""
-        assert key not in self._wanted
+        assert key not in self._keys
         self._claimed.add(key)  # before the answer: it may be ours without our hearing of it
         self._unsettled.discard(key)
 
@@ -138,11 +138,11 @@ class EtcdLease:
     async def _write_unsettled(self) -> int:
         if self._lease is None:
             self._lease = await self._session.call(lambda connection: connection.grant(self._ttl_s))
-            self._unsettled.update(self._wanted)
+            self._unsettled.update(self._keys)
         for key in sorted(self._unsettled):
-            value = self._wanted.get(key)
+            value = self._keys.get(key)
             await self._write(key, value, self._lease)
-            if self._wanted.get(key) is value:  # else wanted otherwise in the meantime
+            if self._keys.get(key) is value:  # else wanted otherwise in the meantime
                 self._unsettled.discard(key)
         return self._lease
 

@@ -49,7 +49,7 @@ class EtcdRegistry:
             # etcd grants leases to anybody: only a read shows whether it lets us in
             await session.call(lambda connection: connection.get(root))
             await lease.start()
-        except BaseException:  # whatever it was, nobody would close it
+        except BaseException:  # by any error: the session must be closed
             await session.close()
             raise
         return cls(session, lease, root)
@@ -82,7 +82,7 @@ class EtcdRegistry:
     async def watch(
         self, prefix: str, on_change: Callable[[Change], None], on_health: Callable[[bool], None] | None = None
     ) -> None:
-        """What is there now was told; changes are told as they come, over outages too, until `close`.
+        """The present keys were reported; changes are reported as they come, over outages too, until `close`.
 
         The callbacks run on the event loop and must not raise. Unavailable, and no watch, if etcd is away now.
         """

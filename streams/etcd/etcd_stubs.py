@@ -1,6 +1,6 @@
 """Makes etcd3 0.12.0 importable beside a current protobuf.
 
-The package ships stubs generated in 2019, whose modules protobuf refuses to execute since 4.0 ("Descriptors cannot be
+The package ships stubs generated in 2019. Protobuf refuses to execute their modules since 4.0 ("Descriptors cannot be
 created directly"). The serialized descriptors inside them are as good as ever, so the modules are built from those.
 They go to a pool of their own: other packages register files of the same names (`rpc.proto`, `kv.proto`).
 

@@ -1,7 +1,7 @@
 """EtcdWatch: one watch that goes on over outages.
 
 1. The watch is either following (a stream of changes from the revision of the last full read on) or regaining.
-2. A stream that ends, for whatever reason (etcd gone, connection dropped, history compacted), is followed by a full
+2. A stream that ends for any reason (etcd gone, connection dropped, history compacted), is followed by a full
    read; differences from what was reported are reported, deletions included. So a lost stream cannot lose a change.
 3. Nothing of an old stream is reported after the full read that replaced it: the stream's end is handled on the event
    loop after all its changes, by the order of `call_soon_threadsafe`.
@@ -61,7 +61,7 @@ class EtcdWatch:
         return f"<EtcdWatch {self._prefix} at {self._revision}{'' if self._healthy else ' cut off'}>"
 
     async def start(self) -> None:
-        """What is there now was told, changes follow; PeerError and no watch if it cannot be read."""
+        """The present keys were reported, changes follow; PeerError and no watch if they cannot be read."""
         assert self._task is None
         await self._read_all()
         await asyncio.sleep(0)  # lets the callbacks run that were scheduled
@@ -86,7 +86,7 @@ class EtcdWatch:
         try:
             stream = await self._session.call(lambda connection: connection.watch(self._prefix, self._revision + 1))
         except PeerError as error:
-            self._tell_health(False, error)
+            self._report_health(False, error)
             return False
         ended: asyncio.Future[PeerError | None] = self._loop.create_future()
         threading.Thread(target=self._pump, args=(stream, ended), name="etcd watch", daemon=True).start()
@@ -96,7 +96,7 @@ class EtcdWatch:
             stream.cancel()
             await asyncio.wait([ended], timeout=END_S)
         if lost is not None:
-            self._tell_health(False, lost)
+            self._report_health(False, lost)
         return stream.stood
 
     async def _regain(self) -> None:
@@ -105,17 +105,17 @@ class EtcdWatch:
             try:
                 await self._read_all()
             except PeerError as error:
-                self._tell_health(False, error)
+                self._report_health(False, error)
                 await asyncio.sleep(pause_s)
             else:
-                self._tell_health(True)
+                self._report_health(True)
                 return
 
     async def _read_all(self) -> None:
         there = await self._session.call(lambda connection: connection.get(self._prefix))
         self._revision = there.revision
         for change in self._known.replace(there.keys, there.revision):
-            self._tell(change)
+            self._report(change)
 
     def _pump(self, stream: WatchStream, ended: asyncio.Future[PeerError | None]) -> None:
         """The thread of one stream. Batches are few (the control plane) and small, so they are not held back."""
@@ -130,14 +130,14 @@ class EtcdWatch:
 
     def _take(self, batch: list[Change]) -> None:
         for change in batch:
-            for told in self._known.apply(change):
-                self._tell(told)
+            for effect in self._known.apply(change):
+                self._report(effect)
 
-    def _tell(self, change: Change) -> None:
+    def _report(self, change: Change) -> None:
         # scheduled one by one: the order stays, and a callback that raises is reported by the loop and harms no other
         self._loop.call_soon(self._on_change, change)
 
-    def _tell_health(self, healthy: bool, reason: PeerError | None = None) -> None:
+    def _report_health(self, healthy: bool, reason: PeerError | None = None) -> None:
         if healthy is self._healthy:
             return
         self._healthy = healthy

@@ -1,4 +1,4 @@
-"""What the broker's refusals mean to us.
+"""Broker errors: the meaning of the broker's refusals.
 
 A refusal is for good only where trying again cannot help. A full disk, an exceeded limit, a missing leader or a
 missing stream can all be put right while we wait, so they are `Unavailable`.
@@ -36,7 +36,7 @@ _DISABLED = {
 }
 """For good where JetStream never answered; a server that runs out of disk switches it off until it is restarted."""
 NO_ROOM = {10002, 10028, 10047}
-"""What a stream is told when it is made and its `max_bytes` cannot be reserved."""
+"""Error codes for a new stream with a `max_bytes` that cannot be reserved."""
 
 
 def err_code(answer: dict[str, Any]) -> int:

@@ -27,9 +27,9 @@ CONSUMERS_MAX = 4096
 """More consumers of one stream are not listed."""
 
 _OTHER_STREAM = 10060
-"""What an append is refused with that demands to be stored in another stream than the subject's."""
+"""Error code for an append that demands another stream than its subject's."""
 _NAMES_DIFFER = 10056
-"""What making a stream is refused with if the request names two."""
+"""Error code for a new stream if the request names two."""
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -42,11 +42,11 @@ class BrokerServer(NamedTuple):
     """Its cluster's name; None if it stands alone."""
     max_payload: int
     storage_bytes_max: int
-    """What JetStream may store for us; -1 if only the disk limits it."""
+    """Bytes that JetStream may store for us; -1 if only the disk limits it."""
     storage_bytes: int
     reserved_bytes: int
     clock_ahead_ms: float
-    """How far the broker's clock is ahead of ours, give or take half of the round trip."""
+    """Lead of the broker's clock over ours, give or take half of the round trip."""
     round_trip_ms: float
 
 
@@ -101,10 +101,10 @@ class BrokerInspection(NatsClient):
         await self.close()
 
     async def server(self) -> BrokerServer:
-        """Who answers, and how far its clock is off."""
+        """The server that answers, with the offset of its clock."""
         info: dict[str, Any] = self._nc._server_info  # noqa: SLF001 - the library shows only parts of it
         account = await self.call("$JS.API.INFO", None, "JetStream")
-        ahead_ms, round_trip_ms = await self._clock()
+        lead_ms, round_trip_ms = await self._clock()
         return BrokerServer(
             version=str(info.get("version", "")),
             cluster=info.get("cluster"),
@@ -112,7 +112,7 @@ class BrokerInspection(NatsClient):
             storage_bytes_max=int(account.get("limits", {}).get("max_storage", -1)),
             storage_bytes=int(account.get("storage", 0)),
             reserved_bytes=int(account.get("reserved_storage", 0)),
-            clock_ahead_ms=ahead_ms,
+            clock_ahead_ms=lead_ms,
             round_trip_ms=round_trip_ms,
         )
 
@@ -129,7 +129,7 @@ class BrokerInspection(NatsClient):
         return [_consumer(stream, info) for info in await self._all(request, "consumers", CONSUMERS_MAX, {})]
 
     async def missing_rights(self, stream: StreamName) -> list[str]:
-        """What we may not do with that stream, which must exist, and with streams as such; empty if all is well."""
+        """Rights that we lack on that stream, which must exist, and on streams as such; empty if all is well."""
         name, other = broker_stream(self.namespace, stream), broker_stream(self.namespace, StreamName("doctor"))
         read = f"$JS.API.STREAM.MSG.GET.{name}"
         tries = {
@@ -148,15 +148,16 @@ class BrokerInspection(NatsClient):
         return f"contrail.{self.namespace}.>"
 
     async def _clock(self) -> tuple[float, float]:
-        """How far the broker is ahead, and the round trip of that answer, in ms; 0 if it does not tell its time."""
+        """Lead of the broker's clock and the round trip of that answer, in ms; 0 if the broker does not report its
+        time."""
         best = (0.0, float("inf"))
         for _ in range(CLOCK_SAMPLES):
             asked_ms = time.time() * 1000
             answer = await self.request("$JS.API.STREAM.LIST", {"subject": self._subjects})
-            heard_ms = time.time() * 1000
-            told = [info["ts"] for info in answer.get("streams") or [] if "ts" in info]
-            if told and heard_ms - asked_ms < best[1]:
-                best = (_ms(told[0]) - (asked_ms + heard_ms) / 2, heard_ms - asked_ms)
+            received_ms = time.time() * 1000
+            server_time = [info["ts"] for info in answer.get("streams") or [] if "ts" in info]
+            if server_time and received_ms - asked_ms < best[1]:
+                best = (_ms(server_time[0]) - (asked_ms + received_ms) / 2, received_ms - asked_ms)
         return (best[0], best[1]) if best[1] != float("inf") else (0.0, 0.0)
 
     async def _all(self, request: str, what: str, at_most: int, more: dict[str, Any]) -> list[dict[str, Any]]:

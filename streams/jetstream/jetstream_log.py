@@ -54,7 +54,7 @@ class JetStreamLog:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker is there now."""
+        """True while the broker is connected."""
         return self._connection.connected
 
     @property

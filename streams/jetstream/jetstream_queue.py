@@ -33,13 +33,13 @@ WAITING_MAX = 1024
 """Requests for messages that the broker holds at once, of all workers together."""
 
 INACTIVE_S = 24 * 3600
-"""The broker forgets a queue that nobody asks for so long: no orphan stays of a model that is served no more."""
+"""The broker forgets a queue without a request for so long: no orphan is left of a model that is served no more."""
 
 _EXISTS = {10013, 10148}
-"""What making a consumer is refused with if there is one of that name with another configuration."""
+"""Error codes for a new consumer if there is one of that name with another configuration."""
 _NS_PER_S = 1_000_000_000
 _SETTLED = ("ack_wait", "max_deliver", "max_ack_pending", "filter_subject")
-"""What the first to open settles for all."""
+"""Settings that the first process to open the queue fixes for all."""
 
 
 class QueueConsumer:
@@ -63,8 +63,8 @@ class QueueConsumer:
         self._state = state
         self._epoch: Epoch | None = None
         self._next = 1
-        """What stands before was handed out, as far as we know."""
-        self._told = False
+        """Messages before this one were handed out, as far as we know."""
+        self._reported = False
         self._config: dict[str, Any] = {
             "durable_name": name,
             "name": name,
@@ -115,19 +115,19 @@ class QueueConsumer:
     def _settle(self, config: dict[str, Any]) -> None:
         self.ack_wait_s = config["ack_wait"] / _NS_PER_S
         other = [key for key in _SETTLED if config.get(key) != self._config[key]]
-        if other and not self._told:
-            self._told = True
+        if other and not self._reported:
+            self._reported = True
             logger.info("queue %s exists with another %s than asked for; it keeps it", self._name, ", ".join(other))
 
 
 REQUEST_S = 2.0
-"""How long one request waits at the broker, at most."""
+"""Longest wait of one request at the broker."""
 REQUEST_S_MIN = 0.01
 """And at least: what was just stored is a little later with the consumer."""
 ANSWER_S = 0.5
-"""How much later than that the broker's word may come."""
+"""Time beyond that for the broker's answer to arrive."""
 OVER_S = 0.9
-"""How much longer than it was told `next` may take: for a consumer that must be made again."""
+"""Time that `next` may take beyond its limit: for a consumer that must be made again."""
 PASSING_S = 0.1
 """Pause before a request that the broker ended early, as when a leader goes, is made again."""
 
@@ -135,7 +135,7 @@ PASSING_S = 0.1
 _NS_PER_MS = 1_000_000
 _OVER = "408"
 """Nothing came while the request waited."""
-_NOBODY = "503"
+_NO_RESPONDERS = "503"
 _DELETED = "Consumer Deleted"
 
 
@@ -146,28 +146,28 @@ class JetStreamDelivery:
         self.record = record
         self.number = number
         self.reply = reply
-        """Where the broker hears of it."""
+        """Subject on which the broker takes acknowledgements of the message."""
         self._queue = queue
 
     def __repr__(self) -> str:
         return f"<JetStreamDelivery {self.record.stream}:{self.record.seq}, number {self.number}>"
 
     async def done(self) -> None:
-        await self._queue.say(self, b"+ACK")
+        await self._queue.acknowledge(self, b"+ACK")
         self._queue.let_go(self)
 
     async def working(self) -> None:
-        await self._queue.say(self, b"+WPI")
+        await self._queue.acknowledge(self, b"+WPI")
         self._queue.hold(self)
 
     async def again(self, delay_s: float = 0.0) -> None:
         delay = b' {"delay": %d}' % int(delay_s * _NS_PER_S) if delay_s > 0 else b""
-        await self._queue.say(self, b"-NAK" + delay)
+        await self._queue.acknowledge(self, b"-NAK" + delay)
         self._queue.let_go(self)
 
 
-_Heard = JetStreamDelivery | tuple[str, str]
-"""What came for a request: a message, or the broker's status and its text."""
+_QueueReply = JetStreamDelivery | tuple[str, str]
+"""Answer to a request: a message, or the broker's status and its text."""
 
 
 class JetStreamQueue:
@@ -182,7 +182,7 @@ class JetStreamQueue:
         self._numbers = count()
         self._asked: dict[int, float] = {}
         """Requests at the broker, oldest first, and when each ends, by the loop's clock."""
-        self._waiter: asyncio.Future[_Heard] | None = None
+        self._waiter: asyncio.Future[_QueueReply] | None = None
         self._held: dict[JetStreamDelivery, float] = {}
         """Handed to us, and until when it is ours, by the loop's clock."""
         self.closed = False
@@ -216,10 +216,10 @@ class JetStreamQueue:
         for delivery in self._held:
             self._hand_back(delivery)
 
-    async def say(self, delivery: JetStreamDelivery, word: bytes) -> None:
-        """The broker has heard what became of the message. Unavailable if it is not known whether it has."""
+    async def acknowledge(self, delivery: JetStreamDelivery, word: bytes) -> None:
+        """The broker has the fate of the message. Unavailable if it is not known whether it has."""
         answer = await self._connection.exchange(delivery.reply, word)
-        if answer.headers and status_of(answer.headers) == _NOBODY:
+        if answer.headers and status_of(answer.headers) == _NO_RESPONDERS:
             raise Unavailable(f"{delivery!r}: the queue is gone from the broker, or has no leader now")
 
     def hold(self, delivery: JetStreamDelivery) -> None:
@@ -237,28 +237,28 @@ class JetStreamQueue:
         made = False
         loop = asyncio.get_running_loop()
         while True:
-            heard = await self._heard(until_s)
-            if isinstance(heard, JetStreamDelivery):
-                self.hold(heard)
-                return heard
-            if heard is not None and (heard[0] == _NOBODY or heard[1] == _DELETED):
+            reply = await self._next_reply(until_s)
+            if isinstance(reply, JetStreamDelivery):
+                self.hold(reply)
+                return reply
+            if reply is not None and (reply[0] == _NO_RESPONDERS or reply[1] == _DELETED):
                 if made:
                     raise Unavailable(f"{self!r}: nobody answers at the broker (no stream, or no leader now)")
                 made = True
                 await self._consumer.make()
-            elif heard is not None and heard[0] != _OVER:
-                logger.debug("%r: %s", self, heard)
+            elif reply is not None and reply[0] != _OVER:
+                logger.debug("%r: %s", self, reply)
                 await asyncio.sleep(PASSING_S)
             if loop.time() >= until_s:
                 return None
 
-    async def _heard(self, until_s: float) -> _Heard | None:
-        """What comes for the request at the broker; one is made if there is none. None if our own time is over."""
+    async def _next_reply(self, until_s: float) -> _QueueReply | None:
+        """The answer to the request at the broker; one is made if there is none. None if our own time is over."""
         if self.closed:
             raise Unavailable("the queue is closed")
         loop = asyncio.get_running_loop()
         ends_s = self._ask(until_s)
-        waiter: asyncio.Future[_Heard] = loop.create_future()
+        waiter: asyncio.Future[_QueueReply] = loop.create_future()
         self._waiter = waiter
         outlives_us = ends_s > max(until_s, loop.time()) + REQUEST_S_MIN
         limit_s = until_s if outlives_us else ends_s + ANSWER_S
@@ -299,7 +299,7 @@ class JetStreamQueue:
         if not reply.startswith(b"$JS.ACK."):
             number = int(subject.rpartition(b".")[2])
             if self._asked.pop(number, None) is not None:
-                self._hear((status_of(headers), headers_of(headers).get("Description", "")))
+                self._on_reply((status_of(headers), headers_of(headers).get("Description", "")))
             return
         if self._asked:  # which of them it was is not said
             del self._asked[next(iter(self._asked))]
@@ -309,18 +309,18 @@ class JetStreamQueue:
         seq, time_ms = StreamSeq(int(tokens[first + 1])), int(tokens[first + 3]) // _NS_PER_MS
         record = Record(self._stream, seq, time_ms, subject.decode(), payload)
         self._consumer.handed_out(seq)
-        self._hear(JetStreamDelivery(self, record, int(tokens[first]), reply.decode()))
+        self._on_reply(JetStreamDelivery(self, record, int(tokens[first]), reply.decode()))
 
-    def _hear(self, heard: _Heard) -> None:
+    def _on_reply(self, reply: _QueueReply) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(heard)
+            self._waiter.set_result(reply)
         else:
-            self._hand_back(heard)
+            self._hand_back(reply)
 
-    def _hand_back(self, heard: _Heard) -> None:
-        if isinstance(heard, JetStreamDelivery):
+    def _hand_back(self, reply: _QueueReply) -> None:
+        if isinstance(reply, JetStreamDelivery):
             with suppress(PeerError):  # then it goes to others when its time is over
-                self._connection.publish(heard.reply, b"-NAK", "")
+                self._connection.publish(reply.reply, b"-NAK", "")
 
     def _lost(self) -> None:
         self._subscription = None
@@ -332,6 +332,6 @@ class JetStreamQueue:
             self._waiter.set_exception(Unavailable(why))
 
     def _forget_old(self) -> None:
-        """What we did not speak for in time may be somebody else's by now."""
+        """Forgets deliveries past their acknowledgement time: another process may have them by now."""
         now_s = asyncio.get_running_loop().time()
         self._held = {delivery: until_s for delivery, until_s in self._held.items() if until_s > now_s}

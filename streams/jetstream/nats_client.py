@@ -38,20 +38,20 @@ class ServerList:
 
     def __init__(self, named: list[str]) -> None:
         self._named = named
-        self._told: list[Srv] = []
+        self._reported: list[Srv] = []
 
     def __str__(self) -> str:
-        return ", ".join([*self._named, *(server.uri.geturl() for server in self._told)])
+        return ", ".join([*self._named, *(server.uri.geturl() for server in self._reported)])
 
     async def connect(self, client: Client, options: dict[str, Any]) -> None:
         """The client is connected to one of them. Raises what the library raises."""
         # the library adds what is named to this; as URLs these would lose the names that their certificates bear
-        client._server_pool = [replace(server) for server in self._told]  # noqa: SLF001
+        client._server_pool = [replace(server) for server in self._reported]  # noqa: SLF001
         await client.connect(self._named, **options)
-        self._told = _told_by(client)
+        self._reported = _was_reported_by(client)
 
 
-def _told_by(client: Client) -> list[Srv]:
+def _was_reported_by(client: Client) -> list[Srv]:
     """The servers that a client just connected was told of and that were not named."""
     current = client._current_server  # noqa: SLF001
     assert current is not None
@@ -61,10 +61,10 @@ def _told_by(client: Client) -> list[Srv]:
         tls_name = None
     named = {_place(server) for server in client._server_pool if not server.discovered}  # noqa: SLF001
     urls = client._server_info.get("connect_urls") or []  # noqa: SLF001
-    told = [Srv(urlparse(f"{scheme}://{url}"), discovered=True) for url in urls]
+    reported = [Srv(urlparse(f"{scheme}://{url}"), discovered=True) for url in urls]
     return [
         replace(server, tls_name=tls_name if _is_address(server.uri.hostname) else None)
-        for server in told
+        for server in reported
         if _place(server) not in named
     ]
 
@@ -90,21 +90,21 @@ FIRST_CONNECT_TIMEOUT_S = 5.0
 FIRST_CONNECT_ATTEMPTS_MAX = 6
 """A server that turns us away may reset the connection before its reason is read: then it is asked again."""
 RECONNECT_WAIT_S = 0.1
-LOOK_EVERY_S = 0.5
-"""How often the library is asked whether it is connected, should it not say that it is not."""
+CHECK_EVERY_S = 0.5
+"""Period of the check whether the library is still connected, in case it does not report a loss."""
 PING_INTERVAL_S = 5
 PINGS_OUTSTANDING_MAX = 2
 """A connection that is silent for this many pings is lost."""
 REQUEST_TIMEOUT_S = 2.0
 SWEEP_EVERY_S = 0.25
-"""How often requests are looked through for those whose time is over; one timer for all, while there are any."""
+"""Period of the check for requests past their time; one timer for all, while there are any."""
 
 _PERMISSION = re.compile(r"permissions violation for publish to \"([^\"]+)\"", re.IGNORECASE)
 _NO_AUTHORIZATION = re.compile(r"authorization|authentication|user credentials", re.IGNORECASE)
 
 
 class NatsReply(NamedTuple):
-    """What came back to a request."""
+    """The reply to a request."""
 
     payload: bytes
     headers: bytes
@@ -138,7 +138,7 @@ class NatsClient:
         """Something happened to the connection."""
         self._last_error: Exception | None = None
         self._worked = False
-        """Whether JetStream has answered, on this connection or an earlier one."""
+        """True once JetStream has answered, on this connection or an earlier one."""
 
     def __repr__(self) -> str:
         return f"<NatsClient {self._name} to {self._servers}, {'up' if self.connected else 'down'}>"
@@ -217,7 +217,7 @@ class NatsClient:
             self._wire.unsubscribe(number)
 
     def new_inbox(self) -> str:
-        """A subject that nobody else listens to."""
+        """A subject with no other listener."""
         return str(self._nc.new_inbox())
 
     def _connected(self) -> NatsProtocol:
@@ -252,7 +252,7 @@ class NatsClient:
         self.subscribe(self._inbox + ".*", self._on_answer)
 
     def _not_connected(self, reason: Exception) -> PeerError:
-        """Refused if no server lets us in, or is not who it should be; else Unavailable."""
+        """Refused if no server lets us in, or if its certificate is wrong; else Unavailable."""
         for_good = isinstance(reason, ssl.SSLCertVerificationError) or _NO_AUTHORIZATION.search(str(reason))
         text = f"NATS at {self._servers}: {reason}"
         if _NO_AUTHORIZATION.search(str(reason)):
@@ -333,7 +333,7 @@ class NatsClient:
         while self.connected:
             self._hint.clear()
             try:
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(CHECK_EVERY_S):
                     await self._hint.wait()
             except TimeoutError:
                 continue
@@ -365,7 +365,7 @@ async def _finish_closing(client: Client) -> None:
 
 
 def decoded(answer: NatsReply, what: str) -> dict[str, Any]:
-    """The answer's JSON. Raises Unavailable if nobody was there to answer."""
+    """The answer's JSON. Raises Unavailable if no server was there to answer."""
     if answer.headers and status_of(answer.headers) == "503":
         raise Unavailable(f"{what}: nobody answers at the broker (no such stream, or no leader now)")
     found: dict[str, Any] = orjson.loads(answer.payload)

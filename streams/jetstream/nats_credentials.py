@@ -1,4 +1,5 @@
-"""How a process proves to the broker who it is, and knows the broker."""
+"""NatsCredentials: the identity of a process towards the broker, and the authority that the broker is checked
+against."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class NatsCredentials:
     creds_file: Path | None = None
     """A `.creds` file (JWT with nkey), as `nsc` writes it."""
     tls_ca: Path | None = None
-    """Who signed the broker's certificate; None for the system's authorities."""
+    """Authority that signed the broker's certificate; None for the system's authorities."""
     tls_cert: Path | None = None
     """Our own certificate, for brokers that ask for one."""
     tls_key: Path | None = None

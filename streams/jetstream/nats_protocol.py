@@ -1,4 +1,5 @@
-"""The messages of one connection, taken from its bytes and put among them; all else is the client library's.
+"""NatsProtocol: the messages of one connection, read from its bytes and written among them; the rest is the client
+library's.
 
 The library connects, logs in, pings and notices a lost connection. Its way of handing over a message costs more than
 all that we do with it (headers as an e-mail, a queue and a task for each subscription), so this stands between the
@@ -43,7 +44,7 @@ class NatsProtocol(asyncio.Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether nothing can be sent any more."""
+        """True if nothing can be sent any more."""
         return bool(self._transport.is_closing())
 
     def send(self, subject: str, payload: bytes, reply: str, headers: bytes = b"") -> None:
@@ -65,7 +66,7 @@ class NatsProtocol(asyncio.Protocol):
         return number
 
     def unsubscribe(self, number: int) -> None:
-        """Nothing of that subscription is delivered any more; without a connection there is nobody to tell."""
+        """No message of that subscription is delivered any more. Without a connection there is no broker to tell."""
         if self._listeners.pop(number, None) is not None and not self.closing and self._client.is_connected:
             self._write(f"UNSUB {number}\r\n".encode())
 
@@ -111,7 +112,7 @@ class NatsProtocol(asyncio.Protocol):
         headers_end = int(words[-2]) if has_headers else 0
         try:
             on_message(words[1], reply, content[headers_end:], content[:headers_end])
-        except Exception:  # whatever it was, the messages behind this one must be read
+        except Exception:  # by any defect: the messages behind this one must be read
             logger.exception("a NATS callback failed")
 
     def connection_lost(self, exc: Exception | None) -> None:

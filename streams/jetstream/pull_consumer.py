@@ -1,10 +1,10 @@
-"""One ephemeral consumer's deliveries, in order and without gaps, or not at all.
+"""PullConsumer: the deliveries of one ephemeral consumer, in order and without gaps, or none at all.
 
 1. The consumer acknowledges nothing and lives in memory; losing it costs a new one.
 2. Messages come to a callback, some requests ahead of need: five times faster than asking for each batch.
-3. `outstanding` counts what was asked for and has not come. A request that ends early says how much it leaves.
-4. Anything unexpected, a lost connection too, sets `broken`, and nothing more is delivered: whoever owns this opens
-   it anew.
+3. `outstanding` counts requested messages that have not come. A request that ends early reports the rest.
+4. Anything unexpected, a lost connection too, sets `broken`, and nothing more is delivered: its owner opens
+   a new one.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ BATCH = 500
 """Messages in one request."""
 BATCH_BYTES_MAX = 32 * 1024 * 1024
 """One request ends before it would deliver more."""
-REQUESTS_AHEAD = 2
+REQUESTS_OPEN_MAX = 2
 HEARTBEAT_S = 1.0
 SILENCE_MAX_S = 2.5 * HEARTBEAT_S
 """After so long without a message or a heartbeat the consumer is taken for lost."""
 REQUEST_EXPIRES_S = 30
 INACTIVE_S = 30
-"""When the broker forgets a consumer that nobody asks."""
+"""The broker forgets a consumer without a request for so long."""
 
 _NS_PER_S = 1_000_000_000
 _NS_PER_MS = 1_000_000
 _TIMED_OUT = "408"
 _SATISFIED = {"Batch Completed", "Message Size Exceeds MaxBytes"}
-"""What a 409 says if it only means that a request is at its end."""
+"""Texts of a 409 that only means the end of a request."""
 _HEARTBEAT = "100"
 
 OnRecord = Callable[[Record, int], None]
@@ -58,9 +58,9 @@ class PullConsumer:
     ) -> None:
         self.broken = asyncio.Event()
         self.stirred = asyncio.Event()
-        """A record came, or none will any more; whoever waits for it clears it."""
+        """Set when a record came, or none will any more; the waiting caller clears it."""
         self.outstanding = 0
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         self._connection = connection
         self._stream = stream
         self._broker_stream = broker_stream
@@ -75,8 +75,8 @@ class PullConsumer:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing, not even a heartbeat, came for too long."""
-        return time.monotonic() - self.heard_s > SILENCE_MAX_S
+        """True if nothing, not even a heartbeat, came for too long."""
+        return time.monotonic() - self.received_s > SILENCE_MAX_S
 
     async def open(self, start: int) -> int:
         """Deliveries begin at `start`; returns how many messages the stream holds from there on."""
@@ -96,7 +96,7 @@ class PullConsumer:
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._consumer}"
         self._connection.on_lost.add(self._break_off)
         self._subscription = self._connection.subscribe(self._inbox, self._on_message)
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         self.top_up()
         return int(answer["num_pending"])
 
@@ -112,26 +112,26 @@ class PullConsumer:
 
     def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""
-        if self.outstanding + self._held() > BATCH * (REQUESTS_AHEAD - 1):
+        if self.outstanding + self._held() > BATCH * (REQUESTS_OPEN_MAX - 1):
             return
         expires, heartbeat = REQUEST_EXPIRES_S * _NS_PER_S, int(HEARTBEAT_S * _NS_PER_S)
         bytes_max = max(BATCH_BYTES_MAX, 2 * self._connection.max_payload)  # a larger message would never come
         request = orjson.dumps(
             {"batch": BATCH, "max_bytes": bytes_max, "expires": expires, "idle_heartbeat": heartbeat}
         )
-        while self.outstanding + self._held() <= BATCH * (REQUESTS_AHEAD - 1) and not self.broken.is_set():
+        while self.outstanding + self._held() <= BATCH * (REQUESTS_OPEN_MAX - 1) and not self.broken.is_set():
             self.outstanding += BATCH
             self._connection.publish(self._next_subject, request, self._inbox)
 
     def _on_message(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self.broken.is_set():
             return
-        self.heard_s = time.monotonic()
+        self.received_s = time.monotonic()
         if reply.startswith(b"$JS.ACK."):
             self._take(subject, reply, payload)
         else:
             self._take_status(headers)
-        if self.outstanding <= BATCH * (REQUESTS_AHEAD - 1):
+        if self.outstanding <= BATCH * (REQUESTS_OPEN_MAX - 1):
             try:
                 self.top_up()
             except PeerError:  # the connection is gone; the owner will see why

@@ -13,15 +13,15 @@ from streams.jetstream.pull_consumer import HEARTBEAT_S, PullConsumer
 from streams.log import Record, StreamState
 
 PATIENCE_S = 10.0
-"""How long a pass goes on without a single record before it gives up."""
+"""A pass without a single record gives up after so long."""
 CONSUMERS_TRIED = 2
-"""How many share that time: one that sends heartbeats and no records, though there are some, lives on a server that
-does not catch up, and the next one may live elsewhere."""
+"""Consumers that share that time. One that sends heartbeats and no records, though there are some, lives on a server
+that does not catch up; the next one may live elsewhere."""
 REOPEN_WAIT_S = 0.1
 
 
 class _StreamReplaced(Unavailable):
-    """What was read is not there any more: whoever reads begins again."""
+    """The stream that was read is not there any more: its reader begins again."""
 
 
 class StreamReader:
@@ -43,9 +43,9 @@ class StreamReader:
         """The last that was given out."""
         self._held: deque[Record] = deque()
         self._complete = False
-        """Whether nothing is to come behind what is held."""
+        """True if no record follows the held ones."""
         self._drained = False
-        """Whether the server that reads for us says so; in a cluster it may be one that has not caught up."""
+        """True if the server that reads for us reports the end; in a cluster it may be one that has not caught up."""
 
     async def records(self) -> AsyncGenerator[Record, None]:
         """The records up to what was the last when this began. Raises Unavailable if they cannot be had."""
@@ -100,16 +100,16 @@ class StreamReader:
                 raise Unavailable("the broker stopped delivering")
             if self._drained:
                 self._drained = False
-                await self._look_ahead()
+                await self._prefetch()
                 continue
             pull.stirred.clear()
             try:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await pull.stirred.wait()
             except TimeoutError:
-                await self._look_ahead()
+                await self._prefetch()
 
-    async def _look_ahead(self) -> None:
+    async def _prefetch(self) -> None:
         """Complete, if the leader has nothing more: a message that it finds damaged is left out without a word."""
         following = await self._following(StreamSeq(self._next))
         if not self._held and (following is None or following.seq > self._last):

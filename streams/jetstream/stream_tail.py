@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 REOPEN_WAIT_S = 0.1
 CHECK_EVERY_S = 5.0
-"""How often an open stream is asked whether it is still the same, and whether the consumer gets on: one rolled back
-tells only heartbeats, and so does one on a server that does not catch up."""
+"""Period of the check that an open stream is still the same and that its consumer makes progress: a consumer that was
+rolled back, or on a server that does not catch up, delivers heartbeats only."""
 CONFIRM_S = 0.5
 """A replaced history is seen twice, so far apart, before it is told: a new leader may answer before it caught up."""
 
@@ -51,7 +51,7 @@ class StreamTail:
         """The last that was delivered."""
         self._deleted = 0
         self._behind_at: int | None = None
-        """What was next when the last look found that this consumer had not delivered the stream's end."""
+        """The next sequence at the last check, if that check found the stream's end undelivered."""
         self._pull: PullConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self.stopped = False
@@ -94,13 +94,13 @@ class StreamTail:
                         return
 
     async def _reopen(self) -> None:
-        told = ""
+        last_error = ""
         while True:
             try:
                 await self._open()
             except PeerError as error:
-                if isinstance(error, Refused) and str(error) != told:
-                    told = str(error)
+                if isinstance(error, Refused) and str(error) != last_error:
+                    last_error = str(error)
                     logger.error("cannot follow the stream: %s", error)  # noqa: TRY400 - the text says it all
                 await asyncio.sleep(REOPEN_WAIT_S)
             else:
@@ -109,20 +109,20 @@ class StreamTail:
     async def _open(self) -> None:
         self._close_pull()
         self._behind_at = None
-        self._follow(await self._looked_at())
+        self._follow(await self._checked())
         pull = self._make_pull(self._deliver)
         self._pull = pull
         await pull.open(self._next)
 
-    async def _looked_at(self) -> tuple[StreamState, bool]:
+    async def _checked(self) -> tuple[StreamState, bool]:
         """The stream as it is, and whether it continues what was delivered."""
-        state, continues = await self._look()
+        state, continues = await self._check()
         if not continues:
             await asyncio.sleep(CONFIRM_S)
-            state, continues = await self._look()
+            state, continues = await self._check()
         return state, continues
 
-    async def _look(self) -> tuple[StreamState, bool]:
+    async def _check(self) -> tuple[StreamState, bool]:
         last, next_ = self._last, self._next  # as they are now: more may be delivered before the answer is here
         state = await self._state()
         if self._epoch not in {None, state.epoch} or state.last_seq < next_ - 1:
@@ -133,7 +133,7 @@ class StreamTail:
         return state, last is None or last.seq < state.first_seq or await self._holds(last)
 
     async def _holds(self, last: Record) -> bool:
-        """Whether the stream has that record as it was delivered, or retention took it meanwhile."""
+        """True if the stream has that record as it was delivered, or if retention removed it meanwhile."""
         found = await self._at(last.seq)
         return found == last or (found is None and last.seq < (await self._state()).first_seq)
 
@@ -150,17 +150,17 @@ class StreamTail:
             self._on_reset(state)
 
     async def _unsound(self) -> bool:
-        """Whether the consumer must be replaced: the history was, or it does not get on."""
+        """True if the consumer must be replaced: the history was replaced, or it makes no progress."""
         try:
-            state, continues = await self._looked_at()
+            state, continues = await self._checked()
             return not continues or await self._stuck(state)
         except PeerError as error:
             logger.debug("cannot check the stream now: %s", error)
             return False
 
     async def _stuck(self, state: StreamState) -> bool:
-        """Whether this look and the last one found the same place, and the stream's end behind it."""
-        # an end that was deleted, or that the broker finds damaged, is never delivered, and nobody is late with it
+        """True if this check and the last one found the same position, and the stream's end behind it."""
+        # an end that was deleted, or that the broker finds damaged, is never delivered: no consumer is late with it
         behind = state.last_seq >= self._next and await self._at(state.last_seq) is not None
         before, self._behind_at = self._behind_at, self._next if behind else None
         if not behind or before != self._next:

@@ -56,7 +56,7 @@ class MemoryTail:
         self.stopped = True
 
     def kick(self) -> None:
-        """What can be delivered will be, in a later turn of the loop."""
+        """Records are delivered in a later turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._deliver)
@@ -67,7 +67,7 @@ class MemoryTail:
             return
         try:
             stream = self._found()
-        except Unavailable:  # whoever brings the log back kicks us
+        except Unavailable:  # `kick` follows when the log is back
             return
         self._check_history(stream)
         records = stream.from_seq(self._next, DELIVERED_PER_TURN_MAX)
@@ -89,7 +89,7 @@ class MemoryTail:
             self._on_reset(state)
 
     def _holds_last(self, stream: MemoryStream, state: StreamState) -> bool:
-        """Whether the last record delivered is there as it was, unless retention took it."""
+        """True if the last record delivered is there as it was, or if retention removed it."""
         return self._last is None or self._last.seq < state.first_seq or stream.at(self._last.seq) == self._last
 
 
@@ -105,11 +105,11 @@ class MemoryLog:
     def __init__(self, namespace: str, clock: Clock) -> None:
         self.namespace = check_namespace(namespace)
         self.id_first = False
-        """Whether a known message id is told before the expected sequence is tested."""
+        """True if a known message id is checked before the expected sequence."""
         self.acks_to_lose = 0
-        """How many of the next appends are stored but answered with Unavailable."""
+        """Number of next appends that are stored but answered with Unavailable."""
         self.full = False
-        """While true, appends raise Unavailable, as from a broker whose disk is full; all else goes on."""
+        """While true, appends raise Unavailable, as from a broker with a full disk; all else works."""
         self._clock = clock
         self._streams: Store = {}
         self._tails: list[MemoryTail] = []
@@ -132,12 +132,12 @@ class MemoryLog:
         self._kick()
 
     def cut(self, stream: StreamName, seq: StreamSeq) -> None:
-        """What came after `seq` was never there, as after a roll-back."""
+        """Records after `seq` were never there, as after a roll-back."""
         self._streams[stream].cut(seq)
         self._kick()
 
     def expire(self, stream: StreamName, seq: StreamSeq) -> None:
-        """What came before `seq` is no longer retained."""
+        """Records before `seq` are no longer retained."""
         self._streams[stream].expire(seq)
 
     def remake(self, stream: StreamName) -> None:

@@ -41,7 +41,7 @@ class SharedQueue:
         self._subjects = subjects
         self._epoch: Epoch = stream.epoch
         self._next = stream.last + 1
-        """What stands before was handed out, or is not ours."""
+        """Messages before this one were handed out, or are not ours."""
         self._out: dict[StreamSeq, _Out] = {}
         """In order of their sequences."""
         self._waiters: dict[asyncio.Future[None], None] = {}
@@ -69,7 +69,7 @@ class SharedQueue:
             del self._waiters[waiter]
 
     def stir(self) -> None:
-        """Whoever waits looks again."""
+        """Waiting callers check again."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -189,14 +189,14 @@ class MemoryQueue:
         self._held.pop(delivery, None)
 
     def _forget_old(self) -> None:
-        """What we did not speak for in time may be somebody else's by now."""
+        """Forgets deliveries past their acknowledgement time: another process may have them by now."""
         now_s = asyncio.get_running_loop().time()
         self._held = {delivery: until_s for delivery, until_s in self._held.items() if until_s > now_s}
 
 
-def matches(wanted: str, subject: str) -> bool:
-    """Whether the subject is one of those that the wildcard stands for, as NATS has it."""
-    ours, theirs = wanted.split("."), subject.split(".")
+def matches(wildcard: str, subject: str) -> bool:
+    """True if the wildcard stands for the subject, by the rules of NATS."""
+    ours, theirs = wildcard.split("."), subject.split(".")
     if ours[-1] == ">":
         return len(theirs) >= len(ours) and matches(".".join(ours[:-1]), ".".join(theirs[: len(ours) - 1]))
     return len(ours) == len(theirs) and all(our in {"*", their} for our, their in zip(ours, theirs, strict=True))

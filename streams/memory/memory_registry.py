@@ -10,13 +10,13 @@ from streams.registry import Change, KnownKeys
 
 
 class MemoryRegistryStore:
-    """What etcd would hold; its revision counts all changes."""
+    """The contents of etcd; its revision counts all changes."""
 
     def __init__(self) -> None:
         self.revision = 0
         self._keys: dict[str, Change] = {}
         self._owners: dict[str, MemoryRegistry] = {}
-        """Under whose lease a key is; those that were put for good have none."""
+        """The process with the lease of each key; keys without a lease are not in it."""
         self._listeners: list[Callable[[Change], None]] = []
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class MemoryRegistryStore:
         return self._keys.get(key)
 
     def owner(self, key: str) -> MemoryRegistry | None:
-        """Under whose lease the key is."""
+        """The process with the lease of the key."""
         return self._owners.get(key)
 
     def below(self, prefix: str) -> list[Change]:
@@ -81,7 +81,7 @@ class MemoryRegistry:
     def __init__(self, store: MemoryRegistryStore) -> None:
         self._store = store
         self._held: dict[str, bytes | None] = {}
-        """What should be there; None for what should go when contact is back."""
+        """The keys that this process wants to be there; None for keys to be removed when contact is back."""
         self._claimed: set[str] = set()
         """Keys that are given up only if they are ours."""
         self._watches: list[_Watch] = []
@@ -93,7 +93,8 @@ class MemoryRegistry:
 
     @property
     def away(self) -> bool:
-        """Whether this process has no contact: calls raise Unavailable, watches are deaf. Set it to change that."""
+        """True while this process has no contact: calls raise Unavailable, watches report nothing. Set it to change
+        that."""
         return self._away
 
     @away.setter
@@ -144,13 +145,14 @@ class MemoryRegistry:
     async def watch(
         self, prefix: str, on_change: Callable[[Change], None], on_health: Callable[[bool], None] | None = None
     ) -> None:
-        """What is there now was told; changes are told as they come, until `close`."""
+        """The present keys were reported; changes are reported as they come, until `close`."""
         self._check()
         self._watches.append(_Watch(self._store, prefix, on_change, on_health))
         await asyncio.sleep(0)  # lets the callbacks run that were scheduled
 
     async def close(self) -> None:
-        """What was registered is gone, watches have ended; what is away stays until `expire`, as under a lease."""
+        """Registered keys are gone, watches have ended; keys of a process without contact stay until `expire`, as under
+        a lease."""
         if self._closed:
             return
         self._closed = True
@@ -166,7 +168,7 @@ class MemoryRegistry:
             raise Unavailable(f"memory registry: {'closed' if self._closed else 'away'}")
 
     def _settle(self) -> None:
-        """What was wished while away, and what lost its lease meanwhile, is put right."""
+        """Puts and removals made without contact, and keys that lost their lease meanwhile, are put right."""
         there = {change.key: change.value for change in self._store.below("")}
         for key, value in list(self._held.items()):
             if value is None:
@@ -197,27 +199,27 @@ class _Watch:
         self._on_health = on_health
         self._known = KnownKeys()
         self._loop = asyncio.get_running_loop()
-        self._hear()
+        self._resume()
 
     def set_health(self, healthy: bool) -> None:
-        """Deaf, or hearing again and told what was missed; whoever watches knows which."""
+        """Contact is lost, or back with the missed changes reported; watchers are told which."""
         if healthy:
-            self._hear()
+            self._resume()
         else:
             self.stop()
         if self._on_health is not None:
             self._loop.call_soon(self._on_health, healthy)
 
     def stop(self) -> None:
-        """Hears nothing any more."""
+        """No change is reported any more."""
         self._store.unlisten(self._take)
 
-    def _hear(self) -> None:
+    def _resume(self) -> None:
         for change in self._known.replace(self._store.below(self._prefix), self._store.revision):
             self._loop.call_soon(self._on_change, change)
         self._store.listen(self._take)
 
     def _take(self, change: Change) -> None:
         if change.key.startswith(self._prefix):
-            for told in self._known.apply(change):
-                self._loop.call_soon(self._on_change, told)
+            for effect in self._known.apply(change):
+                self._loop.call_soon(self._on_change, effect)

@@ -25,7 +25,7 @@ class MemoryStream:
         self.last = 0
         """The last sequence that was used, deleted or not."""
         self._first = 1
-        """What lies before is no longer retained."""
+        """Records before this one are no longer retained."""
         self._records: list[Record] = []
         self._bytes = 0
         self._seq_by_subject: dict[str, StreamSeq] = {}
@@ -55,7 +55,7 @@ class MemoryStream:
         return self._seq_by_subject.get(subject, StreamSeq(0))
 
     def known(self, message_id: str) -> StreamSeq | None:
-        """Where the message of that id was stored."""
+        """Sequence of the message with that id."""
         return self._seq_by_id.get(message_id)
 
     def from_seq(self, start: int, limit: int | None = None) -> list[Record]:
@@ -85,13 +85,13 @@ class MemoryStream:
     # --- faults ------------------------------------------------------------------------------------------------
 
     def cut(self, seq: int) -> None:
-        """What came after `seq` was never there."""
+        """Records after `seq` were never there."""
         self.last = min(self.last, seq)
         self._seq_by_id = {key: kept for key, kept in self._seq_by_id.items() if kept <= seq}
         self._hold(self._records[: self._index(seq + 1)])
 
     def expire(self, seq: int) -> None:
-        """What came before `seq` is no longer retained."""
+        """Records before `seq` are no longer retained."""
         assert seq <= self.last + 1
         self._first = max(seq, self._first)
         self._seq_by_id = {key: kept for key, kept in self._seq_by_id.items() if kept >= self._first}
@@ -117,7 +117,7 @@ class MemoryStream:
         self._seq_by_subject = {record.subject: record.seq for record in records}
 
     def _index(self, seq: int) -> int:
-        """Where the first record at or after `seq` stands."""
+        """Position of the first record at or after `seq`."""
         guess = seq - self._first  # right unless something was deleted before it
         if 0 <= guess < len(self._records) and self._records[guess].seq == seq:
             return guess

@@ -193,18 +193,18 @@ async def test_cancelled_as_it_comes(log: JetStreamLog, monkeypatch: pytest.Monk
     """A message that was there when its `next` was cancelled, and not yet taken, is handed back at once."""
     queue = await opened(log, QUICK._replace(ack_wait_s=SOON_S))
     waiting = asyncio.create_task(queue.next(SOON_S))
-    hear = queue._hear
+    hear = queue._on_reply
 
     def hear_and_cancel(heard: JetStreamDelivery | tuple[str, str]) -> None:
         hear(heard)
         waiting.cancel()
 
-    monkeypatch.setattr(queue, "_hear", hear_and_cancel)
+    monkeypatch.setattr(queue, "_on_reply", hear_and_cancel)
     await asyncio.sleep(0.02)
     await ask(log, "a")
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    monkeypatch.setattr(queue, "_hear", hear)
+    monkeypatch.setattr(queue, "_on_reply", hear)
     begun_s = now_s()
     assert said([await got(queue)]) == [("a", 2)]
     assert now_s() - begun_s < 0.5 * SOON_S
