@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import orjson
 
 from core.errors import CallerError
 from core.ids import NAME
-from replay.recording.moment import Moment
+
+if TYPE_CHECKING:  # front ends and workers start without the packages of replay
+    from replay.recording.moment import Moment
 
 _AGO = re.compile(r"-\d+(?:\.\d+)?(?:ms|s|m|h|d)")
 _MARK = "\0"
