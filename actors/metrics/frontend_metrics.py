@@ -83,6 +83,8 @@ class FrontendMetrics:
         self._decision_seconds = self._histogram(
             "contrail_decision_seconds", "Choosing a worker", DECISION_SECONDS, "policy"
         )
+        self._decisions: dict[str, Histogram] = {}
+        """Children by policy."""
         self._workers = Gauge("contrail_workers", "Workers that can take requests", ["model"], registry=self.registry)
         self._models: dict[str, ModelMetrics] = {}
 
@@ -105,7 +107,10 @@ class FrontendMetrics:
 
     def decided(self, policy: str, seconds: float) -> None:
         """One more decision, which took so long."""
-        self._decision_seconds.labels(policy).observe(seconds)
+        found = self._decisions.get(policy)
+        if found is None:
+            found = self._decisions[policy] = self._decision_seconds.labels(policy)
+        found.observe(seconds)
 
     def watch_replica(self, describe: Callable[[], dict[str, Any]]) -> None:
         """The replica's description is read from `describe` at each scrape."""

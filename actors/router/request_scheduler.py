@@ -563,7 +563,7 @@ class RequestScheduler:
     def _decide(self, request: RoutedRequest) -> None:
         """The request is decided on alone, and sent; a begun answer waits for a worker if there is none."""
         assert request.asked is not None
-        asked = self.with_learned_time(request.asked)
+        asked = self._with_learned_time(request.asked)
         view = self._decision_view()
         decision = decide(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
@@ -585,7 +585,7 @@ class RequestScheduler:
         self._do(PublishLocal(view.local))
         return view
 
-    def with_learned_time(self, asked: RouteRequest) -> RouteRequest:
+    def _with_learned_time(self, asked: RouteRequest) -> RouteRequest:
         """The request with the prefill times that this replica has learned, where the policy reads them."""
         settings = self._settings
         if settings.policy not in ESTIMATING_POLICIES or settings.prefill_us_per_token_m:
@@ -812,7 +812,7 @@ class RequestScheduler:
         unbound = []
         for each in queue:
             assert each.asked is not None
-            asked, since_ms = self.with_learned_time(each.asked), each.held_since_us // US_PER_MS
+            asked, since_ms = self._with_learned_time(each.asked), each.held_since_us // US_PER_MS
             unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked)))
         busy_us: dict[WorkerId, int] = {}
         if self.busy_workers.stand:
