@@ -1,11 +1,12 @@
 """DigestExchange: the machine by which replicas prove that their folds are equal, and resolve mismatches.
 
-1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that others pass too, and compares the
-others' reports with its own (`actors.consistency.digest_comparison`). No replica asks another, or waits for it. 2. A
-difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the fold
-that serves, under a claim, so one replica at a time: a replica with a different fold was wrong, goes on with a new
-fold, and publishes that. 3. The mismatch is resolved one step after the claim was granted: by then the verdict has been
-read that another published just before it released the claim.
+1. Every REPORT_EVERY_MS a replica publishes the digests of its folds at cursors that all replicas pass, and compares
+   the others' reports with its own (`actors.consistency.digest_comparison`). No replica asks another, or waits for it.
+2. A difference is a mismatch (`actors.consistency.digest_mismatch`). It is resolved by folding the log anew beside the
+   fold that serves, under a claim, so one replica at a time. A replica with a different fold was wrong: it goes on with
+   the new fold, and publishes that.
+3. The mismatch is resolved one step after the claim was granted: by then the verdict has been read that another
+   replica published just before it released the claim.
 """
 
 from __future__ import annotations
