@@ -126,6 +126,9 @@ async def test_the_consumer_is_deleted(log: JetStreamLog) -> None:
     await api(log, "DELETE")
     await ask(log, "c")
     taken = await waiting
+    while taken.record.payload == b"b":  # on a busy machine the broker may hand it out again
+        await taken.done()
+        taken = await got(queue)
     assert said([taken]) == [("c", 1)]
     await api(log, "DELETE")
     with pytest.raises(Unavailable, match="gone from the broker"):
