@@ -185,7 +185,7 @@ Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{b
 
   curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-  {data.path} holds the log, the key, all addresses (run.json), and in logs/ what the parts say.
+  {data.path} holds the log, the key, all addresses (run.json), and the log of each process (logs/).
   {command_name()} events --data {data.path} prints the log.
   {command_name()} restart --data {data.path} renews the front ends while requests go on.
   Ctrl-C ends everything.

@@ -168,8 +168,12 @@ def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
         text = f"{called} {had}; the draw fell at {draw_position(inputs.event.seed):.3f}"
     else:
         found = required_changes(counterfactual_of(inputs), other.candidate)
-        weights = " or of a weight" if inputs.settings.policy in BLOCK_COST_POLICIES else ""
-        text = f"{called} would have won {_listed(found, weights)}"
+        weights = " there or of a weight" if inputs.settings.policy in BLOCK_COST_POLICIES else ""
+        text = (
+            f"{called} would have won with {_listed(found)}"
+            if found
+            else f"no single change{weights} would have made {called} win"
+        )
     return RunnerUp(
         worker=other.candidate.worker,
         name=called,
@@ -193,8 +197,6 @@ def _difference(inputs: DecisionInputs, less: ScoredCandidate, more: ScoredCandi
     return f"{(more.cost - less.cost) / MILLI:g}"
 
 
-def _listed(found: list[RequiredChange], weights: str) -> str:
-    if not found:
-        return f"by no single change of its own{weights}"
+def _listed(found: list[RequiredChange]) -> str:
     *before, last = [need.text for need in found]
-    return "with " + (f"{', '.join(before)}, or {last}" if before else last)
+    return f"{', '.join(before)}, or {last}" if before else last

@@ -304,7 +304,7 @@ def fitted_engine(
     found = fit_speeds(engine_samples(past.timings), usual.batched_tokens_max)
     if not found.prefill_samples and usual.timing == LINEAR and "prefill_us_per_token" not in given:
         raise CallerError(
-            f"the record has fewer than {SAMPLES_MIN} first tokens that tell how fast its engines are: say it by "
+            f"the record has fewer than {SAMPLES_MIN} first tokens to learn the speed of its engines: give it with "
             "--engine prefill_us_per_token=N,decode_us_per_step=N"
         )
     fitted = {

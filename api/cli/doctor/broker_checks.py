@@ -126,7 +126,7 @@ def _version(status: EtcdStatus, private: bool) -> Finding:
         return Finding("registry_version", OK, f"etcd {status.version}.", facts)
     known = f"etcd {status.version} has known faults of consistency after a crash"
     if private:
-        text = f"{known}; alone and private to one machine that is borne, for more machines bring 3.5.4 or newer."
+        text = f"{known}; a single member on one machine is not affected; for more machines use 3.5.4 or newer."
         return Finding("registry_version", OK, text, facts)
     return Finding("registry_version", WARNING, f"{known}: use 3.5.4 or newer.", facts)
 

@@ -109,7 +109,7 @@ def _model_lines(answer: ClosedLoopResult) -> Iterator[str]:
         yield "Engines take as long as Dynamo's mock engine does, since that was asked for: no time is fitted."
     yield (
         f"The record does not tell how many requests an engine runs at once ({engine['max_seqs']:,} here) and how many "
-        f"tokens it computes in a pass ({engine['batched_tokens_max']:,}): say it by --engine max_seqs=N."
+        f"tokens it computes in a pass ({engine['batched_tokens_max']:,}): give it with --engine max_seqs=N."
     )
     if basis.given:
         yield f"Given, not found in the record: {', '.join(basis.given)}."

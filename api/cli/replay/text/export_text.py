@@ -142,8 +142,8 @@ def _left(done: RedactionResult) -> Iterator[str]:
         least = "at least " if done.foreign_is_bound else ""
         count = done.foreign_requests
         were = plural(count, "request id was", "request ids were")
-        they = plural(count, "it stays; see that it names", "they stay; see that they name")
-        yield f"{least}{number_text(count)} {were} chosen by clients (ours are req-…): {they} nobody"
+        they = plural(count, "it stays: check that it names", "they stay: check that they name")
+        yield f"{least}{number_text(count)} {were} chosen by clients (ours are req-…): {they} no person"
     if done.dropped_events:
         count = done.dropped_events
         were, them = plural(count, "was", "were"), plural(count, "it", "them")
