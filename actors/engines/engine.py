@@ -1,4 +1,4 @@
-"""What an engine is to a worker: tokens in, tokens out, and the truth about its cache.
+"""Engine: the interface of an engine to its worker: tokens in, tokens out, and the truth about its cache.
 
 Two implementations: `actors.engines.vllm.vllm_engine` and `actors.engines.simulated.simulated_engine`;
 `tests/contracts/engine.py` holds both to it. Both bound the logprobs of a prompt (`check_prompt_logprobs`): they come
@@ -44,7 +44,7 @@ class EngineLoad(NamedTuple):
     blocks_used: int
     blocks_total: int
     steps: int = 0
-    """Steps that it has ended, as far as it counts them: one that goes on does not hang, whatever comes of it."""
+    """Steps that it has ended, as far as it counts them: an engine that makes steps does not hang."""
 
 
 class CacheStored(NamedTuple):
@@ -153,7 +153,7 @@ class Engine(Protocol):
         sampling left of it: the engine's own settings say which. A guided answer ends when it is whole, unless it may
         not end yet. For an embedding one Output comes, with `finish` `stop`; an engine may serve one task alone.
 
-        CallerError if the engine cannot take this request, whatever is wrong in it (a guided one perhaps only after
+        CallerError if the engine cannot take this request, for any reason (a guided one perhaps only after
         tokens: none is left that fits); it goes on with the others. EngineDead if the engine is gone; TransferFailed.
         """
 

@@ -48,7 +48,7 @@ for process in guarded:
 class EngineProcesses:
     """The multiprocessing children of ours that come after this was made, with their descendants.
 
-    Engines start one at a time in a process; whatever else is a child of ours is not touched.
+    Engines start one at a time in a process; other children of this process are not touched.
     """
 
     def __init__(self) -> None:
@@ -138,9 +138,9 @@ LOWEST_PRIORITY = 19
 
 
 def deprioritize_polling_threads(pids: Iterable[int]) -> int:
-    """How many threads of these idle processes have the lowest priority now; blocks for a second.
+    """Number of threads of these idle processes that have the lowest priority now; blocks for a second.
 
-    Processes that are gone are left to whoever misses them.
+    Processes that are gone are skipped.
     """
     try:
         processes = [psutil.Process(pid) for pid in pids]

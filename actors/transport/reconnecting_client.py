@@ -85,7 +85,7 @@ class ReconnectingClient:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._welcomed = False  # nobody need hear of it
+        self._welcomed = False  # no caller needs to know
         self.cut()
 
     def cut(self) -> None:
@@ -180,7 +180,7 @@ class ReconnectingClient:
             assert isinstance(frame, Welcome)
             if frame.worker != self.worker:
                 raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
-        except BaseException:  # cancelled or not: nobody else knows of this connection
+        except BaseException:  # cancelled or not: no other part knows this connection
             connection.close()
             raise
         return connection

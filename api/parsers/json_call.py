@@ -67,7 +67,7 @@ class JsonCall:
 
     Until then it may turn out to be text.
 
-    The two may come in either order, and with other keys. Once confirmed, it stays a call, whatever its end looks like.
+    The two may come in either order, and with other keys. Once confirmed, it stays a call, even with a broken end.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 `Detokenizer` decodes the last tokens together with some before them, because many tokenizers write a token differently
 at the start of a text; a text that ends in U+FFFD is_incomplete for the bytes that are missing.
 
-`ByteLevelDetokenizer` is for tokenizers whose tokens stand for bytes of their own, whatever is before them. A look into
+`ByteLevelDetokenizer` is for tokenizers whose tokens stand for bytes of their own, in any context. A look into
 a table and Python's own decoder take an eighth of `Detokenizer`'s time, and give the library's text:
 `tests/api/tokenizer/test_byte_level_detokenizer.py` holds them to it.
 

@@ -1,7 +1,7 @@
 """Text to token ids, exactly as the tokenizers library gives them, and in a fraction of its time where that can be.
 
 1. Special tokens cut a text: what stands between two of them is tokenized without regard to the rest. So the tokens of
-   such a segment (a system prompt, an earlier turn) are kept and found again, whatever stands around it.
+   such a segment (a system prompt, an earlier turn) are kept and found again, in any surroundings.
 2. Byte-level BPE cuts a segment into words by a pattern, and a word's tokens depend on nothing but the word. In ASCII
    text the pattern means the same to Python's `re`, so a word that was seen before costs a look into a dictionary.
 3. Whether both hold is read from tokenizer.json, and tried on a sample; where they do not, the library does it all.

@@ -64,7 +64,7 @@ class Batch(NamedTuple):
 
     encodings: list[bytes]
     readable: bool
-    """Whether all are of low rate (`core.codec.READABLE`)."""
+    """True if all events are of low rate (`core.codec.READABLE`)."""
 
 
 class SealedMessage(NamedTuple):
@@ -116,7 +116,7 @@ class Backlog(Protocol):
         """The events of the next message wait no more; at least one, if any waits. `seal` follows at once."""
 
     def seal(self, sealed: SealedMessage) -> None:
-        """What was taken last stands in this message, and goes to the log as it is."""
+        """The events taken last stand in this message, which goes to the log as it is."""
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         """The sealed message is in the log: so many are, with this digest and sequence of the last."""
@@ -129,7 +129,7 @@ class _Entry(NamedTuple):
     encoded: bytes
     readable: bool
     bounded: bool
-    """Whether it counts for the bounds: a restatement does not."""
+    """True if the event counts for the bounds; a restatement does not."""
 
 
 class MemoryBacklog:

@@ -56,7 +56,7 @@ _READABLE = frozenset(READABLE)
 
 
 def identity(namespace: str, stream: StreamName, source: str, chain_key: bytes) -> JournalIdentity:
-    """What a journal's header says; the key itself cannot be had from it."""
+    """The identity in a journal's header; the key itself cannot be derived from it."""
     check = hashlib.blake2b(b"journal", key=chain_key, digest_size=16).digest()
     return JournalIdentity(check, namespace, stream, source)
 
@@ -66,7 +66,7 @@ class Journal:
 
     def __init__(self, file: JournalFile, limits: OutboxLimits) -> None:
         self.source = SourceId(file.source)
-        """Whose events these are."""
+        """The source of the events."""
         self._file = file
         self._limits = limits
         self._capacity = file.capacity
@@ -104,7 +104,7 @@ class Journal:
 
     @property
     def standing(self) -> JournalPosition:
-        """How far its outbox has come."""
+        """The progress of its outbox."""
         return self._file.standing
 
     @property
@@ -167,13 +167,14 @@ class Journal:
             self._clear = 0
 
     def abandon(self) -> int:
-        """What waits is left to whoever finds the journal."""
+        """Waiting events stay in the file for a successor that finds the journal."""
         return 0
 
     # --- for a successor ---------------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[None]:
-        """What a dead process left is counted once this has ended; it yields so that others have their turn."""
+        """The events that a dead process left are counted once this has ended; it yields so that others have their
+        turn."""
         at, seen = self._next, 0
         while (record := self._file.read(at)) is not None and record.after - self._oldest <= self._capacity:
             at = self._tail = record.after

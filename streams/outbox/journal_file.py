@@ -46,7 +46,7 @@ _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
 _MASK64 = 2**64 - 1
 _checksum, _pack_record = xxhash.xxh3_64_intdigest, _RECORD.pack_into
-assert _RECORD.size == ALIGN  # so that whatever is left of a lap has room for a WRAP
+assert _RECORD.size == ALIGN  # so that any rest of a lap has room for a WRAP
 
 EVENT, READABLE_EVENT, SEALED, WRAP = 1, 2, 3, 4
 """Kinds of records; WRAP says that the next one stands at the ring's start."""
@@ -138,7 +138,7 @@ class JournalFile:
 
     @property
     def source(self) -> str:
-        """Whose events these are."""
+        """The source of the events."""
         return _text(_IDENTITY.unpack_from(self._map)[6])
 
     def named(self, path: Path) -> JournalFile:
@@ -179,7 +179,7 @@ class JournalFile:
         return StoredRecord(kind, data, offset + size_of(length))
 
     def mark(self, standing: JournalPosition) -> None:
-        """This is how it stands, whatever happens to the process from now on."""
+        """A successor finds this position, even if the process is killed at once."""
         self.standing = standing
         self._generation += 1
         body = _SLOT.pack(self._generation, *standing)

@@ -29,7 +29,7 @@ from streams.outbox.journal_file import DRAFT_SUFFIX, SUFFIX
 from streams.outbox.source_chain import Acknowledged, Append, Finish, SourceChain, Start
 
 SETTLE_MAX = 8
-"""How often in one go the place in the log is found anew when another writes there too."""
+"""Bound of searches for the position in the log while another process writes there, too."""
 REASON = "its process ended; told by its journal"
 
 _logger = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ class JournalDrain:
         self._chain_key = chain_key
         self._subject = subject(namespace, ROUTING, journal.source)
         self._last_seq = StreamSeq(0)
-        """Where the subject ends."""
+        """The end of the subject."""
         self._ended = False
-        """Whether the source's end is told."""
+        """True once the log has the end of the source."""
         self._sealed: SealedMessage | None = None
         """The message in flight; it is in the journal too, unless the disk was full."""
 
@@ -98,7 +98,7 @@ class JournalDrain:
         self._ended = self._ended or any(isinstance(event, ReplicaLeft) for event in message.events)
 
     async def _settle(self) -> None:
-        """What the log has of it already is no longer in the journal, and we know where its subject ends."""
+        """The journal lacks the messages that the log has already, and the end of the subject is known."""
         end = await self._log.last(ROUTING, self._subject)
         self._last_seq = StreamSeq(0) if end is None else end.seq
         if end is not None and end.seq == self._journal.standing.last_seq:
@@ -160,11 +160,11 @@ class JournalDrain:
 
 
 LOOK_EVERY_S = 3.0
-"""Between looks for journals that nobody holds."""
+"""Period of the search for journals without a lock."""
 DRAFT_AGE_S = 60.0
 """A draft that is older than this was left by a process that was killed while it made it."""
 BROKEN_SUFFIX = ".broken"
-"""What is added to the name of a journal that cannot be read: it is kept for a person to look at."""
+"""Suffix of a journal that cannot be read: it is kept for a person to look at."""
 LIMITS = OutboxLimits(pace_s=0.0)
 
 
@@ -203,12 +203,12 @@ class JournalRecovery:
         while True:
             try:
                 await self.recover()
-            except Exception:  # whatever it was, what others left must go on being found
+            except Exception:  # by any defect: journals of others must go on being found
                 _logger.exception("a look at the journals failed by a defect, trying again")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def recover(self) -> None:
-        """Every journal that nobody holds is told and gone, or is left for the next look."""
+        """Every journal without a lock is drained into the log and removed, or left for the next search."""
         self._delete_drafts()
         for path in sorted(self._folder.glob("*" + SUFFIX)):
             if path not in self._left_alone:

@@ -61,7 +61,7 @@ class Outbox(SourceChain):
         self._on_superseded = on_superseded
         self._loop: asyncio.AbstractEventLoop | None = None
         self._request: Append | ReadLast | None = None
-        """What the chain waits for."""
+        """The command that the chain waits for."""
         self._alarm: asyncio.Future[None] | None = None
         """Wakes the task while it waits for the chain's time."""
         self._changed = asyncio.Event()

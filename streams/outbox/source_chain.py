@@ -157,7 +157,7 @@ class SourceChain:
         self.head = CHAIN_START
         """Digest of the last message acknowledged."""
         self.last_seq = StreamSeq(0)
-        """Where the subject ends, as far as the chain knows."""
+        """The end of the subject, as far as the chain knows."""
         self.sealed: SealedMessage | None = None
         """The message in flight."""
         self.error: Exception | None = None
@@ -168,7 +168,7 @@ class SourceChain:
         self._limits = limits
         self._backlog = MemoryBacklog(limits) if backlog is None else backlog
         self._is_idle = False
-        """Whether `due_us` is that of a look at the subject's end, since there is nothing to append."""
+        """True if `due_us` is the time of a check of the subject's end, since there is nothing to append."""
         self._is_closed = False
         self._is_discarding = False
         self._restatement_due = False
@@ -194,23 +194,23 @@ class SourceChain:
 
     @property
     def held(self) -> BacklogSize:
-        """How full the backlog is; the message in flight is not counted."""
+        """Size of the backlog, without the message in flight."""
         return self._backlog.held
 
     @property
     def idle(self) -> bool:
-        """Whether the log holds all that was put, or a restatement of it."""
+        """True if the log holds all events that were put, or a restatement of them."""
         return not self.depth and not self._restatement_due
 
     @property
     def drops(self) -> bool:
-        """Whether an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
+        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
         then a restatement will follow."""
         return self._is_discarding or self.error is not None or self.superseded is not None or self._is_closed
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will be appended any more."""
+        """True if nothing will be appended any more."""
         return self.error is not None or self.superseded is not None or self._is_closed
 
     def away_us(self, now_us: int) -> int:

@@ -1,7 +1,7 @@
 """The wire of vLLM's KV events: every batch once, in order, or a gap that is told.
 
 1. The engine numbers its batches from 0 and sends them on a PUB socket; its replay socket gives back those that it
-   still holds (the last `buffer_steps`). Both are ipc sockets in a private folder: nobody else can reach them.
+   still holds (the last `buffer_steps`). Both are ipc sockets in a private folder: no other user can reach them.
 2. A batch is taken when it is the next one; one that was seen is skipped; before one that is ahead, the ones between
    are asked for. If the engine has them no more, that is a gap, and reading goes on behind it.
 3. `catch_up` needs no traffic. The engine puts a batch into the publisher's queue before it sends the output of the

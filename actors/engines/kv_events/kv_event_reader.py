@@ -6,7 +6,7 @@
 2. `extra_keys` says for each block what went into its hash beside the tokens, untagged, but each kind has a form of
    its own: the adapter's name first (text, if `lora_name` is set), `[identifier, offset]` for an image, the cache
    salt (text, only in the first block of a prompt), bytes for prompt embeddings. A block with anything else than
-   adapter and salt is not indexable, nor is any after it in the event. Without `extra_keys` nobody can tell: not
+   adapter and salt is not indexable, nor is any after it in the event. Without `extra_keys` this is unknown: not
    indexable.
 3. The cache salt stands only in the first block of a prompt. So `CacheStored.cache_salt` is the scope of a chain
    that starts here; where `parent` is set it is None, and the blocks are in their parent's scope. `adapter` is

@@ -4,8 +4,8 @@
 2. Blocks are named when they are full. Several blocks may hold the same content, as in vLLM: two requests that make
    equal tokens at once fill a block each. Each copy is told when it comes and when it goes.
 3. Freed blocks join the end of the free queue, the tail of a sequence first; new ones are taken from its head. So the
-   least recently used content is evicted first, and of one sequence the deepest block. A block without a name is found
-   by nobody: when it is freed, it is the next to be taken.
+   least recently used content is evicted first, and of one sequence the deepest block. A block without a name is never
+   found: when it is freed, it is the next to be taken.
 4. A block's name says what should be in it, its content what is in it: memory, that changes only when it is written.
    They part when blocks come from another engine, and nothing here looks whether they fit.
 """
@@ -209,7 +209,8 @@ def block_names(raw: bytes, step: int, parent: int | None, adapter: str | None, 
 
 
 def content_root(vocab: int, block_size: int, adapter: str | None) -> int:
-    """What a prompt's first block builds on: an engine of another kind reads the same bytes as something else.
+    """Root of the content hashes of a prompt's first block: an engine of another kind reads other content from the same
+    bytes.
 
     A cache salt keeps names apart, and changes nothing in memory.
     """

@@ -21,7 +21,7 @@ class CannedReplies:
         file = Path(settings.model_path, "tokenizer.json")
         try:
             tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises a bare one, whatever it is
+        except Exception as error:  # the library raises a bare one for every error
             raise CallerError(f"replies need a tokenizer, and {file} cannot be read: {error}") from error
         self._tokenizer = tokenizer
         self._plain: list[tuple[int, ...]] = []

@@ -49,7 +49,7 @@ def apply_input(state: EngineState, item: Input) -> None:
         case Abort(id):
             _abort(state, id)
         case BlocksArrived(id, contents):
-            if id in state.moving and not state.moving[id].contents:  # else nobody wants it any more
+            if id in state.moving and not state.moving[id].contents:  # else the request is over
                 due_us = state.now_us + len(contents) * state.settings.transfer_us_per_block
                 state.moving[id].contents = contents
                 state.landing.append((due_us, id))

@@ -1,18 +1,18 @@
-"""What the simulated engine does next: who is computed in a pass, who is let in, and who is thrown out for it.
+"""Pass planning: the requests that the simulated engine computes in a pass, admits, and preempts.
 
 As vLLM's scheduler, and Dynamo's mock engine after it:
 
-1. First those that run, by priority and in the order in which they were let in: one token each, or the next piece of a
-   prompt. Then those that wait, as long as fewer than `max_seqs` run, `batched_tokens_max` leaves room, and blocks are
-   free for all tokens that the head of the line has so far, less those that it shares with others that run. What
-   their answers will need is promised to nobody.
-2. Who needs a block when none is free takes those of the last one that runs, be it itself. That one waits again, ahead
-   of all that came after it, and is computed anew, but for what it then finds in the cache. In such a pass nobody is
-   let in.
-3. Blocks count as computed when the pass is planned, so that who is let in after in the same pass finds them; others
-   hear of them when it ends.
-4. If nobody runs but requests whose prompts are only known by hashes, and all have had their first token, as many
-   passes are planned at once as end before one of them does, or anything else can happen.
+1. Running requests come first, by priority and in the order of their admission: one token each, or the next piece of a
+   prompt. Then waiting requests are admitted while fewer than `max_seqs` run, `batched_tokens_max` leaves room, and
+   blocks are free for all tokens of the first one, less those that it shares with running requests. No blocks are
+   reserved for answers.
+2. A request that needs a block when none is free takes the blocks of the last running request, which may be itself.
+   The preempted request waits again, ahead of all later ones, and is computed anew, but for the blocks that the cache
+   still has then. In such a pass no request is admitted.
+3. Blocks count as computed when the pass is planned, so that a request admitted later in the same pass finds them.
+   They are reported when the pass ends.
+4. If only requests with prompts known by hashes run, and all have had their first token, several passes are planned at
+   once: as many as end before one of these requests does, or anything else can happen.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ floor of one millisecond is left out."""
 
 
 class PassBatch:
-    """What one pass computes: pieces of prompts, and a token for each request that decodes. Who has a prompt computed
-    to its end gets the first token for nothing."""
+    """The work of one pass: pieces of prompts, and a token for each decoding request. The last piece of a prompt gives
+    the first token at no extra cost."""
 
     __slots__ = ("after", "before", "context", "decoding", "prompts")
 

@@ -31,7 +31,7 @@ class BlockHashPrompt(NamedTuple):
 
 
 def answer_hash(request: RequestId, place: int) -> int:
-    """Of the block in this place that tokens of its answer fill: nobody else's prompt has it."""
+    """Hash of the block at this place that tokens of the answer fill: no other prompt has it."""
     hashed: int = xxhash.xxh3_64_intdigest(f"{request}/{place}".encode(), _ANSWER_SEED)
     return hashed
 
@@ -178,7 +178,7 @@ class EngineSequence(ABC):
 
 
 class BlockHashSequence(EngineSequence):
-    """Blocks are named by the hashes, those that the answer fills by the request's id: nobody else finds these.
+    """Blocks are named by the hashes, those that the answer fills by the request's id: no other request finds these.
 
     Its answer is zeros, as many as it may have. The first is told when it is there, all others together at the end, so
     that a token costs nothing by itself. Nothing is in its blocks' memory that could be wrong.

@@ -93,7 +93,7 @@ class SimulatedEngine:
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
         """New tokens as they come, all that are ready at once; closing the iterator aborts within a step.
 
-        Of a request that was accepted, whoever holds its blocks hears when they need not be held any more: at the end
+        The holder of an accepted request's blocks is told when they need not be held any more: at the end
         at the latest.
         """
         own = await self.accept(request)
@@ -137,7 +137,7 @@ class SimulatedEngine:
         self._die(reason)
 
     def hang(self) -> None:
-        """Fault: nothing is computed any more, and nobody is told; `check` finds nothing wrong."""
+        """Fault: nothing is computed any more, without an error; `check` finds nothing wrong."""
         if self._driver is not None:
             self._driver.cancel()
 
@@ -174,7 +174,7 @@ class SimulatedEngine:
         try:
             while True:
                 await self._pause(self._advance())
-        except Exception as error:  # whatever it was, the engine is gone and says so to all who wait
+        except Exception as error:  # by any error: the engine is gone, and all waiting callers get that
             _logger.exception("the simulated engine %s died", self.info.model)
             self._die(repr(error))
 

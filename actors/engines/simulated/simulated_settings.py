@@ -89,12 +89,12 @@ class SimulatedSettings:
     time_scale: float = 1.0
     """Simulated seconds per second."""
     kv_events: bool = True
-    """Whether changes of the cache are told: without, nobody knows what is cached here, save the policy `approximate`,
-    which goes by what was sent here."""
+    """True if changes of the cache are reported. Without reports, only the policy `approximate` can guess the cache, by
+    the requests that were sent here."""
     transfer: bool = False
     """True if blocks can be moved to and from other engines."""
     keep_ms: int = 30_000
-    """How long a prompt's blocks are held for others after it was computed; milliseconds of the clock, not simulated
+    """Time that a prompt's blocks are held for others after it was computed; milliseconds of the clock, not simulated
     ones, because others count them too."""
     transfer_us_per_block: int = 100
     """Simulated microseconds to fetch a block from another engine."""

@@ -1,8 +1,8 @@
-"""The side channel between simulated engines: what one's memory holds, read by another.
+"""The side channel between simulated engines: the content of one engine's blocks, read by another.
 
 1. A frame is a little-endian uint32 length and one msgpack map; a connection carries one question and its answer.
-2. The engine's id is checked, because another engine may have the port by now. Nothing else is: whoever asks gets
-   what the blocks hold at that moment, as with memory that is read over a network card.
+2. The engine's id is checked, because another engine may have the port by now. Nothing else is: the reader gets the
+   content of the blocks at that moment, as with memory that is read over a network card.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""How a simulated engine moves blocks: as vLLM does over NIXL, with the same ways to get wrong text without an error.
+"""Transfers of a simulated engine: blocks move as with vLLM over NIXL, with the same ways to get wrong text without an
+error.
 
-What is pulled goes into the cache as it comes, under the names that the puller's own tokens have. That is wrong if the
-blocks were let go before, or are another prompt's or of another size. Who wants right text looks before and after.
+Pulled blocks go into the cache as they come, under the names of the puller's own tokens. That is wrong if the
+blocks were let go before, or are another prompt's or of another size. A caller that wants right text checks before and
+after.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class SimulatedTransfer:
         self._host.tell(Submit(own, hold=True))
         try:
             prefilled = await done
-        except BaseException:  # cancelled, too: nobody knows of these blocks
+        except BaseException:  # cancelled, too: these blocks are unknown elsewhere
             self._host.tell(Abort(own.id))
             raise
         finally:
@@ -161,7 +163,8 @@ class SimulatedTransfer:
         self._host.tell(Free(RequestId(request), fetched))
 
     def expect(self, id: RequestId, pull: KvPull, fail: Callable[[TransferFailed], None]) -> None:
-        """What this request's prompt lacks is fetched there when a step asks for it; `fail` hears if it cannot be."""
+        """The blocks that this request's prompt lacks are fetched there when a step asks for them; `fail` is called if
+        they cannot be."""
         self._expected[id] = _Expected(pull, fail)
 
     def dismiss(self, id: RequestId) -> None:

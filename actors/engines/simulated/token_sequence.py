@@ -131,7 +131,7 @@ class TokenSequence(EngineSequence):
     The next token is a function of what its blocks hold. As long as each holds what its tokens make, that is a
     function of all tokens before it and of nothing else (only what the request itself asks for can turn it to another),
     so who continues with the same tokens gets the same answer, here or elsewhere. If one does not, all text from there
-    on is another, and so is all that is computed: without an error, because nobody can see it.
+    on is another, and so is all that is computed: without an error, because it cannot be seen.
     """
 
     __slots__ = ("_choosing", "_drawn", "_reply", "_right", "_root", "_settings", "_text", "_wrong", "tokens")

@@ -1,4 +1,4 @@
-"""What vLLM is given when nothing else is said: environment and engine arguments.
+"""vLLM's arguments: environment and engine arguments where the operator sets none.
 
 Of a model that reasons first, the grammar of a guided answer is for what comes behind the reasoning. vLLM makes its
 reasoning parser in the scheduler, at the first guided request; a parser that does not fit the model's tokenizer would

@@ -14,7 +14,7 @@ from core.prompt import tokens_from_bytes
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """vLLM's reasons to end, and ours."""
 ABORTED = "abort"
-"""Its word for what somebody broke off. Not we: whatever we give up, we do not read to its end."""
+"""vLLM's outcome for an answer that was broken off; not by us: an answer that we give up is not read to its end."""
 LOGPROB_MIN = -9999.0
 """Stands for minus infinity, which JSON cannot say; vLLM's own server says the same."""
 SENTENCE_MAX = 300
@@ -52,8 +52,8 @@ def arguments(
 
 
 def output(result: Any, sampling: Sampling, *, first: bool) -> Output:
-    """What is new in a RequestOutput; GenerationFailed if the engine broke the request off, EngineDead if it did so
-    because it ends.
+    """The new part of a RequestOutput; GenerationFailed if the engine broke the request off, EngineDead if it did so
+    because it ends. CallerError if no token is left that a guided answer may go on with: that shows only as it is made.
 
     CallerError if no token is left that a guided answer may go on with: that shows only as it is made.
     """

@@ -42,7 +42,7 @@ START_TIMEOUT_S = 600.0
 SETTLE_TIMEOUT_S = 30.0
 """Bound on `settle`'s wait for a step that is under way."""
 ABANDON_ROUNDS = 30
-"""How often, a second apart, the processes of a start that failed are looked for while its thread goes on."""
+"""Number of searches, a second apart, for the processes of a failed start while its thread goes on."""
 SHUTDOWN_TIMEOUT_S = 10.0
 """Bound on the end of the engine's processes by themselves."""
 VLLM_PARTS = {
@@ -153,7 +153,7 @@ class VllmEngine:
             await self._processes.end(0.0)
             done, _ = await asyncio.wait([construction], timeout=1.0)
             if done:
-                construction.exception()  # whoever called hears of the first failure
+                construction.exception()  # the caller gets the first failure
                 break
         self._processes.find()
         await self.stop()
@@ -181,7 +181,7 @@ class VllmEngine:
     def _construct(self) -> Any:
         """AsyncLLM with its processes up; not on the event loop."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+            warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             config = self._configure()
             variables = self._side_channel.environment() if self._side_channel is not None else {}
             try:
@@ -344,7 +344,7 @@ class VllmEngine:
             if llm.output_handler is not None:
                 llm.output_handler.cancel()  # else it takes the end that we make for a failure
             await asyncio.to_thread(llm.shutdown, SHUTDOWN_TIMEOUT_S)
-            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, 0)  # it would warn that nobody closed it
+            await asyncio.to_thread(llm.engine_core.resources.ctx.destroy, 0)  # it would warn that it was not closed
         if self._processes is not None:
             await self._processes.end(SHUTDOWN_TIMEOUT_S if llm is not None else 0.0)
         if self._feed is not None:
@@ -387,7 +387,7 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
 def _import_vllm() -> SimpleNamespace:
     """The parts of vLLM that are used here; CallerError if it is not installed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # vLLM's own, which nobody here can heed
+        warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
         try:
             return SimpleNamespace(
                 **{name: getattr(import_module(module), name) for name, module in VLLM_PARTS.items()}

@@ -132,7 +132,9 @@ def ask(host: str, port: int, sizes: Sizes) -> BlockFacts:
 
 
 def address(channel: NixlSideChannel, config: Any, version: str) -> tuple[KvAddress, int]:
-    """Where an engine's blocks can be pulled from, and over how many ranks they are spread; `config` is vLLM's.
+    """Address from which an engine's blocks can be pulled, and the number of ranks they are spread over; `config` is
+    vLLM's. Asks the engine, which is up. `layout` holds all that vLLM compares, and the model's contents, which it does
+    not.
 
     Asks the engine, which is up. `layout` holds all that vLLM compares and what it does not: the model's contents.
     """

@@ -52,7 +52,7 @@ def connector(moves_blocks: str, keep_ms: int) -> dict[str, Any]:
     return {
         "kv_connector": "NixlConnector",
         "kv_role": ROLES[moves_blocks],
-        "kv_load_failure_policy": "fail",  # else vLLM computes the prompt itself and nobody hears of it
+        "kv_load_failure_policy": "fail",  # else vLLM computes the prompt itself without a word
         "kv_connector_extra_config": {"kv_lease_duration": -(-keep_ms // 1000)},
     }
 
@@ -212,7 +212,7 @@ class VllmTransfer:
         return self._cached[name]
 
     def _see_prefills(self, processor: Any) -> None:
-        """What the core says of each prefill is seen; vLLM passes on only the sum of cached and pulled tokens."""
+        """The core's report on each prefill is read; vLLM passes on only the sum of cached and pulled tokens."""
         process = processor.process_outputs
 
         def see(outputs: list[Any], *more: Any, **named: Any) -> Any:
@@ -243,7 +243,8 @@ class VllmTransfer:
         )
 
     def totals(self) -> TransferTotals:
-        """What the engine counted.
+        """Totals of the engine. It does not report which blocks were fetched: `held` are prefills with a running lease,
+        none once it uses no block.
 
         It does not say whose blocks were fetched: `held` are prefills whose lease runs, none once it uses no block.
         """
