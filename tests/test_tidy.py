@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -57,6 +59,50 @@ BANNED = frozenset(
     ]
 )
 """Words that named modules and classes and stand for no term of the field."""
+
+BANNED_NAMES = frozenset(
+    [
+        "ahead",
+        "asking",
+        "came",
+        "doubts",
+        "hear",
+        "heard",
+        "lacks",
+        "links",
+        "look",
+        "looked",
+        "looks",
+        "nobody",
+        "presence",
+        "said",
+        "says",
+        "seat",
+        "tell",
+        "tells",
+        "told",
+        "wanted",
+        "whoever",
+    ]
+)
+"""The same for functions, parameters, attributes and variables."""
+STANDARD_NAMES = {"presence_penalty", "look_ahead"}
+STORED_NAMES = {
+    "ahead",
+    "ahead_events",
+    "believed",
+    "came",
+    "clock_ahead_ms",
+    "doubts",
+    "lacks",
+    "said",
+    "seat",
+    "told_tokens",
+}
+"""Fields of events, snapshots and JSON, which keep their names."""
+RIDDLES = re.compile(r"\b(whoever|nobody|whatever)\b", re.IGNORECASE)
+QUESTIONS = ("What ", "Who ", "Whoever ", "Whose ", "Nobody ", "Whether ", "Where ", "How ")
+"""Starts of sentences that put a question where a noun should stand."""
 
 SEAMS = {
     "nats": r"streams/(jetstream/\w+|embedded/embedded_nats)\.py",
@@ -216,6 +262,52 @@ def test_names_are_terms_of_the_field() -> None:
     assert modules + classes == []
 
 
+def named(path: Path) -> Iterator[tuple[int, str]]:
+    """Functions, their parameters, attributes and variables that the file names, each with its line."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def test_functions_and_fields_have_standard_names() -> None:
+    """So do they, but for those that are stored or sent."""
+    kept = STANDARD_NAMES | STORED_NAMES
+    found = [
+        f"{name(path)}:{line} {word}"
+        for path in CODE
+        for line, word in named(path)
+        if words_of(word) & BANNED_NAMES and word not in kept
+    ]
+
+    assert found == []
+
+
+def sentences(path: Path) -> Iterator[tuple[int, str]]:
+    """Docstrings and comments, each with its line."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def test_sentences_name_their_subjects() -> None:
+    """No docstring asks what it is about, and nobody and whatever do nothing: things have names."""
+    found = [
+        f"{name(path)}:{line} {text.splitlines()[0]}"
+        for path in CODE
+        for line, text in sentences(path)
+        if text.lstrip().startswith(QUESTIONS) or RIDDLES.search(text)
+    ]
+
+    assert found == []
+
+
 def test_no_class_name_occurs_twice() -> None:
     """A class's name means one class everywhere; private names belong to their module."""
     places: dict[str, list[str]] = {}
@@ -228,7 +320,7 @@ def test_no_class_name_occurs_twice() -> None:
 
 
 MODULES_MAX = 24
-"""In one folder; some fifteen are meant, and `replay/simulate` has more until it drives the actors' own machines."""
+"""In one folder; some fifteen are meant."""
 
 
 def test_folders_are_rooms() -> None:

@@ -257,8 +257,8 @@ def _assign(values: dict[str, Any], origins: dict[str, str], path: str, value: o
     if path == "frontend.port":
         path, value = "frontend.listen", _with_port(values, value)
     if path == "frontend.tls.key" and not _has_certificate(values):
-        wanted = "--tls-cert" if layer == "--tls-key" else "CONTRAIL_TLS_CERT"
-        raise CallerError(f"{layer}: give {wanted} too, the certificate whose key it is")
+        option = "--tls-cert" if layer == "--tls-key" else "CONTRAIL_TLS_CERT"
+        raise CallerError(f"{layer}: give {option} too, the certificate whose key it is")
     *sections, key = path.split(".")
     if sections == ["workers"]:
         assign_to_workers(values.setdefault("workers", [{}]), origins, key, value, layer)

@@ -159,7 +159,7 @@ class JournalDrain:
         self._journal.acknowledge(at.n_acked + 1, CHAIN_START, at.last_seq)
 
 
-LOOK_EVERY_S = 3.0
+SEARCH_EVERY_S = 3.0
 """Period of the search for journals without a lock."""
 DRAFT_AGE_S = 60.0
 """A draft that is older than this was left by a process that was killed while it made it."""
@@ -205,7 +205,7 @@ class JournalRecovery:
                 await self.recover()
             except Exception:  # by any defect: journals of others must go on being found
                 _logger.exception("a look at the journals failed by a defect, trying again")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(SEARCH_EVERY_S)
 
     async def recover(self) -> None:
         """Every journal without a lock is drained into the log and removed, or left for the next search."""
@@ -231,18 +231,18 @@ class JournalRecovery:
         journal = Journal.open_left(path, ours, LIMITS)
         if journal is None:
             return
-        told = False
+        is_drained = False
         try:
             for _ in journal.scan():
                 await asyncio.sleep(0)
             events = await JournalDrain(journal, self._namespace, self._log, self._clock, self._key.chain_key).drain()
-            told = True
+            is_drained = True
         finally:
-            journal.close(delete=told)
+            journal.close(delete=is_drained)
         self._waiting.discard(path)
         self.counts.recovered += 1
         self.counts.events += events
-        _logger.warning("told %d events of a dead process's journal", events, extra={"replica": journal.source})
+        _logger.warning("appended %d events of a dead process's journal", events, extra={"replica": journal.source})
 
     def _set_aside(self, path: Path, why: str) -> None:
         aside = path.with_name(path.name + BROKEN_SUFFIX)

@@ -143,13 +143,13 @@ class EngineState:
         """All that have a place, but for those whose blocks are only held for others."""
         return [*self.running, *self.moving.values()]
 
-    def say(self, id: RequestId, output: Output, at_us: int) -> None:
-        """This came of that request at that time."""
+    def add_output(self, id: RequestId, output: Output, at_us: int) -> None:
+        """The request has one more output, made at that time."""
         self.outputs.append((id, output))
         self.times_us.append(at_us)
 
-    def tell(self, work: ScheduledPasses | None = None) -> None:
-        """Others may hear what this work did to the cache, and then of what was done since it was planned."""
+    def report_changes(self, work: ScheduledPasses | None = None) -> None:
+        """The changes of the cache by this work, and then those made since it was planned, are reported."""
         if work is not None:
             self.changes += work.changes
             work.changes = []

@@ -76,7 +76,7 @@ def _submit(state: EngineState, item: Submit) -> None:
 
 def _forget(state: EngineState) -> None:
     if state.work is not None:
-        state.tell(state.work)
+        state.report_changes(state.work)
     state.pool.forget()
     for seq in state.admitted:  # what they fill may build on what is forgotten
         seq.nameless = True
@@ -93,9 +93,9 @@ def _abort(state: EngineState, id: RequestId) -> None:
     if work is not None:
         work.members = [member for member in work.members if member is not seq]
         if not work.members:
-            state.tell(work)
+            state.report_changes(work)
             state.work = None
-    state.say(id, Output(tokens=seq.untold(), finish="abort"), state.now_us)
+    state.add_output(id, Output(tokens=seq.untold(), finish="abort"), state.now_us)
 
 
 def _withdraw(state: EngineState, id: RequestId) -> EngineSequence:
@@ -156,7 +156,7 @@ def step(state: EngineState, now_us: int, inputs: Iterable[Input] = ()) -> StepR
 
 
 def _taken(state: EngineState) -> StepResult:
-    state.tell()
+    state.report_changes()
     outputs, state.outputs = state.outputs, []
     times_us, state.times_us = state.times_us, []
     changes, state.changes = state.changes, []
@@ -195,7 +195,7 @@ def _catch_up(state: EngineState, now_us: int) -> None:
     ended = min(bisect_right(work.ends, now_us), len(work.ends) - 1)
     if not ended:
         return
-    state.tell(work)
+    state.report_changes(work)
     _skip(state, work, ended)
     work.changes, state.pool.changes = state.pool.changes, []
     state.steps += ended
@@ -218,7 +218,7 @@ def _land(state: EngineState, at_us: int) -> None:
         seq = state.moving.pop(landed)
         seq.fill_in(state.pool)
         run(state, seq)
-    state.tell()
+    state.report_changes()
 
 
 def _end(state: EngineState, work: ScheduledPasses) -> None:
@@ -227,7 +227,7 @@ def _end(state: EngineState, work: ScheduledPasses) -> None:
     state.work = None
     state.steps += passes
     _skip(state, work, passes - 1)
-    state.tell(work)
+    state.report_changes(work)
     for seq in work.members:
         if seq.computed == seq.length:
             _one_more(state, seq, at_us)
@@ -254,7 +254,7 @@ def _one_more(state: EngineState, seq: EngineSequence, at_us: int) -> None:
     if output.finish is not None:
         _leave(state, seq)
         state.pool.release(seq.blocks)
-    state.say(request_id, output, at_us)
+    state.add_output(request_id, output, at_us)
 
 
 def _leave(state: EngineState, seq: EngineSequence) -> None:

@@ -102,14 +102,14 @@ class SimulatedEngine:
         stream = self._streams[own.id] = _TokenStream()
         if pull is not None and self._moves is not None:
             self._moves.expect(own.id, pull, stream.fail)
-        self.tell(Submit(own, pull=pull is not None, reply=self._reply_to(own)))
+        self.feed(Submit(own, pull=pull is not None, reply=self._reply_to(own)))
         try:
             while not stream.finished:
                 yield await stream.next()
         finally:
             del self._streams[own.id]
             if not stream.finished:
-                self.tell(Abort(own.id))
+                self.feed(Abort(own.id))
             if self._moves is not None:
                 self._moves.dismiss(own.id)
 
@@ -153,7 +153,7 @@ class SimulatedEngine:
         self._accepted += 1
         return msgspec.structs.replace(request, id=RequestId(f"{request.id}-{self._accepted}"))
 
-    def tell(self, item: Input) -> None:
+    def feed(self, item: Input) -> None:
         """The next step takes it in."""
         self._inputs.append(item)
         self._wake.set()

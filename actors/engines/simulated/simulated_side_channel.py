@@ -235,10 +235,10 @@ async def _ask(address: KvAddress, question: Frame) -> BlockContents | BlocksFre
     where = f"the engine {address.engine_id} at {address.host}:{address.port}"
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[BlockContents | BlocksFreed | SideChannelRefusal] = loop.create_future()
-    asking: Callable[[], _ClientConnection] = lambda: _ClientConnection(question, waiting)  # noqa: E731  # its type has to be said
+    factory: Callable[[], _ClientConnection] = lambda: _ClientConnection(question, waiting)  # noqa: E731  # its type has to be said
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            transport, _ = await loop.create_connection(asking, address.host, address.port)
+            transport, _ = await loop.create_connection(factory, address.host, address.port)
             try:
                 answer = await waiting
             finally:

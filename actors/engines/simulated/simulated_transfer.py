@@ -55,7 +55,7 @@ class TransferHost(Protocol):
     async def accept(self, request: GenerateRequest) -> GenerateRequest:
         """The request under a name of the engine's own."""
 
-    def tell(self, item: Input) -> None:
+    def feed(self, item: Input) -> None:
         """The next step takes it in."""
 
     async def taken(self) -> None:
@@ -110,11 +110,11 @@ class SimulatedTransfer:
         one_token = msgspec.structs.replace(request.sampling, max_tokens=1)
         own = await self._host.accept(msgspec.structs.replace(request, sampling=one_token))
         done = self._prefills[own.id] = asyncio.get_running_loop().create_future()
-        self._host.tell(Submit(own, hold=True))
+        self._host.feed(Submit(own, hold=True))
         try:
             prefilled = await done
         except BaseException:  # cancelled, too: these blocks are unknown elsewhere
-            self._host.tell(Abort(own.id))
+            self._host.feed(Abort(own.id))
             raise
         finally:
             del self._prefills[own.id]
@@ -142,7 +142,7 @@ class SimulatedTransfer:
 
     async def forget(self) -> None:
         """Nothing that is in the cache now will be found. EngineDead, also if it hangs: it must not serve so."""
-        self._host.tell(Forget())
+        self._host.feed(Forget())
         try:
             async with asyncio.timeout(FORGET_TIMEOUT_S):
                 await self._host.taken()
@@ -160,7 +160,7 @@ class SimulatedTransfer:
 
     def free(self, request: str, *, fetched: bool) -> None:
         """This request's blocks are held no longer from the next step on."""
-        self._host.tell(Free(RequestId(request), fetched))
+        self._host.feed(Free(RequestId(request), fetched))
 
     def expect(self, id: RequestId, pull: KvPull, fail: Callable[[TransferFailed], None]) -> None:
         """The blocks that this request's prompt lacks are fetched there when a step asks for them; `fail` is called if
@@ -211,7 +211,7 @@ class SimulatedTransfer:
         self._expected.pop(fetch.id, None)
         self._count(len(ids))
         missing = [NEVER_WRITTEN] * (fetch.blocks - len(contents))
-        self._host.tell(BlocksArrived(fetch.id, (*contents, *missing)))
+        self._host.feed(BlocksArrived(fetch.id, (*contents, *missing)))
         self._spawn(self._notify_holder(pull, fetched=True))
 
     def _fetched(self, task: asyncio.Task[None]) -> None:
