@@ -297,7 +297,7 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_sentences_name_their_subjects() -> None:
-    """No docstring asks what it is about, and nobody and whatever do nothing: things have names."""
+    """A docstring begins with a noun or a verb, and its subjects have names."""
     found = [
         f"{name(path)}:{line} {text.splitlines()[0]}"
         for path in CODE

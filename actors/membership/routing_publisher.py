@@ -55,7 +55,7 @@ class RoutingPublisher:
     ) -> None:
         """`journal` is the folder of journals; None keeps waiting events in memory."""
         self.id = ReplicaId(new_id())
-        self.pending = PendingEvents()
+        self.pending_events = PendingEvents()
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
@@ -78,7 +78,7 @@ class RoutingPublisher:
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<RoutingPublisher {self.id}, {self.outbox.depth} events waiting, {self.pending!r}>"
+        return f"<RoutingPublisher {self.id}, {self.outbox.depth} events waiting, {self.pending_events!r}>"
 
     @property
     def journal(self) -> BacklogSize:
@@ -93,16 +93,16 @@ class RoutingPublisher:
 
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
-        if self.outbox.drops and len(self.pending) >= PENDING_EVENTS_MAX:
+        if self.outbox.drops and len(self.pending_events) >= PENDING_EVENTS_MAX:
             self._forget_dropped()
-        self.pending.emit(event, self._state.routing.replicas.get(self.id))
+        self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
 
     def _forget_dropped(self) -> None:
         """One restatement of all requests in flight replaces the pending events, of which some were dropped."""
-        self.pending = PendingEvents()
+        self.pending_events = PendingEvents()
         for event in self._restate():
-            self.pending.emit(event, self._state.routing.replicas.get(self.id))
+            self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
 
     def publish_local(self, local: Local) -> None:
         """The log has the local reasons of each worker before a decision rests on them."""
@@ -126,7 +126,7 @@ class RoutingPublisher:
     def read_back(self, events: Sequence[object]) -> None:
         """Events of this replica were read from the log and folded: they are not pending any more."""
         for event in events:
-            self.pending.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
+            self.pending_events.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""
@@ -164,7 +164,7 @@ class RoutingPublisher:
         _logger.error("decisions were dropped while the log was away: requests in flight are restated")
         events = [*self._restate(), *self._local_events()]
         for event in events:
-            self.pending.emit(event, self._state.routing.replicas.get(self.id))
+            self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         return events
 
     def mark_superseded(self, where: str) -> None:

@@ -324,7 +324,7 @@ class Router:
         """All that a decision made now may read."""
         publisher = self.publisher
         local = self.fleet.local(self.state.workers(), self.failure_detector.suspected)
-        return View(self.state, publisher.id, publisher.pending, local)
+        return View(self.state, publisher.id, publisher.pending_events, local)
 
     def slots(self, worker: WorkerId) -> int:
         """Requests that the worker's engine runs at once; 0 if unknown."""

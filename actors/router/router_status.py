@@ -49,7 +49,7 @@ def prefill_status(jobs: JobsFold, now_ms: int, counts: PrefillCounts) -> dict[s
 def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
     """Events of this replica that the log has not acknowledged."""
     return {
-        "ahead": len(publisher.pending),
+        "ahead": len(publisher.pending_events),
         "outbox": {"events": publisher.outbox.depth, "bytes": publisher.outbox.bytes},
         "journal": publisher.journal._asdict(),
         "log_away_s": round(publisher.outbox.away_s, 1),

@@ -148,7 +148,7 @@ def _last_messages(recording: Recording, start: int, end: int | None) -> dict[st
     found: dict[str, int] = {}
     for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
         message, replica = envelope(record.payload), owner(record.subject)
-        if message is not None and message.source == replica:  # else somebody else told of its end
+        if message is not None and message.source == replica:  # else another source wrote its end
             found[replica] = record.seq
     return found
 

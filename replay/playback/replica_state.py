@@ -31,7 +31,7 @@ class ReplicaState:
         """Local knowledge and settings are those of the fold; `apply_own` adds later events."""
         self.replica = replica
         self.state = state
-        self.pending = PendingEvents()
+        self.pending_events = PendingEvents()
         self.settings = RoutingSettings()
         self.revision = 0
         self.unverifiable: dict[str, str] = {}
@@ -63,7 +63,7 @@ class ReplicaState:
         """The view of the replica's next decision; valid until the next `move_to` or `apply_own`."""
         if self._by_reason is None:
             self._by_reason = _by_reason(self._local)
-        return View(self.state, self.replica, self.pending, self._by_reason)
+        return View(self.state, self.replica, self.pending_events, self._by_reason)
 
     def apply_own(self, seq: int, event: Event | UnknownEvent) -> None:
         """An event of the replica itself, in its message at `seq` of the routing stream, is applied; in order."""
@@ -85,7 +85,7 @@ class ReplicaState:
                 pass  # changes nothing that only this replica has
         at = self.state.cursor.get(ROUTING)
         if at is None or seq > at.seq:
-            self.pending.emit(event, self.part)
+            self.pending_events.emit(event, self.part)
             self._own_events.append((seq, event))
 
     def note_missing(self, seq: int) -> None:
@@ -99,7 +99,7 @@ class ReplicaState:
         self.cut = cut
         at = state.cursor.get(ROUTING)
         while at is not None and self._own_events and self._own_events[0][0] <= at.seq:
-            self.pending.read_back(self._own_events.popleft()[1])
+            self.pending_events.read_back(self._own_events.popleft()[1])
 
     def _set(self, settings: Mapping[str, object], revision: int) -> None:
         self.revision = revision

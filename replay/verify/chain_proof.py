@@ -181,7 +181,7 @@ class ChainWalk:
         before = f"message {n - 1} at {self.stream}:{at.seq}" if at.seq else f"message {n - 1}, before the export"
         what = (
             f"message {n} of {self._who(source)} at {self.stream}:{record.seq} does not follow on {before}: "
-            f"message {n - 1} was changed, or {n} was written by somebody without the key"
+            f"message {n - 1} was changed, or {n} was written without the key"
         )
         return ChainFault("changed", record.seq, source, n - 1, what)
 

@@ -5,7 +5,7 @@
    decision is verified, different or not judged.
 2. Refused requests are decided again too, and counted apart.
 3. Decisions of workers on where to compute a prompt are made again too, and jobs counted
-   (`replay.verify.prefills`).
+   (`replay.verify.prefill_checks`).
 4. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
    equal digests mean equal findings.
 """
@@ -33,7 +33,7 @@ from replay.recording.recording import Recording
 from replay.verify.chain_proof import ChainProof, prove
 from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, verdicts
 from replay.verify.partition import LogShare, Partition
-from replay.verify.prefills import PrefillResult, verify_prefills
+from replay.verify.prefill_checks import PrefillResult, verify_prefills
 
 DIFFERENCES_KEPT = 1000
 """The first of them are kept, all are counted."""

@@ -100,7 +100,7 @@ class World:
                 held = router.state.index.held(WorkerId(worker.publisher.id))
                 if held != set(worker.mirror.held("device")) or not worker.publisher.kv.idle:
                     return False
-            return not len(router.publisher.pending) and router.publisher.outbox.idle
+            return not len(router.publisher.pending_events) and router.publisher.outbox.idle
 
         await eventually(agree, "index and caches agree")
 

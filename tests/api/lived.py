@@ -35,7 +35,8 @@ class Lived:
         async for _ in generate(self.router, "tiny", asked):
             pass
         await eventually(
-            lambda: not len(self.router.publisher.pending) and self.router.publisher.outbox.idle, "the log has it"
+            lambda: not len(self.router.publisher.pending_events) and self.router.publisher.outbox.idle,
+            "the log has it",
         )
 
 

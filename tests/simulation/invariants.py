@@ -128,7 +128,7 @@ def the_dead_leave_nothing(world: World) -> None:
     """What has ended has no blocks, no load, nothing in flight, in no fold; and nothing is in flight at rest."""
     dead = world.witness.writers - {worker.id for worker in world.workers.values()}
     for part in world.replicas.values():
-        state, ahead = part.router.state, part.router.publisher.pending
+        state, ahead = part.router.state, part.router.publisher.pending_events
         for worker in sorted(dead):
             if state.index.blocks(worker) or state.index.held(worker):
                 raise Broken(f"{part.name} still has blocks of worker {worker}, which is over")

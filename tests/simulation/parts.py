@@ -208,7 +208,7 @@ class ReplicaPart(Part):
             yield "has not said all"
         if len(router.scheduler.held):
             yield "holds requests"
-        if len(router.publisher.pending):
+        if len(router.publisher.pending_events):
             yield "has not read all back"
         if self.journals is not None and len(list(self.journals.glob("*" + SUFFIX))) > 1:
             yield "has not told all that its predecessors left"

@@ -169,7 +169,7 @@ async def test_decisions_name_what_they_rest_on() -> None:
             await eventually(lambda: router.live_settings.current.policy == policy, policy)  # noqa: B023
             assert router.live_settings.revision == revision
             await collect(router, request(range(40)))
-        await eventually(lambda: not len(router.publisher.pending), "all is read back")
+        await eventually(lambda: not len(router.publisher.pending_events), "all is read back")
         said, decided = None, []
         for event in await _chain(it):
             if isinstance(event, SettingsChanged):

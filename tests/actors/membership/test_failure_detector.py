@@ -184,7 +184,7 @@ async def test_a_worker_of_an_earlier_run_is_lost(address: str) -> None:
             await eventually(lambda router=router: router.state.member(worker), "it is folded")  # type: ignore[misc]
             await eventually(lambda router=router: not router.state.alive(), "it is lost")  # type: ignore[misc]
         assert len(await it.told(KV, WorkerLost)) == 1
-        await eventually(lambda: not any(router.fleet.clients for router in routers), "nobody tries to reach it")
+        await eventually(lambda: not any(router.fleet.clients for router in routers), "no replica tries to reach it")
 
 
 async def test_an_end_is_written_when_the_log_is_back() -> None:

@@ -54,7 +54,7 @@ async def outcomes(it: World, router: Router) -> list[tuple[str, int, str]]:
     await it.settled(router)
     assert not router.scheduler.running
     assert not router.state.routing.in_flight_load.busy
-    assert not router.publisher.pending.in_flight_load.busy
+    assert not router.publisher.pending_events.in_flight_load.busy
     ended = await it.told(ROUTING, RequestFinished)
     assert len(ended) == len(await it.told(ROUTING, RequestRouted))
     return [(event.request, event.attempt, event.outcome) for event in ended]
@@ -173,7 +173,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
         await anext(long)
         assert router.publisher.outbox.counts.overflows
         appending = limits.pending_events_max  # at most, sealed in one message before the others had to wait
-        assert len(router.publisher.pending) <= max(pending_max, appending + limits.pending_events_max + 1)
+        assert len(router.publisher.pending_events) <= max(pending_max, appending + limits.pending_events_max + 1)
         it.log.away = False  # type: ignore[attr-defined]
         await it.settled(router)
         replica = router.state.routing.replicas[router.publisher.id]
@@ -214,7 +214,7 @@ async def test_a_log_that_refuses_for_good_is_said(monkeypatch: pytest.MonkeyPat
         assert not readiness.ready
         assert readiness.waiting_for["log"] == "takes nothing of this replica any more: no right to publish"
         await eventually(lambda: router.publisher.outbox.away_s > 0, "the time since then")
-        assert len(router.publisher.pending) <= 13
+        assert len(router.publisher.pending_events) <= 13
 
 
 async def test_a_history_that_was_replaced_is_told_again() -> None:

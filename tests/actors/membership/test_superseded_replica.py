@@ -63,7 +63,7 @@ async def test_a_replica_written_off_goes_on_under_a_new_id() -> None:
         fold = router.state.routing
         assert before in fold.ended
         assert not fold.in_flight_load.busy
-        assert not router.publisher.pending.in_flight_load.busy
+        assert not router.publisher.pending_events.in_flight_load.busy
         ends = [event.request for event in await it.told(ROUTING, RequestFinished)]
         assert ends.count("long") == ends.count("new") == 1
         assert "new" in [event.request for event in await it.told(ROUTING, RequestRouted)]

@@ -90,7 +90,7 @@ async def test_many_hang_ups_leave_nothing() -> None:
         assert not router.scheduler.running
         assert not router.scheduler.requests
         assert not router.state.routing.in_flight_load.busy
-        assert not router.publisher.pending.in_flight_load.busy
+        assert not router.publisher.pending_events.in_flight_load.busy
         assert not any(link.streams for link in router.fleet.clients.values())
         ends = await it.told(ROUTING, RequestFinished)
         assert {end.outcome for end in ends} == {"abort"}

@@ -95,7 +95,7 @@ async def test_every_routed_request_has_one_end() -> None:
         ends = {e.request: e.outcome for e in await events_of(it, ROUTING) if isinstance(e, RequestFinished)}
         assert ends == {"whole": "length", "left": "abort", "stopped": "stop"}
         assert not router.view().state.routing.in_flight_load.busy
-        assert not router.publisher.pending.in_flight_load.busy
+        assert not router.publisher.pending_events.in_flight_load.busy
 
 
 async def test_dead_worker_is_left_out_at_once_and_lost_once() -> None:

@@ -126,7 +126,7 @@ async def test_who_holds_the_prompt_is_named_and_verified(tmp_path: Path) -> Non
         line.send = noted  # type: ignore[method-assign]
         for _ in range(2):
             await collect(router, request(tokens))
-            await eventually(lambda: not len(router.publisher.pending), "all is said and read")
+            await eventually(lambda: not len(router.publisher.pending_events), "all is said and read")
         first, second = await it.told(ROUTING, RequestRouted)
         assert (first.prefer, first.prefer_tokens) == (there, 32)
         assert (second.prefer, second.prefer_tokens) == ("", 0)  # its own cache has as much

@@ -209,7 +209,7 @@ async def test_an_engine_that_hangs_holds_only_what_it_has() -> None:
             task.cancel()
         await asyncio.wait(tasks)
         await eventually(lambda: not a.port.streams, "nobody waits on it")
-        await eventually(lambda: not len(router.publisher.pending), "the log has it all")
+        await eventually(lambda: not len(router.publisher.pending_events), "the log has it all")
         assert not router.state.routing.in_flight_load.busy
 
 

@@ -93,7 +93,7 @@ def test_nobody_works_for_a_decode_worker_that_has_ended() -> None:
 
     assert room.first_us == {"else": 20_000 + WHOLE_US}
     assert len(room.log.jobs.parts[room.workers["decode-0"].id].asked) == 2
-    room.workers["decode-0"].write_loss("somebody")
+    room.workers["decode-0"].write_loss("another replica")
     assert room.log.jobs.open == 0
     (withdrawn,) = room.said(PrefillFailed)
     assert withdrawn[1].reason == "the decode worker is gone"

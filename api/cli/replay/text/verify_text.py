@@ -16,7 +16,7 @@ from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
 from replay.verify.judge import TERMS, DecisionDifference, DecisionSide
-from replay.verify.prefills import PREFILL_TERMS, JobCounts, PrefillDifference
+from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10

@@ -261,18 +261,18 @@ class JobCounts(msgspec.Struct, kw_only=True):
     """Jobs of the whole recording, by how they ended."""
 
     asked: int = 0
-    """Those that were open where the recording begins are among them."""
+    """Jobs that were requested, with those that were open where the recording begins."""
     pulled: int = 0
     cancelled: dict[str, int] = msgspec.field(default_factory=dict)
     """By reason."""
     requester_ended: int = 0
     open: int = 0
-    """Those that nothing in the log ends: it ends before them, or says nothing of why."""
+    """Jobs without an end in the log."""
     different: int = 0
     not_judged: int = 0
-    """Places where messages of a worker are missing, and ends of jobs that were asked for in what is missing."""
+    """Gaps in the messages of a worker, and ends of jobs that were requested in a gap."""
     untold: int = 0
-    """Jobs that verdicts name and the jobs stream does not have: what became of them cannot be compared."""
+    """Jobs that verdicts name and the jobs stream lacks: their ends cannot be compared."""
 
 
 class PrefillResult(msgspec.Struct, kw_only=True):
@@ -285,14 +285,14 @@ class PrefillResult(msgspec.Struct, kw_only=True):
     not_judged: dict[str, int] = msgspec.field(default_factory=dict)
     """`version`: of rules that this program does not have."""
     remote: int = 0
-    """Of the verdicts, those that asked others."""
+    """Verdicts to use a prefill worker."""
     jobs: JobCounts = msgspec.field(default_factory=JobCounts)
     differences: list[PrefillDifference] = msgspec.field(default_factory=list)
     """The first DIFFERENCES_KEPT of them."""
 
     @property
     def differ(self) -> int:
-        """All that does not fit."""
+        """Verdicts and jobs that differ."""
         return self.different + self.jobs.different
 
 

@@ -22,8 +22,8 @@ from projections.policy import prefill_choice as rules
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
-from replay.verify import prefills as verifying
-from replay.verify.prefills import PREFILL_TERMS
+from replay.verify import prefill_checks as verifying
+from replay.verify.prefill_checks import PREFILL_TERMS
 from replay.verify.verify import VerifyResult, verify
 from streams.log import Record
 from tests.actors.disagg.disagg import decode, disagg, prefill
