@@ -108,10 +108,13 @@ class WorkerServer:
         while any(connection.busy for connection in self._connections):
             await self._change()
 
-    async def open(self, listen_host: str, listen_port: int) -> tuple[str, int]:
-        """Returns the address that it listens at; OSError if it is taken."""
+    async def open(self, listen_host: str, listen_port: int, *, reuse_port: bool = False) -> tuple[str, int]:
+        """Returns the address that it listens at; OSError if it is taken. With `reuse_port` a socket of the same user
+        that does not listen may keep the port (`api.server.sockets.reserve`)."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: ClientConnection(self), listen_host, listen_port)
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self), listen_host, listen_port, reuse_port=reuse_port or None
+        )
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 

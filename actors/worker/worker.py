@@ -60,6 +60,8 @@ class WorkerOptions:
     role: str = "decode"
     listen_host: str = "127.0.0.1"
     listen_port: int = 0
+    reuse_port: bool = False
+    """True if `contrail up` keeps the port while the worker is away."""
     advertise: str = ""
     """`host:port` or `host` that others reach it by; the listening address if empty."""
     partitions: int = 1
@@ -175,7 +177,7 @@ class Worker:
     async def _open_port(self) -> str:
         listen_host, listen_port = self.options.listen_host, self.options.listen_port
         try:
-            host, port = await self.port.open(listen_host, listen_port)
+            host, port = await self.port.open(listen_host, listen_port, reuse_port=self.options.reuse_port)
         except OSError as error:
             raise CallerError(f"cannot listen on {listen_host}:{listen_port} ({error}): choose another port") from error
         return advertised_address(self.options.advertise, host, port)

@@ -142,6 +142,7 @@ def run_worker(
         role=role,
         listen_host=host,
         listen_port=port,
+        reuse_port=given["supervised"],
         advertise=given["advertise"],
         partitions=connection.topology.kv_partitions,
         restate_every_s=connection.restate_every_s,

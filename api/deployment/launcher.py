@@ -14,18 +14,25 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from api.config.addresses import join_address
+from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
 from api.config.schema import Deployment
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
 from api.deployment.preflight import ModelSource, model_source
-from api.deployment.process_specs import GpuAssignment, ProcessSpec, frontend_specs, visible_gpus, worker_specs
+from api.deployment.process_specs import (
+    GpuAssignment,
+    ProcessSpec,
+    frontend_specs,
+    visible_gpus,
+    worker_addresses,
+    worker_specs,
+)
 from api.deployment.readiness import Progress, wait_until_ready
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, RollingRestart, take_request
 from api.deployment.supervisor import SupervisedProcess, Supervisor
-from api.server.sockets import close_all
+from api.server.sockets import close_all, reserve
 from core.events.kv import PREFILL
 from core.keys import DeploymentKey
 
@@ -92,6 +99,8 @@ class Launcher:
         self._deployment = deployment
         self._data = data
         self._listeners = listeners
+        self._reserved: list[socket.socket] = []
+        """Sockets that keep the ports of the workers."""
         self._port: int = listeners[0].getsockname()[1]
         self._progress = progress
         self._servers = EmbeddedServers(deployment.log, data)
@@ -171,6 +180,7 @@ class Launcher:
         try:
             await self._supervisor.drain(stages, hurry)
         finally:
+            close_all(self._reserved)
             if self._writer is not None:
                 self._writer.cancel()
                 self._state = STOPPED
@@ -195,12 +205,20 @@ class Launcher:
         devices = GpuAssignment(visible_gpus(os.environ))
         for group, source in zip(self._deployment.workers, sources, strict=True):
             bound_s = group.drain_timeout_s + WORKER_LEAVE_MAX_S
-            self._workers += [self._part(spec, bound_s) for spec in worker_specs(group, source, self._data, devices)]
+            addresses = [self._reserve(address) for address in worker_addresses(group)]
+            specs = worker_specs(group, source, self._data, devices, addresses)
+            self._workers += [self._part(spec, bound_s) for spec in specs]
         specs = frontend_specs(self._deployment, self._data, self._listeners)
         self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
         for part in (*self._workers, *self._frontends):
             if part.log.exists():
                 part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
+
+    def _reserve(self, address: Address) -> Address:
+        """The address, with the port that is kept for its worker from now on."""
+        kept = reserve(*address)
+        self._reserved.append(kept)
+        return Address(address.host, kept.getsockname()[1])
 
     def _part(self, spec: ProcessSpec, drain_max_s: float) -> ManagedProcess:
         return ManagedProcess(spec, self._data, drain_max_s)

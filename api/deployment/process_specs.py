@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-from api.config.addresses import join_address, split_address
+from api.config.addresses import Address, join_address, split_address
 from api.config.data_folder import DataFolder
 from api.config.schema import Deployment, WorkerGroup
 from api.config.units import delay_s
@@ -121,11 +121,20 @@ def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
     return ("--fd", str(own), *others)
 
 
-def worker_specs(
-    group: WorkerGroup, source: ModelSource, data: DataFolder, devices: GpuAssignment
-) -> list[ProcessSpec]:
-    """All workers of a group. A port of their own counts up from the group's; 0 is a free one for each."""
+def worker_addresses(group: WorkerGroup) -> list[Address]:
+    """The address of each worker of a group. Ports count up from the group's; 0 is a free one for each."""
     host, port = split_address(group.listen)
+    return [Address(host, port + number if port else 0) for number in range(group.count)]
+
+
+def worker_specs(
+    group: WorkerGroup,
+    source: ModelSource,
+    data: DataFolder,
+    devices: GpuAssignment,
+    addresses: Sequence[Address] | None = None,
+) -> list[ProcessSpec]:
+    """All workers of a group, at these addresses, or at those of `worker_addresses`."""
     advertise = ("--advertise", group.advertise) if group.advertise else ()
     return [
         ProcessSpec(
@@ -137,12 +146,12 @@ def worker_specs(
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
                 *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
-                *("--listen", join_address(host, port + number if port else 0), *advertise),
+                *("--listen", str(address), *advertise),
             ),
             role=group.role,
             environment=devices.environment(group, number),
         )
-        for number in range(group.count)
+        for number, address in enumerate(addresses or worker_addresses(group))
     ]
 
 

@@ -4,6 +4,9 @@
 inherits them: it accepts on its own, and helps out on the others. A socket that is closed takes the connections in its
 queue with it, and the kernel gives a share of all connections to each socket on the port; so none may be closed while
 clients are to be served. None listens before its first front end does.
+
+A worker makes its own listening socket, which dies with it, so that its death is seen at once. `contrail up` keeps the
+port with a socket that never listens: no other user can take it, and clients are refused while the worker is away.
 """
 
 from __future__ import annotations
@@ -52,27 +55,65 @@ def socket_activation_fd(environment: Mapping[str, str]) -> int | None:
 def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """As many sockets as `count`, bound to one port (0: any free one).
 
-    No other process listens there; CallerError if one does, or if the host is not an address of this machine.
+    No other process listens there, and no other user can; CallerError if one does, or if the host is not an address of
+    this machine.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listeners: list[socket.socket] = []
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as alone:
-            # connections of an earlier run that are in TIME_WAIT do not count
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
-        for _ in range(count):
-            # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
-            listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-            listeners.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind((host, port or listeners[0].getsockname()[1]))
-            listener.setblocking(False)
+        _check_free(host, port)
+        while len(listeners) < count:
+            listeners.append(_bound(host, port))
+            port = listeners[0].getsockname()[1]
     except OSError as error:
         close_all(listeners)
-        raise CallerError(_why(error, host, port)) from error
+        raise CallerError(_why(error, host, port, "--port")) from error
     return listeners
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that keeps the port (0: any free one) for this user while it is open; it never listens.
+
+    A process of this user may listen there with SO_REUSEPORT. CallerError if the port is taken.
+    """
+    try:
+        _check_free(host, port)
+        return _bound(host, port)
+    except OSError as error:
+        raise CallerError(_why(error, host, port, "`listen` of its worker group")) from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _check_free(host: str, port: int) -> None:
+    """OSError if a process has the port; connections of an earlier run that are in TIME_WAIT do not count."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as alone:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        alone.bind((host, port))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A bound socket, beside which only this user can bind another.
+
+    With SO_REUSEADDR on it, any user could bind another and listen first. Only connections in TIME_WAIT of a program
+    without SO_REUSEPORT make that necessary.
+    """
+    for options in ((socket.SO_REUSEPORT,), (socket.SO_REUSEPORT, socket.SO_REUSEADDR)):
+        # with its protocol told: asyncio sets TCP_NODELAY only on connections of such a socket
+        listener = socket.socket(_family(host), socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            for option in options:
+                listener.setsockopt(socket.SOL_SOCKET, option, 1)
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or socket.SO_REUSEADDR in options:
+                raise
+        else:
+            listener.setblocking(False)
+            return listener
+    raise AssertionError("the second round returns or raises")
 
 
 def close_all(listeners: list[socket.socket]) -> None:
@@ -81,11 +122,11 @@ def close_all(listeners: list[socket.socket]) -> None:
         listener.close()
 
 
-def _why(error: OSError, host: str, port: int) -> str:
+def _why(error: OSError, host: str, port: int, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} is in use: end the program that has it, or take another with --port"
+        return f"port {port} is in use: end the program that has it, or take another with {option}"
     if error.errno == errno.EACCES:
-        return f"port {port} is not for everybody: take one above 1023 with --port"
+        return f"port {port} is not for everybody: take one above 1023 with {option}"
     return f"cannot listen on {join_address(host, port)} ({error.strerror or error})"
 
 

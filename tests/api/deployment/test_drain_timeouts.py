@@ -23,6 +23,7 @@ from api.deployment.launcher import FRONTEND_LEAVE_MAX_S, WORKER_LEAVE_MAX_S, La
 from api.deployment.preflight import ModelSource
 from api.deployment.process_specs import GpuAssignment, worker_specs
 from api.process.frontend import FrontendArguments
+from api.server.sockets import close_all
 from core.errors import CallerError
 
 PREFILL = {"role": "prefill", "count": 1}
@@ -49,6 +50,7 @@ def test_workers_are_told_and_get_that_time(tmp_path: Path, given: dict[str, Any
     with socket.create_server(("127.0.0.1", 0)) as listener:
         launch = Launcher(wanted, data, [listener], PlainProgress(sys.stdout))
         launch._plan(sources)
+    close_all(launch._reserved)
     assert [part.drain_max_s for part in launch._workers] == [int(word) + WORKER_LEAVE_MAX_S, 30 + WORKER_LEAVE_MAX_S]
 
 
