@@ -21,6 +21,7 @@ from api.anthropic.messages_encoder import MESSAGES, TokenCount
 from api.anthropic.messages_types import CountRequest
 from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
+from api.auth.cross_origin import CrossOriginProtection
 from api.auth.tenancy import Tenancy
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
@@ -207,6 +208,8 @@ def _layers(app: ASGIApp, policy: AccessPolicy) -> ASGIApp:
     """The middleware of every request, the innermost first: pages of other sites may read refusals, too."""
     if policy.keyring is not None:
         app = Authentication(app, keyring=policy.keyring)
+    if policy.keyring is None or policy.hosts:
+        app = CrossOriginProtection(app, policy)
     if policy.cors:
         app = ApiCorsMiddleware(app, origins=policy.cors)
     return app

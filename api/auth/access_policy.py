@@ -66,6 +66,10 @@ class AccessPolicy:
     """True if answers name their worker and times in headers."""
     cors: tuple[str, ...] = ()
     """Origins of web pages that may send requests; empty forbids all."""
+    hosts: tuple[str, ...] = ()
+    """Public names of the API."""
+    local: bool = False
+    """True on loopback without keys: the machine's users are trusted, so that the page asks for no token."""
 
 
 def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy:
@@ -80,4 +84,6 @@ def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy
         isolate_tenants=section.isolate_tenants,
         expose_routing=section.expose_routing or is_loopback(host),
         cors=section.cors,
+        hosts=section.hosts,
+        local=section.keys is None and is_loopback(host),
     )

@@ -1,4 +1,4 @@
-"""`contrail debug`: the addresses of a running deployment's pages, with the token that they need beyond loopback."""
+"""`contrail debug`: the addresses of a running deployment's pages, with the token that they need."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PageAddress(msgspec.Struct, frozen=True, kw_only=True):
 def debug(connection: DeploymentRef, *, as_json: bool, no_browser: bool) -> None:
     """Open the page of a running deployment: decisions and load as they happen, and everything before.
 
-    Beyond loopback the page asks for a token; the address that is printed has it.
+    With API keys, and beyond loopback, the page asks for a token; the address that is printed has it.
 
     \b
     contrail debug --data data
@@ -66,4 +66,5 @@ def _url(part: RegisteredProcess, scheme: str, token: str) -> str:
     except ValueError:
         return ""
     url = f"{scheme}://{join_address(ANYWHERE.get(host, host), port)}/debug"
-    return url if is_loopback(host) else f"{url}?token={token}"
+    # front ends of an earlier version register no `page_token`, and ask for it beyond loopback
+    return f"{url}?token={token}" if part.about.get("page_token", not is_loopback(host)) else url

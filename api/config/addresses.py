@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -44,6 +45,33 @@ def check_origin(origin: str) -> None:
     """ValueError, which says what to write, for all that is not one exact origin."""
     if not ORIGIN.fullmatch(origin):
         raise ValueError(f"{origin!r} is no origin: write each as browsers do, such as https://chat.example.org")
+
+
+HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+PRIVATE_SUFFIXES = (".localhost", ".internal")
+"""Endings of names that no public DNS server answers (RFC 6761, ICANN's resolution 2024.07.29.06)."""
+NAMES_KEPT = 256
+"""Names whose kind is remembered: parsing an address takes as long as a hundred lookups."""
+
+
+def check_host_name(name: str) -> None:
+    """ValueError for all that is not a DNS name in small letters, without a port."""
+    if not HOST_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of a host: write it in small letters without a port: chat.example.org")
+
+
+@lru_cache(NAMES_KEPT)
+def is_public_name(host: str) -> bool:
+    """True for a name that a stranger can register and make point to any address (DNS rebinding).
+
+    An IP address is none, nor is a name without a dot, nor one under PRIVATE_SUFFIXES.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "." in name and not name.endswith(PRIVATE_SUFFIXES)
+    return False
 
 
 def is_loopback(host: str) -> bool:

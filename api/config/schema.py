@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
-from api.config.addresses import check_origin, split_address
+from api.config.addresses import check_host_name, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import check_aliases, with_remote_prefill
 from core.events.kv import DECODE, PREFILL, ROLES
@@ -154,6 +154,9 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """True if answers name their worker and times in headers beyond loopback; on loopback they always do."""
     cors: tuple[str, ...] = ()
     """Origins of web pages that may send requests; empty forbids all other sites."""
+    hosts: tuple[str, ...] = ()
+    """Names in the public DNS by which clients may address the API; without any, it answers to none on loopback without
+    keys, and to all elsewhere."""
     tls: FrontendTls | None = None
     """Not given, they speak plain HTTP."""
     stop_delay: str = "0s"
@@ -165,6 +168,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
         _check("listen", split_address, self.listen)
         for origin in self.cors:
             _check("cors", check_origin, origin)
+        for name in self.hosts:
+            _check("hosts", check_host_name, name)
         _check_delay("stop_delay", self.stop_delay, STOP_DELAY_MAX_S)
         _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
         _check("journal_max", size_bytes, self.journal_max)

@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from api.config.addresses import is_loopback
 from api.config.deployment_ref import DeploymentRef
 from api.debug.page_access import PageAccess, token_of
 from api.debug.page_proxy import PREFIX, PageProxy
@@ -40,9 +39,9 @@ class DebugPage:
     def __repr__(self) -> str:
         return f"<DebugPage, {self._proxy!r}>"
 
-    def app(self, host: str) -> ASGIApp:
-        """The page of a front end that listens on this host: beyond loopback it asks for a token."""
-        return create_page(self._proxy, None if is_loopback(host) else token_of(self._connection.key))
+    def app(self, *, with_token: bool) -> ASGIApp:
+        """The page of a front end; `with_token` it asks for the deployment's."""
+        return create_page(self._proxy, token_of(self._connection.key) if with_token else None)
 
     async def close(self) -> None:
         """The process has ended, if this front end started it."""

@@ -1,8 +1,9 @@
 """Page access: the check of each request to the page, and the headers that isolate it from other sites.
 
-1. Beyond loopback a request must have the token: once as `?token=`, then in a cookie that scripts cannot read.
-2. On loopback there is no token. The Host header must name loopback, against DNS rebinding, and requests that a proxy
-   forwarded are refused.
+1. With API keys, and beyond loopback, a request must have the token: once as `?token=`, then in a cookie that scripts
+   cannot read. Requests of a proxy on this machine look like those of loopback, so the address alone proves nothing.
+2. On loopback without API keys there is no token. The Host header must name loopback, against DNS rebinding, and
+   requests that a proxy forwarded are refused.
 3. Other sites get nothing: no CORS, no frames, no referrer, and no script or style but the page's own files.
 """
 

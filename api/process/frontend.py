@@ -106,8 +106,8 @@ class FrontendArguments:
 class FrontendPage(Protocol):
     """The debugging page of a front end; it answers below /debug."""
 
-    def app(self, host: str) -> ASGIApp:
-        """The page of a front end that listens on this host: beyond loopback it asks for a token."""
+    def app(self, *, with_token: bool) -> ASGIApp:
+        """The page of a front end; `with_token` it asks for the deployment's."""
 
     async def close(self) -> None:
         """Its process has ended, if it has one."""
@@ -128,12 +128,14 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             seal = ReasoningSeal(connection.key.reasoning_key)
-            app = create_app(router, metrics, settings, page=page.app(host), policy=policy, seal=seal)
+            page_app = page.app(with_token=not policy.local)
+            app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ops = operations_server(host, arguments.ops, router.ready, metrics.registry, router.describe)
             await ops.start()
-            await router.start({"ops": reachable(ops.address, section.advertise or "")})
+            ops_reachable = reachable(ops.address, section.advertise or "")
+            await router.start({"ops": ops_reachable, "page_token": not policy.local})
             _announce_replica(router, arguments, ops, join_address(host, api.address.port))
             await _wait_until_ready(router, ending)
             tune_garbage_collection()

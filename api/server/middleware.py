@@ -118,6 +118,8 @@ class ApiCorsMiddleware:
             allow_methods=["GET", "POST"],
             # a key is in a header and not in a cookie: a page can send no more than it was given
             allow_headers=["*"],
+            # a listed page may ask from the public network, too
+            allow_private_network=True,
             expose_headers=list(READABLE),
             max_age=AGE_S,
         )
