@@ -43,7 +43,7 @@ async def pinged(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
     policy = AccessPolicy(cors=("http://elsewhere",) if request.param else ())
     server = HttpServer(create_app(backend, metrics, ApiSettings(ping_s=PING_S), policy=policy), bind("127.0.0.1", 0))
     url = f"http://{await server.start()}"
-    headers = {"origin": "http://elsewhere"}
+    headers = {"origin": "http://elsewhere"} if request.param else {}
     async with (
         httpx.AsyncClient(base_url=url, verify=False, headers=headers) as http,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, default_headers=headers) as client,
