@@ -14,6 +14,7 @@ from api.cli.renderer import OK, PROBLEM, Mark
 from api.config.data_folder import DataFolder, is_locked
 from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
+from api.deployment.managed_process import started_ticks
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, WORKERS, RestartRequest, ask_restart
 from core.errors import CallerError, Unavailable
 
@@ -50,7 +51,7 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
     Exit status 1 if a part did not come up again; what came after it was left as it was.
     """
     folder = DataFolder(data.absolute())
-    run = _running(folder, data)
+    run = running_deployment(folder, data)
     asked = parts or (FRONTENDS,)
     _check(asked, run)
     request = RestartRequest(id=secrets.token_hex(8), parts=asked)
@@ -67,13 +68,14 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
         raise SystemExit(EXIT_NO)
 
 
-def _running(folder: DataFolder, data: Path) -> RunFile:
+def running_deployment(folder: DataFolder, data: Path) -> RunFile:
     """The run file of the deployment that is ready there; CallerError if there is none."""
     run = read_run(folder.run)
     if run is None or run.state != READY:
         state = f" (it is {run.state})" if run else ""
         raise CallerError(f"no deployment runs with the data folder {data}{state}: name another folder with --data")
-    if not is_locked(folder.lock):  # another process may have its number by now
+    # another process may have its number by now, and another `contrail up` the lock
+    if not is_locked(folder.lock) or (run.started_ticks and started_ticks(run.pid) != run.started_ticks):
         raise CallerError(f"no deployment runs with the data folder {data}: its `contrail up` was killed")
     return run
 
@@ -90,7 +92,7 @@ def _followed(folder: DataFolder, data: Path, request: RestartRequest, *, quiet:
     states: dict[str, str] = {}
     begin_until_s = time.monotonic() + BEGIN_MAX_S
     while True:
-        run = _running(folder, data)
+        run = running_deployment(folder, data)
         restart = run.restart
         if restart is not None and restart.id == request.id:
             if not quiet:

@@ -23,7 +23,7 @@ from api.config.deployment_ref import DEFAULT_DATA
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
 from api.config.schema import ENGINES, Deployment
 from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
-from api.deployment.preflight import TINY, check_copies, check_key, check_workers, fit_log_to_disk
+from api.deployment.preflight import TINY, check_copies, check_key, check_metrics_file, check_workers, fit_log_to_disk
 from api.deployment.process_specs import what_of
 from api.deployment.readiness import Progress
 from api.server.sockets import close_all, open_listeners
@@ -111,16 +111,17 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
     check_copies(loaded.deployment)
+    check_metrics_file(loaded.deployment)
     loaded = replace(loaded, deployment=with_checked_files(loaded.deployment))
     with ExitStack() as at_end:
         listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
         at_end.callback(close_all, listeners)
         deployment = fit_log_to_disk(loaded, data.path)
-        data.make()
+        opened = data.make()
         check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
-            for caution in exposure_warnings(frontend, frontend.host):
+            for caution in (*exposure_warnings(frontend, frontend.host), *filter(None, (opened,))):
                 progress.write_line(f"Note: {caution}.")
             launch = Launcher(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))

@@ -1,8 +1,10 @@
 """The folder of one deployment: its files, and the lock that keeps a second `contrail up` out.
 
+Only the deployment's user may enter the folder and read its files (modes 700 and 600).
+
 lock              held while `contrail up` runs
-key               the deployment's secret, mode 600
-deployment.json   the deployment as resolved, with addresses and credentials, mode 600: what the parts read
+key               the deployment's secret
+deployment.json   the deployment as resolved, with addresses and credentials: what the parts read
 run.json          the running processes: addresses, process ids, names
 metrics.json      the metrics address of each process, as Prometheus reads targets from files
 restart.json      for a moment, the processes that `contrail restart` asks for
@@ -21,14 +23,21 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from core.errors import CallerError
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+OTHERS = 0o077
+"""Rights of a mode that are not the owner's."""
+INNER = ("parts", "logs", "journal", "debug", "nats", "etcd", "models")
+"""Folders of a deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +104,39 @@ class DataFolder:
         """A part's output."""
         return self.path / "logs" / f"{name}.log"
 
-    def make(self) -> None:
-        """All folders are there."""
+    def make(self) -> str:
+        """All folders are there, and closed to other users; returns a sentence about a folder that was open, else an
+        empty one.
+
+        A folder that holds other folders than the deployment's stays as it is; the deployment's inside are closed.
+        """
+        note = ""
         for folder in (self.path, self.part("x").parent, self.log("x").parent):
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                if folder.is_dir() and folder == self.path:
+                    note = self._close_outer()
+                folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
             except OSError as error:
                 raise CallerError(f"cannot make the folder {folder}: {error.strerror}") from error
+        for name in INNER:
+            _close(self.path / name)
+        return note
+
+    def _close_outer(self) -> str:
+        """The sentence of `make`."""
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & OTHERS:
+            return ""
+        shared = mode & stat.S_ISVTX or any(each.is_dir() and each.name not in INNER for each in self.path.iterdir())
+        if not shared and _close(self.path):
+            return (
+                f"closed {self.path} to other users of this machine (its mode was {mode:o}); `metrics_file` in the "
+                "deployment file gives Prometheus its targets at another path"
+            )
+        return (
+            f"other users of this machine may enter {self.path} (mode {mode:o}), which is not the deployment's alone: "
+            "give the deployment a folder of its own with --data"
+        )
 
 
 class FolderLock:
@@ -149,7 +184,21 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+def _close(folder: Path) -> bool:
+    """True if other users may not enter the folder any more; False if it is missing, or another user's."""
+    try:
+        folder.chmod(PRIVATE_FOLDER)
+    except (FileNotFoundError, PermissionError):
+        return False
+    return True
+
+
+def append_private(path: Path) -> BinaryIO:
+    """The file, to append to; a new one is this user's alone."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE_FILE), "ab")
+
+
+def write_whole(path: Path, content: bytes, mode: int = PRIVATE_FILE) -> None:
     """The file holds the content; a reader sees all of the old or all of the new, also if two processes write it."""
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:

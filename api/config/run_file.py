@@ -1,6 +1,6 @@
 """`run.json`, `metrics.json`, `parts/NAME.json`: addresses of a running deployment, Prometheus targets, announcements.
 
-`contrail up` writes both; the other commands read the first, Prometheus reads the second (`file_sd_configs`).
+`contrail up` writes the first two; the other commands read the first, Prometheus the second (`file_sd_configs`).
 Each process writes its own announcement to `parts/NAME.json` when it starts to listen.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from api.config.addresses import Address
-from api.config.data_folder import DataFolder, write_whole
+from api.config.data_folder import PRIVATE_FILE, DataFolder, write_whole
 from core.errors import CallerError
 
 STARTING, READY, DRAINING, STOPPED = "starting", "ready", "draining", "stopped"
@@ -72,6 +72,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     pid: int
     """Of `contrail up`."""
+    started_ticks: int | None = None
+    """When `contrail up` started, as the kernel counts: tells it from a later process with the same number."""
     started: str
     """When it was started, UTC."""
     api: str
@@ -96,6 +98,10 @@ def read_run(path: Path) -> RunFile | None:
         return msgspec.json.decode(path.read_bytes(), type=RunFile)
     except FileNotFoundError:
         return None
+    except PermissionError as error:
+        raise CallerError(
+            f"the data folder {path.parent} is another user's: run this command as the user of its `contrail up`"
+        ) from error
     except msgspec.DecodeError as error:
         raise CallerError(f"{path} is not a run file ({error}): remove it, and start the deployment again") from error
 
@@ -114,9 +120,9 @@ def targets_of(run: RunFile) -> list[ScrapeTarget]:
     return [_target(run, entry, entry.ops) for entry in (*run.parts, *run.beside) if entry.ops]
 
 
-def write_targets(path: Path, run: RunFile) -> None:
+def write_targets(path: Path, run: RunFile, mode: int = PRIVATE_FILE) -> None:
     """The file lists the processes that show metrics; a reader sees all of the old or all of the new content."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(targets_of(run)), indent=2) + b"\n")
+    write_whole(path, msgspec.json.format(msgspec.json.encode(targets_of(run)), indent=2) + b"\n", mode)
 
 
 def _target(run: RunFile, entry: ProcessEntry, ops: str) -> ScrapeTarget:

@@ -319,6 +319,9 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     version: int = VERSION
     namespace: str = "default"
+    metrics_file: str | None = None
+    """A second place for the Prometheus targets, which every user of the machine may read; the data folder is closed.
+    """
     log: LogSection = LogSection()
     frontend: FrontendSection = FrontendSection()
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -42,6 +43,8 @@ WORKER_LEAVE_MAX_S = 15.0
 """Time for a worker to append its last events, beside its `drain_timeout`."""
 RUN_FILE_S = 0.25
 """Interval between updates of `run.json`."""
+PUBLIC_FILE = 0o644
+"""Mode of `metrics_file`, which a Prometheus of another user reads."""
 LOG_FILE_KEPT = ".before"
 """Suffix of a part's output in the run before this one."""
 
@@ -253,9 +256,11 @@ class Launcher:
         if now == self._written:
             return
         self._written = None
-        write_whole(self._data.deployment, msgspec.json.encode(self._resolved), mode=0o600)
+        write_whole(self._data.deployment, msgspec.json.encode(self._resolved))
         write_targets(self._data.metrics, now[0])
         now[0].write(self._data.run)
+        if self._deployment.metrics_file:
+            write_targets(Path(self._deployment.metrics_file).expanduser(), now[0], PUBLIC_FILE)
         self._written = now
 
     def _run_file(self, deployment: Deployment) -> RunFile:
@@ -264,6 +269,7 @@ class Launcher:
             namespace=deployment.namespace,
             data=str(self._data.path),
             pid=os.getpid(),
+            started_ticks=started_ticks(os.getpid()),
             started=self._started.isoformat(timespec="seconds").replace("+00:00", "Z"),
             api=self.api,
             models=self._models,

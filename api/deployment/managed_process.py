@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from api.config.data_folder import DataFolder
+from api.config.data_folder import DataFolder, append_private
 from api.config.run_file import Announcement, ProcessEntry, announcement_of
 from api.deployment.process_specs import ProcessSpec
 from api.server.http_client import HttpResponse, http_get
@@ -124,12 +124,20 @@ class ManagedProcess:
     @property
     def running(self) -> bool:
         """True while that process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.status is None
 
     @property
     def status(self) -> int | None:
-        """The exit status of the process started last; negative for a signal; None while it runs."""
-        return self._process.poll() if self._process else None
+        """The exit status of the process started last; negative for a signal; None while it runs.
+
+        The process is not reaped before `kill`: its number stays its own, and no later process group can have it.
+        """
+        if self._process is None or self._process.returncode is not None:
+            return self._process.returncode if self._process else None
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
     @property
     def announcement(self) -> Announcement | None:
@@ -152,7 +160,7 @@ class ManagedProcess:
         assert not self.running
         self._data.part(self.name).unlink(missing_ok=True)
         self._announcement = None
-        with self.log.open("ab") as log:
+        with append_private(self.log) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(  # noqa: ASYNC220 - it blocks for a millisecond, and is polled
                 self.spec.command,
@@ -215,7 +223,7 @@ class ManagedProcess:
         await self._until_gone(KILL_WAIT_MAX_S)
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self._cleared = not self.running
+        self._cleared = self._process.poll() is not None
 
     async def _until_gone(self, within_s: float) -> None:
         try:

@@ -6,6 +6,7 @@ Each failure is one sentence that says what to do.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,17 @@ def check_key(deployment: Deployment, data: DataFolder) -> None:
         raise CallerError(
             f"{data.key} is missing, and the log in {data.nats} can be read with that key alone: put it back, or give "
             "another folder with --data"
+        )
+
+
+def check_metrics_file(deployment: Deployment) -> None:
+    """CallerError if `metrics_file` cannot be written."""
+    if deployment.metrics_file is None:
+        return
+    folder = Path(deployment.metrics_file).expanduser().absolute().parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CallerError(
+            f"metrics_file: {folder} is no folder that this user may write to: make it, or name a file elsewhere"
         )
 
 

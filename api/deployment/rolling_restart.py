@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from api.config.data_folder import write_whole
 from api.config.run_file import DONE, DRAINING, FAILED, RUNNING, STARTING, WAITING, Restart, RestartStep
 from api.deployment.managed_process import ManagedProcess
 from api.deployment.supervisor import Supervisor
@@ -42,7 +43,7 @@ class RestartRequest(msgspec.Struct, frozen=True, kw_only=True):
 def ask_restart(path: Path, request: RestartRequest) -> None:
     """The request is in the file. CallerError if an earlier request is still there."""
     new = path.with_name(f".{path.name}.{request.id}")
-    new.write_bytes(msgspec.json.encode(request))
+    write_whole(new, msgspec.json.encode(request))
     try:
         os.link(new, path)  # whole or not at all, and never over another
     except FileExistsError as error:

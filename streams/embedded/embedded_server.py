@@ -74,7 +74,7 @@ class EmbeddedServer(ABC):
         Raises CallerError if the folder or the port is in use, Unavailable if it does not come up (disk full, …).
         """
         assert not self.running
-        self._data.mkdir(parents=True, exist_ok=True)
+        self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_lock()
         try:
             self._prepare()
@@ -153,7 +153,7 @@ class EmbeddedServer(ABC):
     def _spawn(self) -> subprocess.Popen[bytes]:
         assert self._lock is not None
         command, environment = self._command()
-        with self.log.open("ab") as out:
+        with os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
             # the server inherits the lock: the folder is in use as long as it runs, even if we are gone
             process = subprocess.Popen(
                 command,

@@ -105,7 +105,7 @@ class JournalFile:
         assert capacity % ALIGN == 0
         draft = path.with_suffix(DRAFT_SUFFIX)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 return _made(draft, descriptor, capacity, identity).named(path)

@@ -14,6 +14,8 @@ from api.config.data_folder import DataFolder
 from api.config.run_file import READY, ProcessEntry, RunFile, write_targets
 from api.config.schema import Deployment
 from api.deployment.launcher import Launcher
+from api.deployment.preflight import check_metrics_file
+from core.errors import CallerError
 
 
 def entry(name: str, kind: str, ops: str | None = None, role: str | None = None) -> ProcessEntry:
@@ -60,3 +62,10 @@ def test_up_keeps_it_beside_run_json(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(launch, "_run_file", lambda _: run(entry("frontend-0", "frontend", "127.0.0.1:9")))
         launch._update_files()
     assert [group["targets"] for group in json.loads(data.metrics.read_text())] == [["127.0.0.1:9"]]
+
+
+def test_a_file_elsewhere_needs_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    check_metrics_file(Deployment())
+    check_metrics_file(Deployment(metrics_file=str(tmp_path / "metrics.json")))
+    with pytest.raises(CallerError, match=f"metrics_file: {tmp_path / 'missing'} is no folder that this user may"):
+        check_metrics_file(Deployment(metrics_file=str(tmp_path / "missing" / "metrics.json")))
