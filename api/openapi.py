@@ -16,11 +16,12 @@ import orjson
 
 from api.anthropic.messages_types import CountRequest, MessagesRequest
 from api.openai.embeddings import EmbeddingRequest
-from api.openai.request.request_metadata import DEADLINE_MS_MAX, PRIORITY_MAX
+from api.openai.request.request_metadata import DEADLINE_MS_MAX
 from api.openai.tokenization import DetokenizeRequest, TokenizeRequest
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.responses.responses_types import ResponsesRequest
 from api.server.errors import OVERLOADED
+from core.generation import PRIORITY_MAX
 
 Json = dict[str, Any]
 
@@ -126,8 +127,8 @@ class Operation:
 
 
 _ASKED = [{"role": "user", "content": "Hello"}]
-_GENERATES = (404, 429, 503, 504)
-_MESSAGES = (404, 429, 504, OVERLOADED)
+_GENERATES = (403, 404, 429, 503, 504)
+_MESSAGES = (403, 404, 429, 504, OVERLOADED)
 
 SURFACE = (
     Operation(
@@ -245,7 +246,11 @@ ALWAYS = (400, 401, 413)
 """Statuses of errors that every operation with a body may have."""
 HEADERS: tuple[tuple[str, str, Json], ...] = (
     ("x-contrail-tenant", "Who asks; of the key, if keys are asked for.", {"pattern": "^[A-Za-z0-9._-]{1,64}$"}),
-    ("x-contrail-priority", "Lower is served first.", {"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+    (
+        "x-contrail-priority",
+        "Among the tenant's requests, lower is served first; within the allowance of the key, if keys are asked for.",
+        {"minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX},
+    ),
     ("x-contrail-deadline-ms", "How long the client waits.", {"minimum": 1, "maximum": DEADLINE_MS_MAX}),
     ("x-session-id", "The conversation; else as programs name it.", {"pattern": "^[!-~]{1,256}$"}),
     ("traceparent", "W3C's trace context; one that is none is ignored.", {}),

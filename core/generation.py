@@ -53,6 +53,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     guided: Guided | None = None
 
 
+PRIORITY_MAX = 2**31 - 1
+"""A priority lies between this number and its negative."""
+
+
+def engine_priority(tenant: str | None, priority: int) -> int:
+    """The priority in the queue of an engine, which tenants share: 0 if the request has a tenant."""
+    return 0 if tenant else priority
+
+
 TASK_GENERATE = "generate"
 TASK_EMBED = "embed"
 
@@ -67,7 +76,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     adapter: str | None = None
     cache_salt: str | None = None
     priority: int = 0
-    """Lower is served first, as in vLLM."""
+    """Lower is served first, as in vLLM; among the requests of one tenant. Workers get `engine_priority`."""
     tenant: str | None = None
     session: str = ""
     """The client's name of the session; the log has a keyed hash of it …"""

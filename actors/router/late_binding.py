@@ -9,13 +9,16 @@
 4. A request is held for `hold_max_ms` at most, and `held_max` requests of a model at most are held: beyond that, the
    first one is sent at once. No request is held while planning takes more than a share of this replica's time
    (`PLANS_PARTS`). So no waiting request is overtaken by one that need not wait.
-5. A request is dropped when its client hangs up. While all its workers are overloaded, it stays held.
+5. Tenants have fair shares of the tokens that are computed while requests are held; a priority orders the requests of
+   one tenant.
+6. A request is dropped when its client hangs up. While all its workers are overloaded, it stays held.
 """
 
 from __future__ import annotations
 
 from actors.router.routed_request import RoutedRequest
 from core.ids import RequestId
+from projections.policy.fair_queue import VirtualClock
 
 PLANS_PARTS = 4
 """One part in PLANS_PARTS of a replica's time may go into plans. At thousands of requests a second, with dozens
@@ -63,6 +66,8 @@ class HeldRequests:
         """Models that the round has not planned yet."""
         self._announced: set[RequestId] = set()
         """Requests of which the log knows that they are held."""
+        self._clocks: dict[str, VirtualClock] = {}
+        """By model, while requests of it are held and another one was sent meanwhile."""
 
     def __repr__(self) -> str:
         return f"<HeldRequests {len(self._requests)} requests>"
@@ -86,6 +91,8 @@ class HeldRequests:
     def remove(self, request: RoutedRequest) -> None:
         """The request is not held any more."""
         del self._requests[request.id]
+        if not self._requests:
+            self._clocks.clear()  # without a held request, no tenant has a claim
         self._announced.discard(request.id)
         self.overloaded.discard(request.id)
 
@@ -96,6 +103,22 @@ class HeldRequests:
     def of(self, model: str) -> list[RoutedRequest]:
         """Held requests of the model, in the order in which they came."""
         return [each for each in self._requests.values() if each.model == model]
+
+    def start(self, request: RoutedRequest) -> int:
+        """The virtual time at which the next request of its tenant starts."""
+        clock = self._clocks.get(request.model)
+        return 0 if clock is None else clock.start(request.tenant)
+
+    def charge(self, request: RoutedRequest, tokens: int) -> None:
+        """The request was sent, to compute so many tokens: held requests of other tenants are nearer to their turn."""
+        waiting = {each.tenant for each in self._requests.values() if each.model == request.model}
+        if not waiting:
+            self._clocks.pop(request.model, None)
+            return
+        clock = self._clocks.setdefault(request.model, VirtualClock())
+        clock.charge(request.tenant, max(1, tokens))
+        clock.advance(min(map(clock.start, waiting)))
+        clock.forget(waiting)
 
     def next_model(self) -> str | None:
         """The model to plan now: the round's next one, or the first one of a new round if one is due; None if there is

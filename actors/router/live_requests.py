@@ -40,7 +40,7 @@ from core.clock import Clock
 from core.errors import CallerError, ContrailError
 from core.events.routing import INTERNAL
 from core.failure import detail_of, failure_in, mark_in_log
-from core.generation import TASK_GENERATE, GenerateRequest, Output, OutputConsumer
+from core.generation import TASK_GENERATE, GenerateRequest, Output, OutputConsumer, engine_priority
 from core.ids import RequestId
 from core.keys import session_key
 from core.models import DeadlineExceeded, GenerationFailed
@@ -208,7 +208,9 @@ class LiveRequests:
         if request.id in self._live:
             request = _renamed(request)
         catalog, tenant = self._fleet.catalog, request.tenant or ""
-        progress = AnswerProgress(request, catalog.context_max(model), catalog.block_size(model), self._hash_seed)
+        priority = engine_priority(tenant, request.priority)
+        sent = request if priority == request.priority else msgspec.structs.replace(request, priority=priority)
+        progress = AnswerProgress(sent, catalog.context_max(model), catalog.block_size(model), self._hash_seed)
         routed = RoutedRequest(
             id=request.id,
             model=model,

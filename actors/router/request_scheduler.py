@@ -610,6 +610,8 @@ class RequestScheduler:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
         self._do(Publish(routed))
+        if len(self.held):
+            self.held.charge(request, decision.prefill_tokens)
 
     def _reject(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, view: View) -> None:
         event = rejection(decision, asked, self._revision, 500 if request.answer.delivered else 503)
@@ -813,7 +815,8 @@ class RequestScheduler:
         for each in queue:
             assert each.asked is not None
             asked, since_ms = self._with_learned_time(each.asked), each.held_since_us // US_PER_MS
-            unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked)))
+            start = self.held.start(each)
+            unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start))
         busy_us: dict[WorkerId, int] = {}
         if self.busy_workers.stand:
             known = tokens_in_progress(view.outstanding(), self._settings, self._wall_ms)

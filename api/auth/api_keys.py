@@ -1,6 +1,6 @@
 """API keys, and the file that holds them: one JSON object a line, lines that begin with # are comments.
 
-{"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "models": ["tiny"]}
+{"name": "ci", "tenant": "team-a", "sha256": "9f86…", "expires": "2027-01-01T00:00:00Z", "priority": [-10, 10]}
 
 A key is 32 random bytes, so no attacker can try all of them, and its plain SHA-256 gives nothing away: slow hashes
 are for passwords, which people choose and others can guess. A slow hash here would cost every request milliseconds of
@@ -28,7 +28,9 @@ import msgspec
 from msgspec import Meta
 
 from api.config.data_folder import write_whole
+from api.server.caller import NO_PRIORITY
 from core.errors import CallerError
+from core.generation import PRIORITY_MAX
 
 PREFIX = "ck-"
 """Prefix of every key, for scanners of leaked secrets."""
@@ -40,6 +42,7 @@ Text = Annotated[str, Meta(min_length=1, max_length=128)]
 Tenant = Annotated[str, Meta(pattern=rf"^{TENANT.pattern}\Z")]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Instant = Annotated[datetime, Meta(tz=True)]
+Priority = Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -57,6 +60,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """If any: no other model is there for it."""
     gateway: bool = False
     """True if it may act for other tenants, by the header x-contrail-tenant."""
+    priority: tuple[Priority, Priority] = NO_PRIORITY
+    """Its allowance: the lowest and the highest priority that its requests may have. 0 lies between them."""
+
+    def __post_init__(self) -> None:
+        low, high = self.priority
+        if not low <= 0 <= high:
+            raise ValueError(f"priority must be two numbers around 0, such as [-10, 10], not [{low}, {high}]")
 
     def has_expired(self, now_ms: int) -> bool:
         """True once the key is no longer valid."""

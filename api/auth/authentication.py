@@ -58,7 +58,7 @@ def _is_open(path: str) -> bool:
 
 
 def _caller(key: ApiKey) -> Caller:
-    return Caller(key.name, key.tenant, frozenset(key.models), key.gateway)
+    return Caller(key.name, key.tenant, frozenset(key.models), key.gateway, key.priority)
 
 
 def _shown(scope: Scope) -> set[bytes]:

@@ -9,6 +9,7 @@ import msgspec
 
 from api.openai.types.backend import Backend
 from api.server.caller import CALLER, Caller, effective_tenant
+from api.server.errors import ApiError
 from core.generation import GenerateRequest, OutputConsumer
 from core.models import ModelCard, UnknownModel, unknown_model
 from core.readiness import Readiness
@@ -18,7 +19,7 @@ SEPARATOR = ":"
 
 
 class Tenancy:
-    """A backend around a backend: a key's models, its tenant, and with `isolate` a cache for each tenant."""
+    """A backend around a backend: a key's models, priorities and tenant, and with `isolate` a cache for each tenant."""
 
     def __init__(self, backend: Backend, *, isolate: bool) -> None:
         self._backend = backend
@@ -43,9 +44,10 @@ class Tenancy:
         return self._backend.card(model)
 
     async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
-        """The backend's, of the request in the name of the key's tenant; UnknownModel at once."""
+        """The backend's, of the request in the name of the key's tenant; UnknownModel, or ApiError for a priority that
+        the key does not allow, at once."""
         caller = CALLER.get()
-        _check_allowed(caller, model)
+        _check_allowed(caller, model, request.priority)
         tenant = effective_tenant(request.tenant)
         salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
         if tenant != request.tenant or salt != request.cache_salt:
@@ -69,6 +71,13 @@ def salt_of(tenant: str | None, given: str | None) -> str:
     return f"{tenant or ''}{SEPARATOR}{given or ''}"
 
 
-def _check_allowed(caller: Caller | None, model: str) -> None:
-    if caller is not None and not caller.may_use(model):
+def _check_allowed(caller: Caller | None, model: str, priority: int) -> None:
+    if caller is None:
+        return
+    if not caller.may_use(model):
         raise UnknownModel(f"the model {model!r} does not exist, or this API key may not use it")
+    low, high = caller.priority
+    if not low <= priority <= high:
+        allowed = f"priorities from {low} to {high}" if low < high else "no priority but 0"
+        fault = f"this API key allows {allowed}, and {priority} was asked for, in `x-contrail-priority` or `priority`"
+        raise ApiError(403, fault, param="priority", code="priority_not_allowed")

@@ -16,11 +16,14 @@ from api.cli.output import print_result
 from api.cli.quantities import NONE
 from api.cli.renderer import WARNING, Cell, Mark, Table, Text
 from api.config.units import duration_s
+from api.server.caller import NO_PRIORITY
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.generation import PRIORITY_MAX
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,128}")
-_HEADS = ("name", "tenant", "created", "expires", "models")
+_HEADS = ("name", "tenant", "created", "expires", "models", "priority")
+_RANGE = re.compile(r"(-?[0-9]{1,10}):(-?[0-9]{1,10})")
 
 
 def _file_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,6 +57,9 @@ def keys() -> None:
 @click.option("--expires", metavar="WHEN", help="A duration (90d), or a moment (2027-01-01T00:00:00Z).")
 @click.option("--model", "models", multiple=True, help="Only this model, by its own name; may be given several times.")
 @click.option("--gateway", is_flag=True, help="It may speak for other tenants, by the header x-contrail-tenant.")
+@click.option(
+    "--priority", "priorities", metavar="MIN:MAX", help="Its requests may ask for these priorities.  [default: 0 only]"
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def create(
     file: Path,
@@ -62,6 +68,7 @@ def create(
     expires: str | None,
     models: tuple[str, ...],
     gateway: bool,
+    priorities: str | None,
     as_json: bool,
 ) -> None:
     """Make a key and print it. It is shown this once: the file holds its digest only.
@@ -69,6 +76,7 @@ def create(
     \b
     contrail keys create --file keys --tenant team-a
     contrail keys create --file keys --tenant ci --name ci-nightly --expires 90d --model tiny
+    contrail keys create --file keys --tenant team-a --name urgent --priority -10:10
     """
     if not TENANT.fullmatch(tenant):
         raise CallerError("--tenant: use 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'")
@@ -82,6 +90,7 @@ def create(
         expires=None if expires is None else _expiry(expires, now),
         models=models,
         gateway=gateway,
+        priority=_priorities(priorities),
     )
     add_key(file, key)
     if as_json:
@@ -104,7 +113,7 @@ def _keys_text(file: Path, found: Sequence[ApiKey]) -> Text:
         yield f"{file} has no key"
         return
     now_ms = SystemClock().wall_ms()
-    yield Table(_HEADS, [_cells(key, now_ms) for key in found], "<<<<<")
+    yield Table(_HEADS, [_cells(key, now_ms) for key in found], "<<<<<<")
 
 
 @keys.command()
@@ -138,6 +147,16 @@ def _expiry(text: str, now: datetime) -> datetime:
     return at
 
 
+def _priorities(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return NO_PRIORITY
+    found = _RANGE.fullmatch(text)
+    low, high = (int(found[1]), int(found[2])) if found is not None else (1, 0)
+    if not -PRIORITY_MAX <= low <= 0 <= high <= PRIORITY_MAX:
+        raise CallerError(f"--priority {text!r}: give the lowest and the highest, with 0 between them, such as -10:10")
+    return low, high
+
+
 def _now() -> datetime:
     return datetime.fromtimestamp(SystemClock().wall_ms() // 1000, UTC)
 
@@ -150,4 +169,5 @@ def _cells(key: ApiKey, now_ms: int) -> tuple[Cell, ...]:
         NONE if key.created is None else key.created.isoformat(),
         Mark(f"{expires} (expired)", WARNING) if key.has_expired(now_ms) else expires,
         ", ".join(key.models) or "all",
+        NONE if key.priority == NO_PRIORITY else "{}:{}".format(*key.priority),
     )

@@ -20,6 +20,10 @@ def header_tenant(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return named.decode() if TENANT_NAME.fullmatch(named) else ""
 
 
+NO_PRIORITY = (0, 0)
+"""The allowance of a key without one: its requests have priority 0."""
+
+
 class Caller(NamedTuple):
     """The API key of a request: its name and its rights."""
 
@@ -30,6 +34,8 @@ class Caller(NamedTuple):
     """If any: no other model is there."""
     gateway: bool = False
     """True if the request's header may name another tenant."""
+    priority: tuple[int, int] = NO_PRIORITY
+    """The lowest and the highest priority that its requests may have."""
 
     def may_use(self, model: str) -> bool:
         """True if the caller may use this model."""

@@ -4,14 +4,15 @@ A plan is made at each arrival and each first token, until no request is to be s
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
 outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
 shortest first. Then a worker gets one of the requests placed on it, if it has no outstanding prefills, or so few that
-one more fits into the same pass of its engine. It gets the shortest prefill of the first priority, less its age. All
-others stay held and are placed anew.
+one more fits into the same pass of its engine. Its next request is fair between tenants: of the tenant that starts first
+in virtual time (`projections.policy.fair_queue`). Among the requests of one tenant it is the shortest prefill of the
+first priority, less its age. All others stay held and are placed anew.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
 up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
 
-No request is overtaken for ever by its equals: it gains AGE_M of each millisecond that it waits. The caller bounds the
-wait.
+No request is overtaken for ever by its equals in tenant and priority: it gains AGE_M of each millisecond that it waits.
+The caller bounds the wait.
 
 `BusyWorkers` are workers that declined a held request, because they compute prompts of other replicas that the log has
 not shown yet.
@@ -19,8 +20,8 @@ not shown yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from core.ids import WorkerId
 from core.settings import RoutingSettings
@@ -87,6 +88,8 @@ class UnboundRequest(NamedTuple):
     """When it came, by the clock of `now_ms`."""
     seed: int = 0
     """Of its decision."""
+    start: int = 0
+    """The virtual time at which its tenant's next request starts: the tenant with the lowest one is next."""
 
 
 class ScoredRequest(NamedTuple):
@@ -325,7 +328,7 @@ def plan(
             return _plan_alone(view, queue[0], settings, now_ms, outstanding, computes)
         small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS]
         if small and (
-            planned := _plan_alone(view, min(small, key=_arrival_order), settings, now_ms, outstanding, computes)
+            planned := _plan_alone(view, _next_in_turn(small, _arrival_turn), settings, now_ms, outstanding, computes)
         ):
             return planned
     inputs = PlacementInputs(view, settings, now_ms, outstanding)
@@ -338,7 +341,7 @@ def plan(
     for worker, placed in sorted(place_all(asked, view, settings, busy_us).items()):
         if worker in busy_us or not fits(0, worker, computes):
             continue
-        next_one = min(placed, key=lambda each: _turn_order(each, now_ms))
+        next_one = _next_in_turn(placed, lambda each: _prefill_turn(each, now_ms))
         if fits(next_one.tokens, worker, computes):
             request = next_one.held.request._replace(held=next_one.held_us)
             return PlannedRequest(request, decide(view, request, settings, now_ms, next_one.held.seed, outstanding))
@@ -349,8 +352,38 @@ def _tokens(scored: ScoredCandidate, request: RouteRequest) -> int:
     return -(-scored.prefill_m * request.prompt.block_size // MILLI)
 
 
-def _arrival_order(held: UnboundRequest) -> tuple[int, int, str, int]:
-    return held.request.priority, held.since_ms, held.request.id, held.request.attempt
+class _Turn(NamedTuple):
+    """The position of one request in the order; lower first."""
+
+    held: UnboundRequest
+    place: tuple[int, int, str, int]
+    """Among the requests of its priority and tenant, and among the first ones of tenants with one start."""
+
+
+Waiting = TypeVar("Waiting")
+
+
+def _next_in_turn(queue: Iterable[Waiting], turn_of: Callable[[Waiting], _Turn]) -> Waiting:
+    """The next one: fair between tenants, within a tenant by priority, then by place. The queue is not empty."""
+    firsts: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], Waiting]] = {}
+    for each in queue:
+        held, place = turn_of(each)
+        own, first = (held.request.priority, place), firsts.get(held.request.tenant)
+        if first is None or own < first[0]:
+            firsts[held.request.tenant] = own, (held.start, place), each
+    return min(firsts.values(), key=lambda first: first[1])[2]
+
+
+def _arrival_turn(held: UnboundRequest) -> _Turn:
+    return _Turn(held, (0, held.since_ms, held.request.id, held.request.attempt))
+
+
+def _prefill_turn(placed: PlacedRequest, now_ms: int) -> _Turn:
+    """By the shortest prefill, less its age."""
+    held = placed.held
+    age_us = (now_ms - held.since_ms) * MILLI
+    turn = placed.own_us - AGE_M * age_us // MILLI
+    return _Turn(held, (turn, held.since_ms, held.request.id, held.request.attempt))
 
 
 def _none_is_free(view: View, computes: Mapping[WorkerId, int], busy_us: Mapping[WorkerId, int]) -> bool:
@@ -374,11 +407,3 @@ def _plan_alone(
     decision = decide(view, held.request, settings, now_ms, held.seed, outstanding)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return PlannedRequest(held.request, decision) if goes else None
-
-
-def _turn_order(placed: PlacedRequest, now_ms: int) -> tuple[int, int, int, str, int]:
-    """In which order a worker should get its own; lower first."""
-    held = placed.held
-    age_us = (now_ms - held.since_ms) * MILLI
-    turn = placed.own_us - AGE_M * age_us // MILLI
-    return held.request.priority, turn, held.since_ms, held.request.id, held.request.attempt

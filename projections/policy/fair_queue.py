@@ -1,16 +1,20 @@
-"""FairQueue: the order of waiting items: by priority, then fair between tenants, then by arrival.
+"""FairQueue: the order of waiting items: fair between tenants, within a tenant by priority, then by arrival.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) in integers. Within a priority each tenant has a tag: the virtual
-time at which its next request starts. The lowest tag is served, the clock of the priority moves to it, and the tag
-grows by the cost of the request. So the service of two waiting tenants never differs by more than one request of each,
-however many more one of them sends. A new tenant starts at the clock, without a claim on earlier time.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) in integers. Each tenant has a tag: the virtual time at which its
+next request starts. The lowest tag is served, the clock moves to it, and the tag grows by the cost of the request. So
+the service of two waiting tenants never differs by more than one request of each, however many more one of them sends,
+and under any priority. A new tenant starts at the clock, without a claim on earlier time.
 
-When too many items wait, the last item of the tenant with most of them leaves, of the priority that is served last.
+A priority orders the items of one tenant, and never precedes the share of another. Within a tenant it is strict: the
+caller bounds the wait of an item that others of its tenant precede.
+
+When too many items wait, the tenant with most of them gives up its last one: of its last priority, the newest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from bisect import bisect_left, insort
+from collections.abc import Collection, Hashable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
@@ -18,54 +22,75 @@ from typing import Generic, NamedTuple, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 TENANTS_KEPT = 1024
-"""Tenants of a priority that wait for nothing, but are remembered for what they had, beside as many as wait."""
+"""Tenants that wait for nothing, but are remembered for the service that they had, beside as many as wait."""
 
 
-class _QueuedItem(NamedTuple):
-    cost: int
+class VirtualClock:
+    """Virtual start times of tenants. A tenant that was away has no claim on time that it did not use."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._tags: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<VirtualClock {self.now}, {len(self._tags)} tenants>"
+
+    def start(self, tenant: str) -> int:
+        """The virtual time at which the tenant's next request starts."""
+        return max(self.now, self._tags.get(tenant, 0))
+
+    def charge(self, tenant: str, cost: int) -> None:
+        """A request of that cost is served: the tenant's next one starts so much later."""
+        self._tags[tenant] = self.start(tenant) + cost
+
+    def advance(self, start: int) -> None:
+        """No waiting tenant starts before this time."""
+        self.now = max(self.now, start)
+
+    def forget(self, waiting: Collection[str]) -> None:
+        """Bounds the tenants that are remembered without a waiting item: names are cheap to invent."""
+        if len(self._tags) > 2 * len(waiting) + TENANTS_KEPT:
+            self._tags = {name: tag for name, tag in self._tags.items() if name in waiting}
+
+
+class _QueuedItem(NamedTuple, Generic[T]):
+    """Compared by priority and arrival."""
+
+    priority: int
     number: int
-    """Of its arrival."""
+    """Of its arrival; no two have one."""
+    cost: int
+    item: T
 
 
 class _Tenant(Generic[T]):
-    """One tenant within one priority."""
+    """One tenant that waits."""
 
-    __slots__ = ("head", "name", "priority", "tag", "waiting")
+    __slots__ = ("head", "name", "waiting")
 
-    def __init__(self, priority: int, name: str, tag: int) -> None:
-        self.priority = priority
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.tag = tag
-        self.waiting: dict[T, _QueuedItem] = {}
+        self.waiting: list[_QueuedItem[T]] = []
+        """In their order."""
         self.head = (-1, -1)
-        """Tag and number of the first that waits; what else the heap says of this tenant is outdated."""
-
-
-class _Priority(Generic[T]):
-    """All of one priority; there while any of it waits."""
-
-    __slots__ = ("clock", "length", "tenants", "waiting")
-
-    def __init__(self) -> None:
-        self.clock = 0
-        self.length = 0
-        self.waiting = 0
-        """Tenants that do."""
-        self.tenants: dict[str, _Tenant[T]] = {}
+        """Tag and number of the first that waits; another heap entry of this tenant is outdated."""
 
 
 class FairQueue(Generic[T]):
-    """Items are told apart by equality. Deterministic; O(log n) to push and pop, unless something else is said."""
+    """Items are told apart by equality. Deterministic; O(log n) to push and pop, and to move the tenant's own items,
+    unless something else is said."""
 
     def __init__(self) -> None:
-        self._priorities: dict[int, _Priority[T]] = {}
-        self._where: dict[T, _Tenant[T]] = {}
-        self._heads: list[tuple[int, int, int, _Tenant[T]]] = []
-        """Priority, tag, number: of tenants' first items, and of some that are gone."""
+        self._clock = VirtualClock()
+        self._tenants: dict[str, _Tenant[T]] = {}
+        """Those that wait."""
+        self._where: dict[T, tuple[_Tenant[T], _QueuedItem[T]]] = {}
+        self._heads: list[tuple[int, int, _Tenant[T]]] = []
+        """Tag and number of tenants' first items, and of some that are gone."""
         self._numbers = count()
 
     def __repr__(self) -> str:
-        return f"<FairQueue of {len(self)} in {len(self._priorities)} priorities>"
+        return f"<FairQueue of {len(self)}, {len(self._tenants)} tenants>"
 
     def __len__(self) -> int:
         return len(self._where)
@@ -75,8 +100,8 @@ class FairQueue(Generic[T]):
 
     @property
     def tenants(self) -> int:
-        """Waiting items of each tenant, by priority. O(priorities)."""
-        return sum(each.waiting for each in self._priorities.values())
+        """Tenants with waiting items."""
+        return len(self._tenants)
 
     def has_too_many(self, tenant: str, comes: str) -> bool:
         """True if the tenant would have more than its share of the waiting items, with one more of the tenant
@@ -85,90 +110,73 @@ class FairQueue(Generic[T]):
         return (self.of_tenant(tenant) + (tenant == comes)) * tenants > len(self) + 1
 
     def of_tenant(self, name: str) -> int:
-        """Waiting items of the tenant. O(priorities)."""
-        known = (each.tenants.get(name) for each in self._priorities.values())
-        return sum(len(tenant.waiting) for tenant in known if tenant is not None)
+        """Waiting items of the tenant."""
+        known = self._tenants.get(name)
+        return 0 if known is None else len(known.waiting)
 
     def push(self, item: T, priority: int, tenant: str, cost: int) -> None:
         """The item waits, behind those of its tenant and priority. `cost` is its work, at least 1, in one unit."""
         assert item not in self._where
         assert cost > 0
-        own = self._priorities.get(priority)
-        if own is None:
-            own = self._priorities[priority] = _Priority()
-        known = own.tenants.get(tenant)
+        known = self._tenants.get(tenant)
         if known is None:
-            known = own.tenants[tenant] = _Tenant(priority, tenant, own.clock)
-        known.waiting[item] = _QueuedItem(cost, next(self._numbers))
-        self._where[item] = known
-        own.length += 1
-        if len(known.waiting) == 1:
-            own.waiting += 1
-            known.tag = max(known.tag, own.clock)
+            known = self._tenants[tenant] = _Tenant(tenant)
+        queued = _QueuedItem(priority, next(self._numbers), cost, item)
+        insort(known.waiting, queued)
+        self._where[item] = known, queued
+        if known.waiting[0] is queued:
             self._lead(known)
-            self._forget(own)
 
     def pop(self) -> T:
         """The next one, which waits no more. There is one."""
         assert self._where
         while True:
-            priority, tag, number, tenant = heappop(self._heads)
+            tag, number, tenant = heappop(self._heads)
             if tenant.head == (tag, number):
-                break  # else it was removed meanwhile
-        item, asked = next(iter(tenant.waiting.items()))
-        self._priorities[priority].clock = tag
-        tenant.tag = tag + asked.cost
-        self._take(item, tenant)
-        return item
+                break  # else it was removed meanwhile, or another precedes it
+        first = tenant.waiting[0]
+        self._clock.advance(tag)
+        self._clock.charge(tenant.name, first.cost)
+        self._take(tenant, first)
+        self._clock.forget(self._tenants)
+        return first.item
 
     def remove(self, item: T) -> bool:
         """The item waits no more, and cost its tenant nothing; False if it did not wait."""
-        tenant = self._where.get(item)
-        if tenant is None:
+        found = self._where.get(item)
+        if found is None:
             return False
-        self._take(item, tenant)
+        self._take(*found)
         return True
 
     def crowded_out(self, priority: int, tenant: str) -> T | None:
-        """The item that leaves so that one more of this tenant can wait: the last of the tenant with most items, of the
-        priority that is served last. None if that would be the new one. O(tenants of that priority)."""
-        last = max(self._priorities, default=priority)
-        if priority > last or not self._where:
+        """The item that leaves so that one more of this tenant can wait: the last of the tenant with most items, that
+        one included. None if it would be the new one itself. O(tenants)."""
+        if not self._where:
             return None
-        tenants = self._priorities[last].tenants
-        most = max(tenants.values(), key=lambda each: (len(each.waiting), each.tag, each.name))
-        if priority == last:
-            own = tenants.get(tenant)
-            if 1 + (len(own.waiting) if own is not None else 0) >= len(most.waiting):
-                return None
-        return next(reversed(most.waiting))
+        most = max(self._tenants.values(), key=lambda each: (len(each.waiting), each.head, each.name))
+        if self.of_tenant(tenant) + 1 < len(most.waiting):
+            return most.waiting[-1].item
+        own = self._tenants.get(tenant)
+        last = None if own is None else own.waiting[-1]
+        return None if last is None or last.priority <= priority else last.item
 
-    def _take(self, item: T, tenant: _Tenant[T]) -> None:
+    def _take(self, tenant: _Tenant[T], queued: _QueuedItem[T]) -> None:
         """The item is gone; the tenant has the position of its next item in the order."""
-        was_first = tenant.waiting.pop(item).number == tenant.head[1]
-        del self._where[item]
-        own = self._priorities[tenant.priority]
-        own.length -= 1
+        at = bisect_left(tenant.waiting, queued)
+        del tenant.waiting[at], self._where[queued.item]
         if not tenant.waiting:
-            own.waiting -= 1
-        if was_first:
+            tenant.head = (-1, -1)
+            del self._tenants[tenant.name]
+        elif not at:
             self._lead(tenant)
-        if not own.length:
-            del self._priorities[tenant.priority]  # without a waiting item, no tenant has a claim
+        if not self._where:
+            self._clock = VirtualClock()  # without a waiting item, no tenant has a claim
         if len(self._heads) > 2 * len(self._where) + TENANTS_KEPT:
-            self._heads = [entry for entry in self._heads if entry[3].head == entry[1:3]]
+            self._heads = [entry for entry in self._heads if entry[2].head == entry[:2]]
             heapify(self._heads)
 
     def _lead(self, tenant: _Tenant[T]) -> None:
-        if not tenant.waiting:
-            tenant.head = (-1, -1)
-            return
-        number = next(iter(tenant.waiting.values())).number
-        tenant.head = (tenant.tag, number)
-        heappush(self._heads, (tenant.priority, tenant.tag, number, tenant))
-
-    @staticmethod
-    def _forget(own: _Priority[T]) -> None:
-        """Bounds the tenants that are remembered without a waiting item: names are cheap to invent."""
-        if len(own.tenants) > 2 * own.waiting + TENANTS_KEPT:
-            own.tenants = {name: tenant for name, tenant in own.tenants.items() if tenant.waiting}
+        """The heap has the tenant's first item."""
+        tenant.head = self._clock.start(tenant.name), tenant.waiting[0].number
+        heappush(self._heads, (*tenant.head, tenant))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.engines.simulated.sequence import answer_hash
 from actors.router.routed_request import RoutedRequest
 from core.events import RequestRouted
-from core.generation import GenerateRequest, Output, Sampling
+from core.generation import GenerateRequest, Output, Sampling, engine_priority
 from core.keys import session_key
 from core.prompt import HashedPrompt, hashes_to_bytes
 from replay.simulate.report import ServedRequest
@@ -43,7 +43,8 @@ class SimulatedAnswer:
         """The part of the answer still to be generated; the prompt goes beside it, by its hashes."""
         assert deadline_ms is None
         it, sampling = self._arrival, Sampling(max_tokens=self._arrival.output_tokens - self.delivered)
-        return GenerateRequest(id=it.id, tokens=b"", sampling=sampling, priority=it.priority)
+        priority = engine_priority(it.tenant, it.priority)
+        return GenerateRequest(id=it.id, tokens=b"", sampling=sampling, priority=priority)
 
     def prompt(self, payload: GenerateRequest) -> HashedPrompt:
         """The prompt with the answer so far behind it, by the hashes of its full blocks."""

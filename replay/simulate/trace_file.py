@@ -19,6 +19,7 @@ import msgspec
 import xxhash
 
 from core.errors import CallerError
+from core.generation import PRIORITY_MAX
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.recording.recording import Recording
@@ -32,8 +33,6 @@ LINE_BYTES_MAX = 16 * 1024 * 1024
 """A longer line is no request: of a million tokens it would have some 20 KB."""
 TIMESTAMP_MS_MAX = 10 * 365 * 86_400_000
 ID_BITS = 64
-PRIORITY_MAX = 2**31 - 1
-"""Either way from 0, as clients may ask for."""
 
 
 class _MooncakeLine(msgspec.Struct, gc=False):

@@ -22,9 +22,9 @@ import msgspec
 
 from api.server.caller import TENANT_NAME
 from api.server.errors import bad_parameter
+from core.generation import PRIORITY_MAX
 
 DEADLINE_MS_MAX = 24 * 3600 * 1000
-PRIORITY_MAX = 2**31 - 1
 _SESSION = re.compile(rb"[!-~]{1,256}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}[!-~]{0,64}")
 # ten digits hold every bound here; int() of a longer text is work for nothing

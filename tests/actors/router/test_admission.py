@@ -109,8 +109,8 @@ async def test_an_id_that_is_used_twice_at_once_has_one_name_all_along() -> None
         assert not router.scheduler.requests
 
 
-async def test_priority_first_then_fair_between_tenants() -> None:
-    """Lower numbers first; then a tenant with one request does not wait for another's five."""
+async def test_fair_between_tenants_first_then_by_priority() -> None:
+    """A tenant with one request waits for none of another's five; these are in the order of their priority."""
     async with serving() as (it, router):
         holder = await held(router)
         tasks = [ask(router, f"flood-{number}", tenant="flood") for number in range(5)]
@@ -121,9 +121,22 @@ async def test_priority_first_then_fair_between_tenants() -> None:
         await asyncio.gather(*tasks)
         await it.settled(router)
         order = [event.request for event in await it.told(ROUTING, RequestRouted)]
-        assert order[:3] == ["holder", "urgent", "flood-0"]
-        assert order[3] == "quiet"
-        assert order[4:] == [f"flood-{number}" for number in range(1, 5)]
+        assert order[:2] == ["holder", "quiet"]
+        assert order[2:] == ["urgent", *(f"flood-{number}" for number in range(5))]
+
+
+async def test_an_engine_gets_no_priority_of_a_tenant() -> None:
+    """Its queue is that of all tenants: there a priority would precede the share of another one."""
+    async with serving() as (it, router):
+        sent: list[int] = []
+        engine = it.workers["decode-0"].engine
+        generate = engine.generate
+        engine.generate = lambda request, *more: (sent.append(request.priority), generate(request, *more))[1]  # type: ignore[method-assign]
+        await ask(router, "own", priority=-7)
+        await ask(router, "of-a-tenant", tenant="a", priority=-7)
+        await it.settled(router)
+        assert sent == [-7, 0]
+        assert [event.priority for event in await it.told(ROUTING, RequestRouted)] == [-7, -7]
 
 
 async def test_when_too_many_wait_the_last_of_whoever_has_most_leaves() -> None:

@@ -108,6 +108,23 @@ async def test_the_first_in_priority_goes_first(it: World) -> None:
     assert [event.request for event in await it.told(ROUTING, RequestRouted)] == ["r0", "r3", "r2", "r1"]
 
 
+async def test_held_requests_of_tenants_take_turns(it: World) -> None:
+    """A tenant's flood of the first priority precedes every second request of another tenant at most."""
+    await it.worker("w0", settings=ENGINE)
+    router = await it.router(settings=SETTINGS)
+    await it.ready(router)
+    tasks = [await under_way(router, 0)]
+    for number in range(1, 13):
+        flood = number <= 8
+        tasks.append(ask(router, number, tenant="flood" if flood else "quiet", priority=-1000 if flood else 0))
+        await held(router, number)
+    await asyncio.gather(*tasks)
+    await it.settled(router)
+    tenants = [event.tenant for event in await it.told(ROUTING, RequestRouted)][1:]
+    assert all(abs(2 * tenants[:end].count("quiet") - end) <= 2 for end in range(9)), tenants
+    assert not router.scheduler.held._clocks
+
+
 async def test_a_worker_that_dies_holds_nobody_up(it: World) -> None:
     """What was held for it goes elsewhere."""
     await it.worker("w0", settings=SLOW)

@@ -155,6 +155,32 @@ def test_age_counts(site: Site) -> None:
     assert sent(site, held("old", long, ago_ms=enough_ms), fresh) == [("old", A)]
 
 
+def of_tenant(one: UnboundRequest, tenant: str, priority: int = 0, start: int = 0) -> UnboundRequest:
+    return one._replace(request=one.request._replace(tenant=tenant, priority=priority), start=start)
+
+
+@pytest.mark.parametrize("blocks", [100, 1100])
+def test_tenants_come_before_priorities(site: Site, blocks: int) -> None:
+    """The tenant that starts first is next, whatever priorities others have; of its own, the first priority is. With
+    small prompts as with long ones."""
+    site.exclude("not_connected", [B])
+    flood = [of_tenant(held(f"flood-{at}", blocks, start=5000 * at), "flood", -1000, start=9) for at in range(3)]
+    quiet = of_tenant(held("quiet", blocks + 10, start=20_000), "quiet", 5, start=8)
+    urgent = of_tenant(held("urgent", blocks + 20, start=30_000), "quiet", 0, start=8)
+    assert sent(site, *flood, quiet, urgent)[0] == ("urgent", A)
+    assert sent(site, *flood, quiet)[0] == ("quiet", A)
+
+
+@pytest.mark.usefixtures("none_is_small")
+def test_tenants_with_one_start_compare_prefills_and_no_priorities(site: Site) -> None:
+    """Of each tenant its first in priority, of these the shortest prefill, less its age."""
+    site.exclude("not_connected", [B])
+    long = of_tenant(held("long", 50), "a", -1000)
+    short = of_tenant(held("short", 10, start=5000), "a", 1000)
+    mid = of_tenant(held("mid", 40, start=6000), "b")
+    assert [name for name, _ in sent(site, long, short, mid)] == ["mid", "long", "short"]
+
+
 def test_who_can_be_served_by_nobody_is_told_so(site: Site) -> None:
     """With the reasons, as `decide` has them."""
     site.say(LOAD, A, load(draining=True))

@@ -1,4 +1,4 @@
-"""The order of those that wait: priority, fairness between tenants, arrival; whatever comes, goes and is given up."""
+"""The order of those that wait: fairness between tenants, priority, arrival; whatever comes, goes and is given up."""
 
 from __future__ import annotations
 
@@ -65,11 +65,28 @@ def test_who_was_away_has_no_claim_on_what_it_did_not_use() -> None:
 
 
 def test_lower_priority_numbers_are_served_first() -> None:
-    """As in vLLM; within one, it is as if there were no others."""
+    """As in vLLM; among the items of one tenant, and then by arrival."""
     queue = FairQueue[str]()
-    for item, priority, tenant in [("c", 5, "x"), ("a", -1, "x"), ("d", 5, "x"), ("b", 0, "y")]:
-        queue.push(item, priority, tenant, 1)
+    for item, priority in [("c", 5), ("a", -1), ("d", 5), ("b", 0)]:
+        queue.push(item, priority, "x", 1)
     assert [queue.pop() for _ in range(4)] == ["a", "b", "c", "d"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1000, 1000), costs), min_size=2, max_size=60), st.data())
+def test_priorities_move_no_service_between_tenants(items: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """With equal costs, the tenants of the served items are the same for any priorities, one by one."""
+    plain, ordered = FairQueue[int](), FairQueue[int]()
+    for number, (tenant, priority, _) in enumerate(items):
+        plain.push(number, 0, str(tenant), 10)
+        ordered.push(number, priority, str(tenant), 10)
+    served = Counter[int](), Counter[int]()
+    for _ in items:
+        for queue, count in zip((plain, ordered), served, strict=True):
+            count[items[queue.pop()][0]] += 1
+        waiting = [tenant for tenant in range(4) if served[0][tenant] < sum(it[0] == tenant for it in items)]
+        for tenant in waiting:
+            assert abs(served[0][tenant] - served[1][tenant]) <= 1
 
 
 def test_what_is_given_up_costs_its_tenant_nothing() -> None:
@@ -93,14 +110,18 @@ def test_what_is_given_up_costs_its_tenant_nothing() -> None:
         ([("a0", 0, "a"), ("a1", 0, "a"), ("a2", 0, "a"), ("b0", 0, "b")], (0, "b"), "a2"),
         ([("a0", 0, "a"), ("a1", 0, "a"), ("b0", 0, "b")], (0, "new"), "a1"),
         ([("a0", 0, "a"), ("b0", 0, "b")], (0, "new"), None),
-        ([("a0", 0, "a"), ("b0", 1, "b")], (0, "a"), "b0"),
+        ([("a0", 0, "a"), ("b0", 1, "b")], (0, "a"), None),
         ([("a0", 0, "a"), ("b0", 1, "b")], (2, "c"), None),
+        ([("a0", 5, "a"), ("a1", -1000, "a"), ("a2", 0, "a"), ("b0", 1000, "b")], (0, "b"), "a0"),
+        ([("a0", 5, "a"), ("a1", 5, "a"), ("b0", 1000, "b")], (-1000, "a"), "a1"),
+        ([("a0", 5, "a"), ("a1", 5, "a"), ("b0", 1000, "b")], (5, "a"), None),
+        ([("a0", -1000, "a"), ("a1", -1000, "a"), ("a2", -1000, "a")], (1000, "b"), "a2"),
     ],
 )
 def test_who_leaves_when_too_many_wait(
     waiting: list[tuple[str, int, str]], comes: tuple[int, str], leaves: str | None
 ) -> None:
-    """The last of whoever has most, of the priority that is served last; None: the one that comes."""
+    """Of the tenant with most, the last one by priority and arrival; None: the one that comes."""
     queue = FairQueue[str]()
     for item, priority, tenant in waiting:
         queue.push(item, priority, tenant, 1)
@@ -117,7 +138,7 @@ def test_invented_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(500):
         queue.push(number, 0, f"tenant {number}", 1)
         assert queue.pop() == number
-    assert len(queue._priorities[0].tenants) <= 2 + 8 + 1
+    assert len(queue._clock._tags) <= 2 + 8 + 1
     for number in range(500):
         queue.push(number, 0, "fickle", 1)
         queue.remove(number)
@@ -125,7 +146,7 @@ def test_invented_names_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Waiting(RuleBasedStateMachine):
-    """Against a list: whatever is pushed comes out once or is removed, in the order of its tenant and priority."""
+    """Against a list: each pushed item comes out once or is removed, in the order of its tenant and priority."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,9 +164,11 @@ class Waiting(RuleBasedStateMachine):
     @rule()
     def pop(self) -> None:
         item = self.queue.pop()
-        best = min(priority for (priority, _), items in self.known.items() if items)
-        heads = [items[0] for (priority, _), items in self.known.items() if items and priority == best]
-        assert item in heads
+        first: dict[str, tuple[int, int]] = {}
+        for (priority, tenant), items in self.known.items():
+            if items:
+                first[tenant] = min(first.get(tenant, (priority, items[0])), (priority, items[0]))
+        assert item in [head for _, head in first.values()]
         for items in self.known.values():
             if items and items[0] == item:
                 items.pop(0)
@@ -164,12 +187,17 @@ class Waiting(RuleBasedStateMachine):
         if found is not None:
             (own,) = [(key, items) for key, items in self.known.items() if found in items]
             assert found == own[1][-1]
-            assert own[0][0] >= priority
+            last, name = own[0]
+            assert last == max(each for (each, of), items in self.known.items() if items and of == name)
+            assert name != tenant or last > priority
+            counts = Counter({of: self.queue.of_tenant(of) for of in "abcd"})
+            counts[tenant] += 1
+            assert counts[name] == max(counts.values())
 
     @invariant()
     def counts(self) -> None:
         assert len(self.queue) == sum(map(len, self.known.values()))
-        assert self.queue.tenants == sum(bool(items) for items in self.known.values())
+        assert self.queue.tenants == len({tenant for (_, tenant), items in self.known.items() if items})
         for tenant in "abc":
             assert self.queue.of_tenant(tenant) == sum(
                 len(items) for (_, name), items in self.known.items() if name == tenant

@@ -96,15 +96,15 @@ def test_settings_of_the_queue_count_for_nothing_where_nobody_waits() -> None:
         assert run(arrivals=few, routing=routing) == usual
 
 
-def test_tenants_take_turns_and_priorities_come_first() -> None:
-    """One that comes behind a crowd of another's does not wait for all of that; who is urgent waits for nobody."""
+def test_tenants_take_turns_and_priorities_order_within_one() -> None:
+    """One that comes behind a crowd of another's does not wait for all of that; an urgent one is its tenant's first."""
     arrivals = [it._replace(tenant="many", priority=1, prompt_tokens=31, hashes=b"") for it in CROWD]
     arrivals[100] = arrivals[100]._replace(tenant="few")
     arrivals[101] = arrivals[101]._replace(priority=0)
     order = [each.id for each in first_served(run(arrivals=arrivals, routing=by(active_max=1)))]
 
-    assert order[:2] == [arrivals[0].id, arrivals[101].id]
-    assert arrivals[100].id in order[2:4]
+    assert order[0] == arrivals[0].id
+    assert set(order[1:3]) == {arrivals[100].id, arrivals[101].id}
 
 
 def test_the_queue_has_bounds(tmp_path: Path) -> None:
