@@ -4,7 +4,7 @@ A plan is made at each arrival and each first token, until no request is to be s
 tentatively on the worker where it costs least, the longest first, under the rules of `time`; the wait there is what is
 outstanding plus, for each request placed there before, the shorter one of the two prefills, since a worker takes its
 shortest first. Then a worker gets one of the requests placed on it, if it has no outstanding prefills, or so few that
-one more fits into the same pass of its engine. Its next request is fair between tenants: of the tenant that starts first
+one more fits into the same pass of its engine. Its next request is fair between tenants: of the one that starts first
 in virtual time (`projections.policy.fair_queue`). Among the requests of one tenant it is the shortest prefill of the
 first priority, less its age. All others stay held and are placed anew.
 

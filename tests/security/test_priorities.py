@@ -68,7 +68,6 @@ async def share_of_others(folder: Path, flood: dict[str, Any], priority: int | N
         )
     assert set(others.statuses) <= {200}
     served, all_served = others.statuses[200], others.statuses[200] + floods.statuses[200]
-    print(f"of {all_served} answers the other tenant got {served}; the flood {dict(floods.statuses)}")
     return served / all_served, floods
 
 
