@@ -84,15 +84,17 @@ async def test_a_key_without_an_allowance_asks_for_no_priority(tmp_path: Path, p
     """Neither by the header nor in the body; the refusal says what the key allows, and no worker has the request."""
     file = tmp_path / "keys"
     key, guarded = made(file), Guarded(file)
-    body = {
+    bodies: dict[str, dict[str, Any]] = {
         COMPLETIONS: ASKED,
         "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]},
         "/v1/responses": {"model": "tiny", "input": "hi"},
         "/v1/embeddings": {"model": "tiny", "input": "hi"},
-    }[path]
+    }
     async with guarded.served() as http:
         for headers, more in (({"x-contrail-priority": str(priority)}, {}), ({}, {"priority": priority})):
-            answer = await http.post(path, json=body | more, headers={"authorization": f"Bearer {key}"} | headers)
+            answer = await http.post(
+                path, json=bodies[path] | more, headers={"authorization": f"Bearer {key}"} | headers
+            )
             assert answer.status_code == 403
             error = answer.json()["error"]
             assert error["code"] == "priority_not_allowed"

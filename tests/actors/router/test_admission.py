@@ -15,6 +15,7 @@ from actors.router.request_scheduler import Draining
 from actors.router.router import Router
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway
+from core.generation import GenerateRequest, KvPull, Output
 from core.models import DeadlineExceeded, NoWorkers, Overloaded, RateLimited
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -131,7 +132,12 @@ async def test_an_engine_gets_no_priority_of_a_tenant() -> None:
         sent: list[int] = []
         engine = it.workers["decode-0"].engine
         generate = engine.generate
-        engine.generate = lambda request, *more: (sent.append(request.priority), generate(request, *more))[1]  # type: ignore[method-assign]
+
+        def noted(request: GenerateRequest, *more: KvPull | None) -> AsyncIterator[Output]:
+            sent.append(request.priority)
+            return generate(request, *more)
+
+        engine.generate = noted  # type: ignore[method-assign]
         await ask(router, "own", priority=-7)
         await ask(router, "of-a-tenant", tenant="a", priority=-7)
         await it.settled(router)
