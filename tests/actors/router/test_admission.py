@@ -15,7 +15,8 @@ from actors.router.request_scheduler import Draining
 from actors.router.router import Router
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway
-from core.generation import GenerateRequest, KvPull, Output
+from core.generation import GenerateRequest, Output
+from core.kv_transfer import KvPull
 from core.models import DeadlineExceeded, NoWorkers, Overloaded, RateLimited
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -133,9 +134,9 @@ async def test_an_engine_gets_no_priority_of_a_tenant() -> None:
         engine = it.workers["decode-0"].engine
         generate = engine.generate
 
-        def noted(request: GenerateRequest, *more: KvPull | None) -> AsyncIterator[Output]:
+        def noted(request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
             sent.append(request.priority)
-            return generate(request, *more)
+            return generate(request, pull)
 
         engine.generate = noted  # type: ignore[method-assign]
         await ask(router, "own", priority=-7)
