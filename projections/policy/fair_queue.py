@@ -29,15 +29,15 @@ class VirtualClock:
     """Virtual start times of tenants. A tenant that was away has no claim on time that it did not use."""
 
     def __init__(self) -> None:
-        self.now = 0
+        self.time = 0
         self._tags: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<VirtualClock {self.now}, {len(self._tags)} tenants>"
+        return f"<VirtualClock {self.time}, {len(self._tags)} tenants>"
 
     def start(self, tenant: str) -> int:
         """The virtual time at which the tenant's next request starts."""
-        return max(self.now, self._tags.get(tenant, 0))
+        return max(self.time, self._tags.get(tenant, 0))
 
     def charge(self, tenant: str, cost: int) -> None:
         """A request of that cost is served: the tenant's next one starts so much later."""
@@ -45,7 +45,7 @@ class VirtualClock:
 
     def advance(self, start: int) -> None:
         """No waiting tenant starts before this time."""
-        self.now = max(self.now, start)
+        self.time = max(self.time, start)
 
     def forget(self, waiting: Collection[str]) -> None:
         """Bounds the tenants that are remembered without a waiting item: names are cheap to invent."""
