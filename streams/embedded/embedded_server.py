@@ -1,6 +1,6 @@
 """A server of our own: one process on loopback, for one data folder that only one process may use at a time.
 
-In the folder, beside what the server keeps there: `KIND.log` and `KIND.lock`.
+In the folder, beside what the server keeps there: `KIND.log` and `KIND.lock`. No other user may enter the folder.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ STOP_S = 10.0
 """Longest wait for a clean end; then it is killed."""
 PORT_ATTEMPTS_MAX = 3
 """Free ports that are tried when another process is quicker."""
+FOLDER_MODE = 0o700
+"""Of the folder: only its owner enters it, because sockets and files in it ask for no credentials."""
 LOG_SHOWN = 400
 """Characters of the log that an error carries."""
 
@@ -35,7 +37,7 @@ class EmbeddedServer(ABC):
     """Its name in texts and file names."""
 
     def __init__(self, data: Path, port: int | None) -> None:
-        self._data = data
+        self._data = data.absolute()  # the server runs in this folder
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
@@ -77,6 +79,7 @@ class EmbeddedServer(ABC):
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_lock()
         try:
+            self._data.chmod(FOLDER_MODE)
             self._prepare()
             await self._start_on_some_port()
         except OSError as error:
@@ -160,6 +163,7 @@ class EmbeddedServer(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                cwd=self._data,
                 env=environment,
                 start_new_session=True,
                 pass_fds=(self._lock,),

@@ -60,6 +60,15 @@ def local_user() -> Iterator[LocalUser]:
         shutil.rmtree(home)
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder that every user may enter."""
+    path = Path(tempfile.mkdtemp(prefix="contrail-open-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
 def _interpreter() -> str:
     """A Python that the other user may start: the base interpreter, or the system's if that one lies in a home."""
     for path in (sys._base_executable, "/usr/bin/python3", "/usr/local/bin/python3"):  # type: ignore[attr-defined]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,15 +39,6 @@ for part in run["parts"]:
 print(json.dumps({"readable": sorted(readable), "reached": reached}))
 """
 """Opens every file below a folder, and every address that run.json lists."""
-
-
-@pytest.fixture
-def home() -> Iterator[Path]:
-    """A folder that every user may enter."""
-    path = Path(tempfile.mkdtemp(prefix="contrail-open-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 async def test_another_user_reads_no_file_of_a_deployment(home: Path, local_user: LocalUser) -> None:

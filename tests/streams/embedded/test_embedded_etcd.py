@@ -10,6 +10,7 @@ from core.errors import CallerError, Refused
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.etcd.etcd_registry import EtcdRegistry
+from tests.fixtures.listeners import listeners
 
 
 async def test_only_credentials_let_in(etcd_server: EmbeddedEtcd) -> None:
@@ -20,10 +21,9 @@ async def test_only_credentials_let_in(etcd_server: EmbeddedEtcd) -> None:
 
 
 async def test_loopback_only(etcd_server: EmbeddedEtcd) -> None:
-    """No listener is open to the network."""
-    listening = _listeners(etcd_server.pid)
-    assert len(listening) == 2
-    assert {address for address, _ in listening} == {"127.0.0.1"}
+    """The port of clients is the only one, and is not open to the network."""
+    host, _, port = etcd_server.endpoint.rpartition(":")
+    assert listeners(etcd_server.pid) == [(host, int(port))]
 
 
 async def test_restart(tmp_path: Path) -> None:
@@ -84,16 +84,3 @@ async def test_password_lost(tmp_path: Path) -> None:
     (tmp_path / "etcd.json").unlink()
     with pytest.raises(CallerError, match=r"etcd\.json is missing"):
         await EmbeddedEtcd(tmp_path).start()
-
-
-def _listeners(pid: int) -> list[tuple[str, int]]:
-    """Address and port of each TCP socket that the process listens on."""
-    inodes = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *_, inode = line.split()[:10]
-            if state == "0A" and f"socket:[{inode}]" in inodes:
-                address, port = local.split(":")
-                found.append((".".join(str(byte) for byte in reversed(bytes.fromhex(address))), int(port, 16)))
-    return found
