@@ -1,9 +1,5 @@
 """An HTTP server inside a running loop: uvicorn's protocol, our own accepting and stopping.
 
-Each front end on a port has a socket of its own, and the kernel spreads connections over the sockets. The queue of a
-front end that is dead or hangs would keep its share of the clients waiting; so the other front ends look at that queue,
-and accept connections that they find there twice in a row.
-
 The servers of asyncio are not used: they drop connections that were accepted at the moment of closing.
 """
 
@@ -11,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from email.utils import formatdate
 from typing import cast
 
@@ -23,118 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from api.config.addresses import Address
+from api.server.acceptor import Acceptor
 from api.server.limits import HttpLimits, ListenerState
 from api.server.protocol import HttpProtocol
-
-BACKLOG = 2048
-TAKEN_MAX = 64
-"""So many connections are taken from one queue at a time: other front ends and our own requests get their turn."""
-LEFT_MAX = 2 * BACKLOG
-"""At the end, so many that wait in the queue are still taken."""
-POLL_NEIGHBOURS_S = 0.05
-"""Interval between polls of neighbours' queues: a connection that waits during two polls is accepted."""
-GREETING_MAX = 512
-"""TLS handshakes at once; further clients wait in the kernel's queue."""
-HANDSHAKE_TIMEOUT_S = 10.0
-"""One of them may take so long."""
-PAUSE_S = 0.1
-"""Out of files or of handshakes, the next look at the queue comes so much later."""
-
-Factory = Callable[[], asyncio.Protocol]
-
-
-class Acceptor:
-    """Makes a protocol for each connection, from `start` to `stop`; the sockets are its own from the start on."""
-
-    def __init__(
-        self, own: socket.socket, neighbours: Sequence[socket.socket], factory: Factory, tls: ssl.SSLContext | None
-    ) -> None:
-        self._own = own
-        self._neighbours = {each.fileno(): each for each in neighbours}
-        self._factory = factory
-        self._tls = tls
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._polling: asyncio.Task[None] | None = None
-        self._greeting: set[asyncio.Task[None]] = set()
-
-    def start(self) -> None:
-        """Connections are accepted; the socket listens from here on if it did not before."""
-        self._own.listen(BACKLOG)
-        # connections inherit it, and keep no later run from the port; before `listen` it would let other users bind
-        self._own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._own.fileno(), self._accept)
-        if self._neighbours:
-            self._polling = asyncio.create_task(self._poll_neighbours(), name="neighbours")
-
-    async def stop(self) -> None:
-        """Nothing is accepted any more. Connections in the queue were accepted, so that closing the socket resets none.
-
-        A connection made between the last poll and the end would be reset. A socket that passes to a successor must
-        therefore stay open in another process.
-        """
-        if self._polling is not None:
-            self._polling.cancel()
-        for each in self._neighbours.values():
-            each.close()
-        if self._loop is not None and self._own.fileno() >= 0:
-            self._loop.remove_reader(self._own.fileno())
-            self._take(self._own, LEFT_MAX)
-        self._own.close()
-        if self._greeting:
-            await asyncio.wait(self._greeting)
-
-    def _accept(self) -> None:
-        if not self._take(self._own, TAKEN_MAX):
-            assert self._loop is not None
-            self._loop.remove_reader(self._own.fileno())
-            self._loop.call_later(PAUSE_S, self._go_on)
-
-    def _go_on(self) -> None:
-        if self._loop is not None and self._own.fileno() >= 0:
-            self._loop.add_reader(self._own.fileno(), self._accept)
-
-    async def _poll_neighbours(self) -> None:
-        waiting = select.poll()
-        for number in self._neighbours:
-            waiting.register(number, select.POLLIN)
-        before: set[int] = set()
-        while True:
-            await asyncio.sleep(POLL_NEIGHBOURS_S)
-            # one that does not listen yet is a hang-up to the kernel, and nothing to us
-            now = {number for number, event in waiting.poll(0) if event & select.POLLIN}
-            for number in now & before:
-                self._take(self._neighbours[number], TAKEN_MAX)
-            before = now
-
-    def _take(self, listener: socket.socket, at_most: int) -> bool:
-        """Waiting connections are accepted; False if no more can be accepted now, and the kernel keeps them."""
-        for _ in range(at_most):
-            if self._tls is not None and len(self._greeting) >= GREETING_MAX:
-                return False
-            try:
-                connection, _ = listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return True
-            except OSError:  # no file is left, or no memory
-                return False
-            connection.setblocking(False)
-            greeting = asyncio.create_task(self._greet(connection))
-            self._greeting.add(greeting)
-            greeting.add_done_callback(self._greeting.discard)
-        return True
-
-    async def _greet(self, connection: socket.socket) -> None:
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._factory,
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if self._tls else None,
-            )
-        except (OSError, asyncio.CancelledError):  # it hung up, or spoke no TLS
-            connection.close()
-
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +58,7 @@ class HttpServer:
             server_header=False,
         )
         self._address = Address(*listener.getsockname()[:2])
-        self._acceptor = Acceptor(listener, neighbours, self._protocol, tls)
+        self._acceptor = Acceptor(listener, neighbours, self._protocol, tls, self._state)
         self._ticks: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -185,7 +71,7 @@ class HttpServer:
 
     @property
     def connections(self) -> set[HttpProtocol]:
-        """The open connections."""
+        """The open connections; those that have sent nothing yet are not among them."""
         return cast(set[HttpProtocol], self._state.connections)
 
     def _protocol(self) -> HttpProtocol:
@@ -205,6 +91,7 @@ class HttpServer:
             await asyncio.sleep(TICK_S)
             self._date()
             now_s = asyncio.get_running_loop().time()
+            self._acceptor.close_expired(now_s)
             for connection in list(self.connections):
                 connection.check_deadlines(now_s)
 

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.server.errors import RETRY_AFTER_S, ApiError
+from api.server.eviction import client_network, evicted
 from api.server.exchange import EXCHANGE_KEY, HttpExchange, head_and_body
 from api.server.limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, SLOW_READER_S, TURNED_AWAY_MAX, ListenerState
 
@@ -77,10 +78,12 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = server_state.limits
-        self._since_s = self.loop.time()
+        self.since_s = self.loop.time()
         """When the present head or body began, or when the connection fell idle."""
+        self.network = b""
+        """Of the client."""
         self._unsent = 0
-        self._taken_s = self._since_s
+        self._taken_s = self.since_s
         """When the client last took some of what waits for it, or nothing waited."""
         self._in_head = False
         self._in_body = False
@@ -98,13 +101,25 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        self.network = client_network(self.client[0]) if self.client else b""
         too_many = len(self.connections) - self._limits.connections_max
+        if too_many > 0:
+            too_many -= self._make_room()
         if too_many > TURNED_AWAY_MAX:
             transport.abort()
         elif too_many > 0:
             headers = {"retry-after": str(RETRY_AFTER_S)}
             text = "this server has as many connections as it takes: try again"
             self._refuse(ApiError(503, text, type="server_error", code="overloaded", headers=headers))
+
+    def _make_room(self) -> int:
+        """Connections without a request are closed, so that this one is served; returns their number."""
+        others = (each for each in self.connections if isinstance(each, HttpProtocol) and each is not self)
+        found = evicted(each for each in others if each.evictable)
+        for each in found:
+            self.connections.discard(each)
+            each.transport.abort()
+        return len(found)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -157,7 +172,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._discarded_bytes = True, 0, 0
-        self._since_s = self.loop.time()
+        self.since_s = self.loop.time()
         self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -178,7 +193,7 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) == PIPELINE_MAX:
             self._fail(ApiError(400, "too many requests wait on this connection"))
         self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
-        self._since_s = self.loop.time()
+        self.since_s = self.loop.time()
         self.scope = self._scope(version)
         # a client that waits for 100 Continue and is refused may or may not send its body then
         ends = server_state.stopping or self.expect_100_continue or version == "1.0"
@@ -237,7 +252,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         cycle = self.cycle
         if cycle.response_complete:
-            self._since_s = self.loop.time()
+            self.since_s = self.loop.time()
         else:
             cycle.more_body = False
             cycle.message_event.set()
@@ -265,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif not self._in_body:
-            self._since_s = self.loop.time()
+            self.since_s = self.loop.time()
 
     @property
     def idle(self) -> bool:
@@ -273,9 +288,14 @@ class HttpProtocol(HttpToolsProtocol):
         answered = self.cycle is None or self.cycle.response_complete
         return answered and not self._in_head and not self._in_body
 
+    @property
+    def evictable(self) -> bool:
+        """True if there is no request, or only a part of a head, and no refusal that the client has yet to read."""
+        return (self.cycle is None or self.cycle.response_complete) and not self._in_body and not self._refused
+
     def check_deadlines(self, now_s: float) -> None:
         """A request that took too long is refused, a connection idle for too long closed; called once a second."""
-        took_s, limits = now_s - self._since_s, self._limits
+        took_s, limits = now_s - self.since_s, self._limits
         if self._is_stuck(now_s):
             self.transport.abort()
             return
@@ -286,7 +306,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
         elif self._in_body:
             if self.flow.read_paused:
-                self._since_s = now_s - self._body_bytes / limits.body_bytes_per_s_min  # we are slow, not the client
+                self.since_s = now_s - self._body_bytes / limits.body_bytes_per_s_min  # we are slow, not the client
             elif took_s > limits.body_timeout_s + self._body_bytes / limits.body_bytes_per_s_min:
                 self._refuse(ApiError(408, "the request's body came too slowly"))
         elif took_s > limits.keep_alive_s and self.idle:

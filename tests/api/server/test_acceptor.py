@@ -7,7 +7,8 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from api.server.http_server import BACKLOG, HttpServer
+from api.server.acceptor import BACKLOG
+from api.server.http_server import HttpServer
 from api.server.sockets import bind
 from tests.api.server.front import GET, App, Client
 

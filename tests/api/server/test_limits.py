@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.fixtures.loops import Run, run
 
 __all__ = ["run"]
 
+HELD = b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n"
 SHORT = HttpLimits(head_timeout_s=0.2, body_timeout_s=0.2, body_bytes_per_s_min=1 << 20, keep_alive_s=0.3)
 
 
@@ -88,20 +90,45 @@ async def test_a_slow_answer_is_nobodys_fault() -> None:
 
 
 async def test_one_connection_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound all are served; one more is told to come again; far beyond it is cut; then there is room again."""
+    """At the bound all are served; while all have requests, one more is told to come again; far beyond it is cut; then
+    there is room again."""
     monkeypatch.setattr("api.server.protocol.TURNED_AWAY_MAX", 1)
     async with served(HttpLimits(connections_max=2)) as site:
-        first, second = await site.client(GET), await site.client(GET)
-        assert {(await first.answer()).status, (await second.answer()).status} == {200}
+        first, second = await site.client(HELD), await site.client(HELD)
+        await eventually(lambda: site.app.asked == 2, "both requests")
         third = await site.client(GET)
         answer = await third.answer()
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
         async with asyncio.timeout(5):
-            assert await (await site.client()).reader.read() == b""
+            with suppress(ConnectionResetError):
+                assert await (await site.client(GET)).reader.read() == b""
+        site.app.go.set()
+        assert {(await first.answer()).status, (await second.answer()).status} == {200}
         for client in (first, third):
             client.writer.close()
         await eventually(lambda: len(site.server.connections) == 1, "room")
         assert (await site.ask(GET)).status == 200
+
+
+async def test_connections_without_a_request_make_room() -> None:
+    """Those that are idle or in the middle of a head, the one that has been so for longest first; none of a client that
+    waits for its answer or sends a body."""
+    async with served(HttpLimits(connections_max=4)) as site:
+        post = b"POST /whole HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nx"
+        held, sending = await site.client(HELD), await site.client(post)
+        idle, half = await site.client(GET), await site.client(b"GET /whole")
+        assert (await idle.answer()).status == 200
+        await eventually(lambda: len(site.server.connections) == 4, "four connections")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("api.server.eviction.EVICTED_AT_ONCE", 1)
+            for closed in (idle, half):
+                fresh = await site.client(GET)
+                assert (await fresh.answer()).status == 200
+                assert await closed.closed()
+                assert len(site.server.connections) == 4
+        sending.writer.write(b"x")
+        site.app.go.set()
+        assert {(await held.answer()).status, (await sending.answer()).status} == {200}
 
 
 def test_small_writes_leave_at_once_on_every_loop(run: Run) -> None:
