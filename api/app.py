@@ -114,9 +114,11 @@ def post_routes(
     settings: ApiSettings,
     clock: Clock,
     seal: ReasoningSeal | None = None,
+    *,
+    isolate_tenants: bool = False,
 ) -> PostRoutes:
     """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back."""
-    models = LoadedModels()
+    models = LoadedModels(isolate_tenants=isolate_tenants)
     preprocessor = Preprocessor(backend, settings, models)
     generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock)
     unary = partial(UnaryRoute, metrics, settings, clock)
@@ -171,9 +173,9 @@ def create_app(
     opens the reasoning that clients bring back."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
-    if policy.keyring is not None or policy.isolate_tenants:
-        backend = Tenancy(backend, isolate=policy.isolate_tenants)
-    direct, further = post_routes(backend, metrics, settings, clock, seal)
+    if policy.keyring is not None or policy.isolates:
+        backend = Tenancy(backend, isolate=policy.isolates)
+    direct, further = post_routes(backend, metrics, settings, clock, seal, isolate_tenants=policy.isolates)
     app = framework(backend, {**direct, **further}, page)
     routes = DirectDispatch(direct, app, (*further, MODELS))
     return RequestIdMiddleware(

@@ -19,6 +19,11 @@ from api.server.sockets import tls_context
 from core.clock import Clock
 
 OPEN_TO_ALL = "everybody who reaches {host} may ask: no API keys are given (`contrail keys create`, then --keys FILE)"
+OWN_CACHES = "each tenant has a cache of its own (`frontend.isolate_tenants: false` shares one)"
+SHARED_CACHE = (
+    "tenants share one cache: `cached_tokens` and times tell each of them the prompts of others "
+    "(remove `frontend.isolate_tenants: false`)"
+)
 IN_CLEAR = "API keys and prompts cross the network in clear: give --tls-cert, or put a TLS proxy in front"
 
 
@@ -47,6 +52,17 @@ def exposure_warnings(section: FrontendSection, host: str) -> list[str]:
     return [] if section.tls is not None else [IN_CLEAR]
 
 
+def isolation_note(section: FrontendSection) -> str | None:
+    """A note on the caches of tenants; None where the keys are those of one tenant. CallerError if the keys cannot be
+    read."""
+    if section.keys is None:
+        return None
+    keys = read_keys(Path(section.keys).expanduser())
+    if len({key.tenant for key in keys}) < 2 and not any(key.gateway for key in keys):
+        return None
+    return SHARED_CACHE if section.isolate_tenants is False else OWN_CACHES
+
+
 def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().absolute())
 
@@ -60,8 +76,8 @@ class AccessPolicy:
 
     keyring: Keyring | None = None
     """None: no key is asked for."""
-    isolate_tenants: bool = False
-    """True gives each tenant a cache of its own."""
+    isolate_tenants: bool | None = None
+    """True gives each tenant a cache of its own; None does where keys are asked for."""
     expose_routing: bool = False
     """True if answers name their worker and times in headers."""
     cors: tuple[str, ...] = ()
@@ -71,6 +87,11 @@ class AccessPolicy:
     local: bool = False
     """True on loopback without keys: the machine's users are trusted, so that the page asks for no token."""
 
+    @property
+    def isolates(self) -> bool:
+        """True if each tenant has a cache of its own."""
+        return self.keyring is not None if self.isolate_tenants is None else self.isolate_tenants
+
 
 def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy:
     """The policy in the deployment file, for a front end that listens there; CallerError if the keys cannot be read.
@@ -79,6 +100,8 @@ def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy
     """
     for caution in exposure_warnings(section, host):
         _logger.warning("%s", caution)
+    if (note := isolation_note(section)) is not None:
+        _logger.info("%s", note)
     return AccessPolicy(
         keyring=None if section.keys is None else Keyring(Path(section.keys).expanduser(), clock),
         isolate_tenants=section.isolate_tenants,

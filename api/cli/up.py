@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from api.auth.access_policy import exposure_warnings, with_checked_files
+from api.auth.access_policy import exposure_warnings, isolation_note, with_checked_files
 from api.cli.quantities import count_text
 from api.cli.startup_progress import progress_on
 from api.config.data_folder import DataFolder, FolderLock
@@ -121,8 +121,9 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
-            for caution in (*exposure_warnings(frontend, frontend.host), *filter(None, (opened,))):
-                progress.write_line(f"Note: {caution}.")
+            notes = exposure_warnings(loaded.deployment.frontend, frontend.host)
+            for note in (*notes, *filter(None, (isolation_note(loaded.deployment.frontend), opened))):
+                progress.write_line(f"Note: {note}.")
             launch = Launcher(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))
 

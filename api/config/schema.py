@@ -148,8 +148,9 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Maximum size of the decisions that wait on the disk of a front end while the log is unreachable."""
     keys: str | None = None
     """File of API keys (`contrail keys`); not given, no request needs one."""
-    isolate_tenants: bool = False
-    """True gives each tenant a cache of its own, so that response times reveal no requests of other tenants."""
+    isolate_tenants: bool | None = None
+    """True gives each tenant a cache of its own, so that answers and their times reveal no requests of other tenants.
+    Not given, they are isolated where keys are asked for."""
     expose_routing: bool = False
     """True if answers name their worker and times in headers beyond loopback; on loopback they always do."""
     cors: tuple[str, ...] = ()

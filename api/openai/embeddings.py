@@ -50,7 +50,11 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def embedding_tokens(
-    body: EmbeddingRequest, tokenizer: ModelTokenizer, card: ModelCard, proceed: Callable[[], None] = lambda: None
+    body: EmbeddingRequest,
+    tokenizer: ModelTokenizer,
+    card: ModelCard,
+    proceed: Callable[[], None] = lambda: None,
+    tenant: str = "",
 ) -> list[bytes]:
     """Each input's token ids as little-endian uint32; ApiError names what cannot be embedded."""
     if body.encoding_format not in {None, *ENCODING_FORMATS}:
@@ -66,7 +70,7 @@ def embedding_tokens(
         raise bad_parameter("input", f"must hold at most {EMBEDDING_INPUTS_MAX} inputs, not {len(inputs)}")
     special = body.add_special_tokens is not False
     try:
-        return [_checked(_tokens(one, tokenizer, card, proceed, special=special), card) for one in inputs]
+        return [_checked(_tokens(one, tokenizer, card, proceed, tenant, special=special), card) for one in inputs]
     except TextTooLong as error:
         raise _exceeded(card, error.tokens_min) from error
     except WordTooLong as error:
@@ -90,12 +94,18 @@ def _inputs(given: str | list[int | str | list[int]]) -> list[str | list[int]]:
 
 
 def _tokens(
-    one: str | list[int], tokenizer: ModelTokenizer, card: ModelCard, proceed: Callable[[], None], *, special: bool
+    one: str | list[int],
+    tokenizer: ModelTokenizer,
+    card: ModelCard,
+    proceed: Callable[[], None],
+    tenant: str,
+    *,
+    special: bool,
 ) -> bytes:
     if isinstance(one, str):
         if not one:
             raise bad_parameter("input", "must not hold an empty string")
-        return tokenizer.encode(one, card.context_max, add_special_tokens=special, proceed=proceed)
+        return tokenizer.encode(one, card.context_max, add_special_tokens=special, proceed=proceed, tenant=tenant)
     if one and not 0 <= min(one) <= max(one) < tokenizer.vocabulary:
         raise bad_parameter("input", f"token ids must be from 0 to {tokenizer.vocabulary - 1}")
     return tokens_to_bytes(one)
@@ -133,11 +143,12 @@ class Embeddings:
         request_headers = parse_headers(unary_request.headers)
         card = self._backend.card(body.model)
         tokenizer = (await self._models.of(card)).tokenizer
+        tenant = self._models.cache_tenant(request_headers.tenant)
         if unary_request.size <= self._settings.inline_bytes_max:
-            prompts = embedding_tokens(body, tokenizer, card)
+            prompts = embedding_tokens(body, tokenizer, card, tenant=tenant)
         else:
             prompts = await self._models.pool.run(
-                lambda proceed: embedding_tokens(body, tokenizer, card, proceed),
+                lambda proceed: embedding_tokens(body, tokenizer, card, proceed, tenant),
                 unary_request.size,
                 request_headers.tenant,
             )

@@ -79,14 +79,16 @@ class Tokenization:
         card = self._backend.card(parameters.model)
         tokenizer = (await self._models.of(card)).tokenizer
         tokens_max = max(card.context_max, tokens_max)
+        claimed = parse_headers(unary_request.headers).tenant
+        tenant = self._models.cache_tenant(claimed)
         try:
             if unary_request.size <= self._settings.inline_bytes_max:
-                (prompt,) = tokenize_prompts(parameters, tokenizer, tokens_max)
+                (prompt,) = tokenize_prompts(parameters, tokenizer, tokens_max, tenant=tenant)
             else:
                 (prompt,) = await self._models.pool.run(
-                    lambda proceed: tokenize_prompts(parameters, tokenizer, tokens_max, proceed),
+                    lambda proceed: tokenize_prompts(parameters, tokenizer, tokens_max, proceed, tenant),
                     unary_request.size,
-                    parse_headers(unary_request.headers).tenant,
+                    claimed,
                 )
         except ContextExceeded as error:
             raise _too_many(error.param or "", card, error.tokens, tokens_max) from error

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from api.parsers.reasoning import CLOSING, OPENING
 from api.parsers.vllm_parsers import ParserUnavailable, VllmParsers
+from api.server.caller import effective_tenant
 from api.tokenizer.model_tokenizer import ModelTokenizer
 from api.tokenizer.tokenizer_pool import TokenizerPool
 from core.errors import Corrupt
@@ -94,7 +95,9 @@ def load_model(name: str, files: Mapping[str, bytes]) -> LoadedModel:
 class LoadedModels:
     """All models served, each loaded once, beside the event loop, and the threads that use their tokenizers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, isolate_tenants: bool = False) -> None:
+        """`isolate_tenants` gives each tenant tokenized texts of its own."""
+        self._isolate_tenants = isolate_tenants
         self._loaded: dict[str, tuple[Mapping[str, bytes], LoadedModel]] = {}
         self._lock = asyncio.Lock()
         self.pool = TokenizerPool()
@@ -102,6 +105,10 @@ class LoadedModels:
 
     def __repr__(self) -> str:
         return f"<LoadedModels {', '.join(sorted(self._loaded)) or 'no model yet'}>"
+
+    def cache_tenant(self, claimed: str | None) -> str:
+        """The tenant of the present request, whose tokenized texts it may find; empty where tenants share them."""
+        return (effective_tenant(claimed) or "") if self._isolate_tenants else ""
 
     async def of(self, card: ModelCard) -> LoadedModel:
         """The model, for the files that the card has now. Corrupt if they cannot be used."""

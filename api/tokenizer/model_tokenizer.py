@@ -55,17 +55,25 @@ class ModelTokenizer:
         return f"<ModelTokenizer of {self._model}: {self.vocabulary} tokens, ends {list(self.eos_ids)}>"
 
     def encode(
-        self, text: str, tokens_max: int, *, add_special_tokens: bool, proceed: Callable[[], None] = lambda: None
+        self,
+        text: str,
+        tokens_max: int,
+        *,
+        add_special_tokens: bool,
+        proceed: Callable[[], None] = lambda: None,
+        tenant: str = "",
     ) -> bytes:
         """The text's token ids as little-endian uint32; at most some 0.4 us per character (see `TextEncoder`). Of a
         text with more than `tokens_max`, a beginning that has more than that too.
 
-        `proceed` is called every 50 ms or sooner, and raises to end it. Raises TextTooLong for a text that cannot have
-        so few tokens, before any of it is tokenized, and WordTooLong.
+        `proceed` is called every 50 ms or sooner, and raises to end it. `tenant` has words and segments of its own.
+        Raises TextTooLong for a text that cannot have so few tokens, before any of it is tokenized, and WordTooLong.
         """
         if (tokens_min := self._encoder.tokens_min(text)) > tokens_max:
             raise TextTooLong(tokens_min)
-        return self._encoder.encode(text, tokens_max, add_special_tokens=add_special_tokens, proceed=proceed)
+        return self._encoder.encode(
+            text, tokens_max, add_special_tokens=add_special_tokens, proceed=proceed, tenant=tenant
+        )
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer | ByteLevelDetokenizer:
         """A new one, for one generation."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from api.tokenizer.word_cache import PIECE_BYTES, WordCache, every_word, pieces, word_cache_of
+from api.tokenizer.word_cache import PIECE_BYTES, WordCaches, every_word, pieces, word_caches_of
 from core.prompt import TOKEN_BYTES, tokens_to_bytes
 
 CHARS_MIN = 64
@@ -30,52 +30,57 @@ SHORT_MAX = 1024
 BYTES_MAX = 32 * 1024 * 1024
 """Of texts and tokens together, with what Python adds to them; those used longest ago go first."""
 ENTRY_BYTES = 256
-"""Memory of a text and its tokens beside their own bytes: two objects, rounded up, and a place in a table."""
+"""Memory of a text and its tokens beside their own bytes: three objects, rounded up, and a place in a table."""
 
 
 class SegmentCache:
-    """Text to its tokens; least recently used leave. Threads may share it: each call is atomic."""
+    """Tenant and text to the text's tokens; least recently used leave. Threads may share it: each call is atomic.
+
+    A tenant finds only texts that it put there. The bounds are those of all tenants together.
+    """
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: dict[str, bytes] = {}
+        self._kept: dict[tuple[str, str], bytes] = {}
         """In the order of their last use."""
-        self._short: dict[str, bytes] = {}
+        self._short: dict[tuple[str, str], bytes] = {}
         self._lock = Lock()
 
     def __repr__(self) -> str:
         return f"<SegmentCache {len(self._kept)} kept, {self._bytes} bytes>"
 
-    def get(self, text: str) -> bytes | None:
-        """Its tokens, if they are kept."""
+    def get(self, text: str, tenant: str = "") -> bytes | None:
+        """Its tokens, if they are kept for the tenant."""
+        key = tenant, text
         if len(text) < CHARS_MIN:
-            return self._short.get(text)
+            return self._short.get(key)
         with self._lock:
-            tokens = self._kept.pop(text, None)
+            tokens = self._kept.pop(key, None)
             if tokens is not None:
-                self._kept[text] = tokens
+                self._kept[key] = tokens
         return tokens
 
-    def put(self, text: str, tokens: bytes) -> None:
-        """They are kept, unless they are more than all that may be."""
+    def put(self, text: str, tokens: bytes, tenant: str = "") -> None:
+        """They are kept for the tenant, unless they are more than all that may be."""
+        key = tenant, text
         if len(text) < CHARS_MIN:
             with self._lock:
                 if len(self._short) >= SHORT_MAX:
                     self._short.clear()
-                self._short[text] = tokens
+                self._short[key] = tokens
             return
         size = _size(text, tokens)
         if size > self._bytes_max:
             return
         with self._lock:
-            if text in self._kept:
+            if key in self._kept:
                 return
-            self._kept[text] = tokens
+            self._kept[key] = tokens
             self._bytes += size
             while self._bytes > self._bytes_max:
                 oldest = next(iter(self._kept))
-                self._bytes -= _size(oldest, self._kept.pop(oldest))
+                self._bytes -= _size(oldest[1], self._kept.pop(oldest))
 
 
 def _size(text: str, tokens: bytes) -> int:
@@ -99,7 +104,10 @@ SAMPLE = "".join(chr(code) for code in range(9, 127)) + (
 
 
 class TextEncoder:
-    """One tokenizer's way from text to tokens; keeps words and segments that it saw, within bounds."""
+    """One tokenizer's way from text to tokens; keeps words and segments that it saw, within bounds.
+
+    A tenant has words and segments of its own: else times would tell it the texts of others.
+    """
 
     def __init__(self, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
         """`description` is tokenizer.json, parsed."""
@@ -107,21 +115,15 @@ class TextEncoder:
         added = description.get("added_tokens") or []
         self._special = {token["content"]: tokens_to_bytes([token["id"]]) for token in added}
         self._cuts = _cuts(added) if _cuts_apart(description, added) else None
-        self._word_cache = self._trusted(word_cache_of(tokenizer, description)) if self._cuts is not None else None
-        self._in_pieces = self._word_cache is not None and self._word_cache.has_boundaries and self._cut_alike()
+        self._words = self._trusted(word_caches_of(tokenizer, description)) if self._cuts is not None else None
+        self._in_pieces = self._words is not None and self._words.has_boundaries and self._cut_alike()
         # byte-level BPE keeps every byte of a text in one of its tokens
-        self._token_chars_max = max(map(len, tokenizer.get_vocab())) if self._word_cache is not None else 0
+        self._token_chars_max = max(map(len, tokenizer.get_vocab())) if self._words is not None else 0
         self._segment_cache = SegmentCache()
         self._frame = self._framed()
 
     def __repr__(self) -> str:
-        way = (
-            "the library alone"
-            if self._cuts is None
-            else "segments"
-            if self._word_cache is None
-            else "segments and words"
-        )
+        way = "the library alone" if self._cuts is None else "segments" if self._words is None else "segments and words"
         return f"<TextEncoder by {way}, {self._segment_cache!r}>"
 
     def tokens_min(self, text: str) -> int:
@@ -132,10 +134,18 @@ class TextEncoder:
         )
 
     def encode(
-        self, text: str, tokens_max: int, *, add_special_tokens: bool, proceed: Callable[[], None] = lambda: None
+        self,
+        text: str,
+        tokens_max: int,
+        *,
+        add_special_tokens: bool,
+        proceed: Callable[[], None] = lambda: None,
+        tenant: str = "",
     ) -> bytes:
         """The text's token ids as little-endian uint32; of a text with more than `tokens_max`, a beginning that has
         more than that too. `proceed` is called before each call to the library, and raises to end it.
+
+        Texts are kept for the tenant, and looked up among its own.
 
         WordTooLong for a text with a word that is longer than WORD_BYTES_MAX.
         """
@@ -146,11 +156,11 @@ class TextEncoder:
         for at, part in enumerate(parts):  # a split by one group alternates: text, special token, text, …
             if not part:
                 continue
-            tokens = special[part] if at % 2 else self._segment_cache.get(part)
+            tokens = special[part] if at % 2 else self._segment_cache.get(part, tenant)
             if tokens is None:
-                tokens = self._tokens(part, left // TOKEN_BYTES, proceed)
+                tokens = self._tokens(part, left // TOKEN_BYTES, proceed, tenant)
                 if len(tokens) <= left:  # else it may be a beginning
-                    self._segment_cache.put(part, tokens)
+                    self._segment_cache.put(part, tokens, tenant)
             found.append(tokens)
             left -= len(tokens)
             if left < 0:
@@ -160,10 +170,10 @@ class TextEncoder:
             return b"".join((before, *found, after))
         return b"".join(found)
 
-    def _tokens(self, text: str, tokens_max: int, proceed: Callable[[], None]) -> bytes:
+    def _tokens(self, text: str, tokens_max: int, proceed: Callable[[], None], tenant: str) -> bytes:
         """A segment's tokens, or the first of them if they are more than `tokens_max`."""
-        if self._word_cache is not None and len(text) <= WORDS_CHARS_MAX and text.isascii():
-            tokens = self._word_cache.tokens(text)
+        if self._words is not None and len(text) <= WORDS_CHARS_MAX and text.isascii():
+            tokens = self._words.of(tenant).tokens(text)
             if tokens is not None:
                 return tokens
         if not self._in_pieces:
@@ -194,11 +204,10 @@ class TextEncoder:
         ids: list[int] = encoding.ids
         return ids
 
-    def _trusted(self, words: WordCache | None) -> WordCache | None:
+    def _trusted(self, words: WordCaches | None) -> WordCaches | None:
         """The words, if they agree with the library on the sample."""
-        if words is None or words.tokens(SAMPLE) != tokens_to_bytes(self._library(SAMPLE, add_special_tokens=False)):
-            return None
-        return words
+        sample = tokens_to_bytes(self._library(SAMPLE, add_special_tokens=False))
+        return None if words is None or words.of("").tokens(SAMPLE) != sample else words
 
     def _cut_alike(self) -> bool:
         """True if a sample that is cut at each boundary has the tokens of the whole."""

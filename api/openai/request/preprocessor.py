@@ -167,11 +167,12 @@ class Preprocessor:
         request_headers = parse_headers(headers)
         card = self._backend.card(parameters.model)
         model = self._models.loaded(card) or await self._models.of(card)
+        tenant = self._models.cache_tenant(request_headers.tenant)
         if size <= self._settings.inline_bytes_max:
-            prompts = tokenize_prompts(parameters, model.tokenizer, card.context_max)
+            prompts = tokenize_prompts(parameters, model.tokenizer, card.context_max, tenant=tenant)
         else:
             prompts = await self._models.pool.run(
-                lambda proceed: tokenize_prompts(parameters, model.tokenizer, card.context_max, proceed),
+                lambda proceed: tokenize_prompts(parameters, model.tokenizer, card.context_max, proceed, tenant),
                 size,
                 request_headers.tenant,
             )

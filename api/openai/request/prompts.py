@@ -31,6 +31,7 @@ def tokenize_prompts(
     tokenizer: ModelTokenizer,
     tokens_max: int,
     proceed: Callable[[], None] = lambda: None,
+    tenant: str = "",
 ) -> list[PromptTokens]:
     """The request's prompts; ApiError if there is no token in one of them, or too many prompts.
 
@@ -38,7 +39,7 @@ def tokenize_prompts(
     alone tells that it has. `proceed` is called between two steps, and raises to end it.
     """
     try:
-        return _tokenize_prompts(parameters, tokenizer, tokens_max, proceed)
+        return _tokenize_prompts(parameters, tokenizer, _Keep.of(parameters, tokens_max, proceed, tenant))
     except TextTooLong as error:
         raise context_exceeded(parameters, error.tokens_min, tokens_max) from error
     except WordTooLong as error:
@@ -52,12 +53,8 @@ def word_too_long(part: str) -> ApiError:
 
 
 def _tokenize_prompts(
-    parameters: ChatRequest | CompletionRequest,
-    tokenizer: ModelTokenizer,
-    tokens_max: int,
-    proceed: Callable[[], None],
+    parameters: ChatRequest | CompletionRequest, tokenizer: ModelTokenizer, keep: _Keep
 ) -> list[PromptTokens]:
-    keep = _Keep.of(parameters, tokens_max, proceed)
     if isinstance(parameters, ChatRequest):
         if tokenizer.chat_template is None:
             raise ApiError(400, f"model {parameters.model!r} has no chat template: use /v1/completions", param="model")
@@ -85,9 +82,13 @@ class _Keep(NamedTuple):
     """True if the tokenizer adds its special tokens."""
     proceed: Callable[[], None]
     """Called before each step; it raises to end them."""
+    tenant: str
+    """Has tokenized texts of its own; empty where tenants share them."""
 
     @classmethod
-    def of(cls, parameters: ChatRequest | CompletionRequest, tokens_max: int, proceed: Callable[[], None]) -> _Keep:
+    def of(
+        cls, parameters: ChatRequest | CompletionRequest, tokens_max: int, proceed: Callable[[], None], tenant: str
+    ) -> _Keep:
         """The tokens to keep by the request's parameters."""
         truncate = parameters.truncate_prompt_tokens
         if truncate == -1:
@@ -97,15 +98,15 @@ class _Keep(NamedTuple):
         chat = isinstance(parameters, ChatRequest)
         # a chat's template itself writes the special tokens
         special = bool(parameters.add_special_tokens) if chat else parameters.add_special_tokens is not False
-        return cls(tokens_max, truncate, parameters.truncation_side != "right", special, proceed)
+        return cls(tokens_max, truncate, parameters.truncation_side != "right", special, proceed, tenant)
 
     def of_text(self, text: str, tokenizer: ModelTokenizer) -> bytes:
         """The tokens of a text that are kept; ApiError if there are none."""
-        tokens_max, truncate, left, special, proceed = self
+        tokens_max, truncate, left, special, proceed, tenant = self
         if truncate is not None and left:
             text = text[-TRUNCATED_CHARS_PER_TOKEN * truncate :]
             tokens_max = len(text)
-        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special, proceed=proceed)
+        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special, proceed=proceed, tenant=tenant)
         return tokens if tokens and truncate is None else self.of_tokens(tokens)
 
     def of_tokens(self, tokens: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,16 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from api.tokenizer import word_cache
 from api.tokenizer.text_encoder import SHORT_MAX, SegmentCache, TextEncoder
 from api.tokenizer.word_cache import (
     PIECE_BYTES,
     WORD_BYTES_MAX,
     WORDS_MAX,
-    WordCache,
+    WordCaches,
     WordTooLong,
     every_word,
     pieces,
-    word_cache_of,
+    word_caches_of,
 )
 from core.prompt import tokens_to_bytes
 
@@ -103,10 +105,10 @@ WAYS = {
     "strips": "the library alone",
 }
 ENCODERS = {name: TextEncoder(made, json.loads(made.to_str())) for name, made in TOKENIZERS.items()}
-WORDS: dict[str, WordCache] = {
+WORDS: dict[str, WordCaches] = {
     name: found
     for name, made in TOKENIZERS.items()
-    if (found := word_cache_of(made, json.loads(made.to_str()))) is not None
+    if (found := word_caches_of(made, json.loads(made.to_str()))) is not None
 }
 PIECES = st.one_of(
     st.text(max_size=30),
@@ -256,31 +258,62 @@ ASCII = st.text(st.one_of(st.sampled_from(" '.aZ9s\n\t\r/\x1c"), st.characters(m
 def test_words_have_the_tokens_of_the_library_wherever_white_space_stands(name: str, spaced: list[str]) -> None:
     """Where the pattern leaves nothing of the text out."""
     text = " ".join(spaced)
-    assert WORDS[name].tokens(text) in {None, library(name, text, add_special_tokens=False)}
+    assert WORDS[name].of("").tokens(text) in {None, library(name, text, add_special_tokens=False)}
 
 
 def test_only_a_known_pattern_has_word_boundaries() -> None:
     """Under another one a word may go on behind a space: a long text is not cut there."""
     assert all(WORDS[name].has_boundaries for name in BOUNDED)
     made = byte_level(split(r"\p{L}+ \p{L}+|" + LLAMA3))
-    other = word_cache_of(made, json.loads(made.to_str()))
+    other = word_caches_of(made, json.loads(made.to_str()))
     assert other is not None
     assert not other.has_boundaries
-    assert other.tokens("good day to you") == tokens_to_bytes(
+    assert other.of("").tokens("good day to you") == tokens_to_bytes(
         made.encode("good day to you", add_special_tokens=False).ids
     )
 
 
 def test_words_are_forgotten_before_they_are_too_many() -> None:
-    """And found again."""
+    """Those of the tenant with most, and found again; those of another tenant stay."""
     made = TOKENIZERS["gpt2"]
-    words = word_cache_of(made, json.loads(made.to_str()))
+    words = word_caches_of(made, json.loads(made.to_str()))
     assert words is not None
-    first = words.tokens("word0")
+    first = words.of("a").tokens("word0")
+    words.of("b").tokens("word0 word1")
     for number in range(WORDS_MAX + 10):
-        words.tokens(f"a {number:x}g b")
-    assert len(words) <= WORDS_MAX
-    assert words.tokens("word0") == first
+        words.of("a").tokens(f"a {number:x}g b")
+        assert words._count == len(words.of("a")) + len(words.of("b")) <= WORDS_MAX
+    assert len(words.of("a")) < WORDS_MAX // 2
+    assert set(words.of("b")) == {"word", "0", " word", "1"}
+    assert words.of("a").tokens("word0") == first
+
+
+def test_tenants_with_words_of_their_own_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway may invent names."""
+    monkeypatch.setattr(word_cache, "TENANTS_MAX", 8)
+    made = TOKENIZERS["gpt2"]
+    words = word_caches_of(made, json.loads(made.to_str()))
+    assert words is not None
+    for number in range(100):
+        words.of(f"tenant {number}").tokens(f"word{number}")
+        assert len(words._caches) <= 8
+        assert words._count == sum(map(len, words._caches.values()))
+
+
+def test_words_of_tenants_keep_their_count_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full cache that many threads fill: no call fails, and the bound holds."""
+    monkeypatch.setattr(word_cache, "WORDS_MAX", 50)
+    made = TOKENIZERS["gpt2"]
+    words = word_caches_of(made, json.loads(made.to_str()))
+    assert words is not None
+
+    def fill(seed: int) -> None:
+        for number in range(400):
+            words.of(str((seed + number) % 5)).tokens(f" w{number % 97} v{seed}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fill, range(8)))
+    assert words._count == sum(map(len, words._caches.values())) <= 50
 
 
 def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
@@ -294,6 +327,23 @@ def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
     assert segments.get(f"{499:0100d}") == bytes(400)
     segments.put("x" * 20_000, b"too much")
     assert segments.get("x" * 20_000) is None
+
+
+def test_segments_of_tenants_have_one_bound() -> None:
+    """Each tenant finds its own alone; long and short ones of all together are bounded."""
+    segments = SegmentCache(bytes_max=10_000)
+    for number in range(500):
+        tenant = f"tenant {number % 7}"
+        segments.put(f"{number:0100d}", bytes(400), tenant)
+        segments.put(f"{number}", b"1234", tenant)
+        assert segments.get(f"{number:0100d}", tenant) == bytes(400)
+        assert segments.get(f"{number:0100d}") is segments.get(f"{number:0100d}", "other") is None
+        assert segments.get(f"{number}") is segments.get(f"{number}", "other") is None
+        assert segments._bytes <= 10_000
+        assert len(segments._short) <= SHORT_MAX
+    for number in range(SHORT_MAX):
+        segments.put(f"{number}", b"1234", f"tenant {number}")
+    assert len(segments._short) <= SHORT_MAX
 
 
 def test_short_segments_are_kept_apart_and_forgotten_together() -> None:

@@ -44,7 +44,7 @@ def test_segments_keep_their_bound_and_their_count() -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fill, range(THREADS)))
     kept = segments._kept
-    assert segments._bytes == sum(_size(text, tokens) for text, tokens in kept.items()) <= 20_000
+    assert segments._bytes == sum(_size(text, tokens) for (_, text), tokens in kept.items()) <= 20_000
     assert kept
 
 
