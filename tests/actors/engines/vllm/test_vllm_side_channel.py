@@ -10,6 +10,7 @@ import zmq
 from actors.engines.vllm.vllm_side_channel import (
     HOST_VARIABLE,
     PORT_VARIABLE,
+    UCX_VARIABLE,
     NixlSideChannel,
     Sizes,
     ask,
@@ -30,11 +31,22 @@ def test_a_free_port_is_found_and_kept() -> None:
     """Two engines get two ports; ZeroMQ can listen on one while it is kept, as the engine will."""
     one, other = NixlSideChannel({}), NixlSideChannel({})
     assert one.port != other.port
-    assert one.environment() == {HOST_VARIABLE: "127.0.0.1", PORT_VARIABLE: str(one.port)}
+    assert one.environment() == {HOST_VARIABLE: "127.0.0.1", PORT_VARIABLE: str(one.port), UCX_VARIABLE: "lo"}
     with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
         server.bind(f"tcp://{one.host}:{one.port}")
     one.close()
     other.close()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{HOST_VARIABLE: "0.0.0.0"}, {UCX_VARIABLE: "eth0"}, {HOST_VARIABLE: "localhost", UCX_VARIABLE: "all"}],
+)
+def test_devices_of_the_user_and_of_other_machines_are_left_alone(environment: dict[str, str]) -> None:
+    channel = NixlSideChannel(environment)
+    assert UCX_VARIABLE not in channel.environment()
+    assert not channel.is_local
+    channel.close()
 
 
 def test_a_port_in_use_is_said() -> None:
