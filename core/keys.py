@@ -32,8 +32,14 @@ class DeploymentKey:
         return self._derived(b"chain", 32)
 
     @property
-    def door_key(self) -> str:
-        """The key that a first frame on a worker's port must hold: 64 hex digits."""
+    def link_key(self) -> bytes:
+        """32 bytes by which the two ends of a connection between parts prove themselves to each other."""
+        return self._derived(b"link", 32)
+
+    @property
+    def legacy_door_key(self) -> str:
+        """The static key in the first frame of the version before: 64 hex digits. It opens nothing unless
+        `link.old_handshake_until` is set."""
         return self._derived(b"door", 32).hex()
 
     @property

@@ -17,7 +17,7 @@ from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.disagg.requester_connections import RequesterConnections
 from actors.disagg.worker_role import RoleContext, unavailable_outputs
-from actors.transport.frames import PROTOCOL, FromPrefill, Generate, Hello, Introduce, StillHeld, ToPrefill
+from actors.transport.frames import FromPrefill, Generate, Introduce, StillHeld, ToPrefill
 from core.codec import decode_message
 from core.errors import ContrailError, Corrupt, PeerError, Refused, Unavailable
 from core.events.jobs import JobEvent, PrefillFailed, PrefillRequested
@@ -49,7 +49,7 @@ class PrefillRole:
         assert transfer is not None
         self.requesters = RequesterConnections(
             info.model,
-            self._hello,
+            context.link,
             self._introduce,
             on_frame=self._on_frame,
             on_disconnect=self._on_disconnect,
@@ -141,12 +141,6 @@ class PrefillRole:
 
     def _on_disconnect(self, requester: WorkerId) -> None:
         self._shell.feed(machine.RequesterDisconnected(requester))
-
-    def _hello(self) -> Hello:
-        publisher = self._context.current_publisher()
-        return Hello(
-            protocol=PROTOCOL, key=self._context.key.door_key, namespace=self._context.namespace, replica=publisher.id
-        )
 
     def _introduce(self) -> Introduce:
         publisher, info = self._context.current_publisher(), self._context.engine.info

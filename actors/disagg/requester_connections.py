@@ -6,8 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from actors.membership.registration import registration_of
-from actors.transport.frames import FromPrefill, Hello, Introduce, ToPrefill
+from actors.transport.frames import FromPrefill, Introduce, ToPrefill
+from actors.transport.handshake import LinkSecurity
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.events.kv import PREFILL
 from core.ids import WorkerId
@@ -26,7 +29,7 @@ class RequesterConnections:
     def __init__(
         self,
         model: str,
-        hello: Callable[[], Hello],
+        link: LinkSecurity,
         introduce: Callable[[], Introduce],
         *,
         on_frame: Callable[[WorkerId, ToPrefill], None],
@@ -34,7 +37,7 @@ class RequesterConnections:
     ) -> None:
         self.clients: dict[WorkerId, ReconnectingClient] = {}
         self._model = model
-        self._hello = hello
+        self._link = link
         self._introduce = introduce
         self._on_frame = on_frame
         self._on_disconnect = on_disconnect
@@ -60,7 +63,7 @@ class RequesterConnections:
     def introduce_again(self) -> None:
         """This worker has another id than before: all requesters hear of it."""
         for client in self.clients.values():
-            client.send(self._introduce())
+            self._introduce_to(client)
 
     def connected(self, worker: WorkerId) -> bool:
         """True if frames reach the worker now."""
@@ -94,16 +97,25 @@ class RequesterConnections:
 
     def _connect(self, worker: WorkerId, address: str) -> None:
         client = self.clients[worker] = ReconnectingClient(
-            worker, address, self._hello, self._on_client_change, lambda frame: self._on_frame(worker, frame)
+            worker,
+            address,
+            self._link,
+            lambda: self._introduce().worker,
+            self._on_client_change,
+            lambda frame: self._on_frame(worker, frame),
         )
         client.start()
 
     def _on_client_change(self, client: ReconnectingClient) -> None:
         if client.up:
-            client.send(self._introduce())
+            self._introduce_to(client)
         else:
             self._on_disconnect(client.worker)
             self._drop_if_over(client.worker)
+
+    def _introduce_to(self, client: ReconnectingClient) -> None:
+        frame = self._introduce()
+        client.send(msgspec.structs.replace(frame, proof=client.proof_of(frame.worker)))
 
     def _drop_if_over(self, worker: WorkerId) -> None:
         """A worker that is registered no more is kept for as long as it speaks to us: the registry may be wrong."""

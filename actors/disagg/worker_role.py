@@ -10,6 +10,7 @@ from actors.engines.engine import Engine
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate
+from actors.transport.handshake import LinkSecurity
 from core.clock import Clock
 from core.errors import Unavailable
 from core.generation import Output
@@ -30,6 +31,7 @@ class RoleContext(Protocol):
     registry: Registry
     clock: Clock
     key: DeploymentKey
+    link: LinkSecurity
     routing: RoutingSettings
 
     def current_publisher(self) -> WorkerPublisher:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from actors.membership.registration import Registration, registration_of
 from actors.router.model_catalog import ModelCardSource, ModelCatalog
-from actors.transport.frames import Hello
+from actors.transport.handshake import LinkSecurity
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.events.kv import PREFILL
@@ -43,8 +43,14 @@ class Fleet:
     """
 
     def __init__(
-        self, registry: Registry, clock: Clock, hello: Callable[[], Hello], on_change: Callable[[], None]
+        self,
+        registry: Registry,
+        clock: Clock,
+        link: LinkSecurity,
+        replica: Callable[[], str],
+        on_change: Callable[[], None],
     ) -> None:
+        """`replica` returns the present id of this replica."""
         self.clients: dict[WorkerId, ReconnectingClient] = {}
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
@@ -53,7 +59,8 @@ class Fleet:
         self.catalog = ModelCatalog(clock, self._model_sources, on_change)
         self._registry = registry
         self._clock = clock
-        self._hello = hello
+        self._link = link
+        self._replica = replica
         self._on_change = on_change
         self._reported_ms: dict[WorkerId, int] = {}
         self._failed_ms: dict[WorkerId, int] = {}
@@ -94,7 +101,9 @@ class Fleet:
         """The worker's client, which connects by itself."""
         client = self.clients.get(worker)
         if client is None:
-            client = self.clients[worker] = ReconnectingClient(worker, address, self._hello, self._on_connection)
+            client = self.clients[worker] = ReconnectingClient(
+                worker, address, self._link, self._replica, self._on_connection, steps=True
+            )
             client.start()
         return client
 

@@ -29,7 +29,7 @@ from actors.router.request_scheduler import (
     SettingsReplaced,
 )
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
-from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
@@ -80,6 +80,7 @@ class RouterOptions:
     snapshot_every_s: float = 3600
     take_snapshot: TakeSnapshot | None = None
     """Called when this replica is elected and a snapshot is due. With None, this replica takes none."""
+    link: LinkOptions = NO_LINK_OPTIONS
 
 
 class Router:
@@ -108,7 +109,8 @@ class Router:
             is_mine=lambda owner: owner == self.publisher.id,
             on_became=self._on_became,
         )
-        self.fleet = Fleet(registry, clock, self._hello, self._on_fleet)
+        self.link = options.link.security(key, options.namespace, clock)
+        self.fleet = Fleet(registry, clock, self.link, lambda: self.publisher.id, self._on_fleet)
         self.scheduler = RequestScheduler(
             self, settings, 0, seed=secrets.randbits(64), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
         )
@@ -155,7 +157,7 @@ class Router:
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
         )
-        self._registry, self._clock, self._key = registry, clock, key
+        self._registry, self._clock = registry, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
@@ -240,7 +242,7 @@ class Router:
 
     def _degraded(self) -> dict[str, str]:
         """Parts that are away while requests are served."""
-        found: dict[str, str] = {}
+        found = self.link.degraded()
         outbox = self.publisher.outbox
         if outbox.away_s >= LOG_AWAY_REPORTED_S:
             found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
@@ -265,6 +267,7 @@ class Router:
             "admission": self.scheduler.describe(),
             "held": len(self.scheduler.held),
             "declined": self.scheduler.busy_workers.count,
+            "link": self.link.describe(),
             "rss_bytes": rss_bytes(),
         }
 
@@ -351,10 +354,6 @@ class Router:
 
     def _restate(self) -> None:
         self.membership.restate("the quarter of the retention time is over")
-
-    def _hello(self) -> Hello:
-        key, namespace = self._key.door_key, self.options.namespace
-        return Hello(protocol=PROTOCOL, key=key, namespace=namespace, replica=self.publisher.id, steps=True)
 
     def _on_applied(self, applied: Applied) -> None:
         """Reacts to a message that was just folded."""

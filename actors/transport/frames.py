@@ -1,18 +1,19 @@
 """Frames between a replica and a worker, and between a prefill worker and a decode worker, over one TCP connection.
 
 1. A frame is a little-endian uint32 length, then one msgpack map with its `type`; the length has a bound.
-2. The first frame of a replica is `Hello`; a worker sends and reads nothing else before it. The worker answers
-   `Welcome`, or `Refusal` with both sides named, and hangs up.
+2. A connection begins with the mutual proof of `actors.transport.handshake`: `ClientHello`, `WorkerHello`,
+   `ClientProof`, `Welcome`. Before it a worker sends and reads nothing else, but `Refusal` with the reason, and hangs
+   up.
 3. `Generate` opens a stream under a number that the replica never used before on this connection (a client may send
    one request id again while tokens of the first are still on their way). `Tokens` follow until one has `finish`, or
    `Failed` ends it. `Cancel` ends it from the other side; later frames for that number are dropped.
    Where an engine's step gave several streams a token each and nothing else, one `StepTokens` has them all, if the
-   replica said in `Hello` that it reads those: an older one gets `Tokens`.
+   client's hello said that it reads those: an older one gets `Tokens`.
 4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While written
    bytes wait on a connection, nothing is read from it.
-5. A prefill worker connects to the decode workers, never the other way round. After `Hello` and `Welcome` it sends
-   `Introduce`. It takes a job from the queue, or because the job was offered to it, by `Claim`; `JobPrompt` has the
-   prompt, or the reason why there is none.
+5. A prefill worker connects to the decode workers, never the other way round. After `Welcome` it sends `Introduce`
+   under the id that it proved. It takes a job from the queue, or because the job was offered to it, by `Claim`;
+   `JobPrompt` has the prompt, or the reason why there is none.
 6. `JobCompleted` or `JobFailed` ends the job on the prefill worker's side; the same event goes to the log. The decode
    worker asks `Confirm` before it trusts the blocks that came. `Release` ends a job at any point: nothing more is
    computed for it, and its blocks are free.
@@ -38,6 +39,8 @@ class Introduce(Frame, frozen=True, tag="Introduce"):
     model: str
     block_size: int
     layout: str
+    proof: bytes = b""
+    """Proof of the id, if it is another one than the connection began with."""
 
 
 class Claim(Frame, frozen=True, tag="Claim"):
@@ -100,19 +103,37 @@ FromPrefill = Introduce | Claim | JobCompleted | JobFailed | StillHeld
 ToPrefill = JobPrompt | JobOffer | Confirm | Release
 
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
-class Hello(Frame, frozen=True, tag="Hello"):
-    """The replica's first frame."""
+class ClientHello(Frame, frozen=True, tag="ClientHello"):
+    """The client's first frame."""
+
+    protocol: int
+    namespace: str
+    client: str
+    """Id of the part that connects."""
+    worker: str
+    """Id of the worker that it asks for."""
+    nonce: bytes
+    steps: bool = False
+    """True if the client reads `StepTokens`."""
+
+
+class ClientProof(Frame, frozen=True, tag="ClientProof"):
+    """The client's second frame, once the worker has proved itself."""
+
+    proof: bytes
+
+
+class LegacyHello(Frame, frozen=True, tag="Hello"):
+    """The first frame of a client of the version before, with the key itself."""
 
     protocol: int
     key: str
-    """The deployment's door key."""
     namespace: str
     replica: str
     steps: bool = False
-    """True if the replica reads `StepTokens`."""
 
 
 class Generate(Frame, frozen=True, tag="Generate"):
@@ -146,6 +167,13 @@ class AskFiles(Frame, frozen=True, tag="AskFiles"):
 
 class AskCache(Frame, frozen=True, tag="AskCache"):
     """Which blocks do you hold on the device?"""
+
+
+class WorkerHello(Frame, frozen=True, tag="WorkerHello"):
+    """The answer to `ClientHello`: the worker proves itself first."""
+
+    nonce: bytes
+    proof: bytes
 
 
 class Welcome(Frame, frozen=True, tag="Welcome"):
@@ -208,7 +236,9 @@ class Cache(Frame, frozen=True, tag="Cache"):
 
 
 ToWorker = (
-    Hello
+    ClientHello
+    | ClientProof
+    | LegacyHello
     | Generate
     | Cancel
     | Ping
@@ -222,5 +252,17 @@ ToWorker = (
     | StillHeld
 )
 ToReplica = (
-    Welcome | Refusal | Tokens | StepTokens | Failed | Pong | Files | Cache | JobPrompt | JobOffer | Confirm | Release
+    WorkerHello
+    | Welcome
+    | Refusal
+    | Tokens
+    | StepTokens
+    | Failed
+    | Pong
+    | Files
+    | Cache
+    | JobPrompt
+    | JobOffer
+    | Confirm
+    | Release
 )

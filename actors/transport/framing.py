@@ -15,7 +15,7 @@ from actors.transport.frames import (
 from core.errors import PeerError
 
 HELLO_BYTES_MAX = 4096
-"""Bound on the first frame: more is not kept of a peer that has not proved the key."""
+"""Bound on the frames of a handshake: more is not kept of a peer that has not proved the key."""
 
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024

@@ -11,7 +11,6 @@ from actors.transport.frames import (
     AskFiles,
     Cache,
     Files,
-    Hello,
     Ping,
     Pong,
     Restate,
@@ -19,15 +18,18 @@ from actors.transport.frames import (
     ToReplica,
     ToWorker,
     Welcome,
+    WorkerHello,
 )
 from actors.transport.framing import encode_frame
+from actors.transport.handshake import LEGACY_REFUSAL, ClientHandshake, LinkSecurity, legacy_hello
+from actors.transport.link_tls import tls_fault
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from core.errors import PeerError
 from core.failure import log_failure
 from core.ids import WorkerId
 
 CONNECT_TIMEOUT_S = 2.0
-"""For a connection and the welcome."""
+"""For a connection, the mutual proof and the welcome."""
 RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses between tries to connect; the last one repeats."""
 ASK_TIMEOUT_S = 10.0
@@ -44,18 +46,28 @@ class ReconnectingClient:
         self,
         worker: WorkerId,
         address: str,
-        hello: Callable[[], Hello],
+        link: LinkSecurity,
+        client: Callable[[], str],
         on_change: Callable[[ReconnectingClient], None],
         on_frame: Callable[[ToPrefill], None] | None = None,
+        *,
+        steps: bool = False,
     ) -> None:
-        """`on_frame` is called with each frame that is for a prefill worker."""
+        """`client` returns this part's present id. `on_frame` is called with each frame that is for a prefill worker.
+        `steps` is true if the client reads `StepTokens`."""
         self.worker = worker
         self.address = address
         self.failures = 0
         """Tries to connect that failed since it was last up."""
         self.refusal = ""
-        """Why the worker will not talk to us, in its words."""
-        self._hello = hello
+        """The reason why no connection is made, in the worker's words or in ours."""
+        self._link = link
+        self._client = client
+        self._steps = steps
+        self._handshake: ClientHandshake | None = None
+        self._is_older = False
+        """True if the worker's refusal shows that it is of the version before, and the handshake of that version is
+        admitted: the next try uses it."""
         self._on_change = on_change
         self._on_frame = on_frame
         self._connection: WorkerConnection | None = None
@@ -124,6 +136,10 @@ class ReconnectingClient:
             connection.ping(connection.silence)
         return connection.silence
 
+    def proof_of(self, client: str) -> bytes:
+        """The proof that this part goes on under another id over the connection; empty if none is asked for."""
+        return b"" if self._handshake is None else self._handshake.proof_of(client)
+
     def restate(self) -> None:
         """The worker is asked to say its cache again."""
         self._ready().send(encode_frame(Restate()))
@@ -173,17 +189,48 @@ class ReconnectingClient:
     async def _connect(self) -> WorkerConnection:
         host, port = _split(self.address)
         connection = self._connection = WorkerConnection(self._on_frame, self._broken)
+        tls = self._link.tls
         try:
+            if tls is not None:
+                tls.refresh()
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
-                frame = await connection.ask(self._hello(), Welcome)
-            assert isinstance(frame, Welcome)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection, host, port, ssl=None if tls is None else tls.client
+                )
+                frame = await self._shake_hands(connection)
             if frame.worker != self.worker:
                 raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
-        except BaseException:  # cancelled or not: no other part knows this connection
+        except BaseException as error:  # cancelled or not: no other part knows this connection
+            connection.refusal = connection.refusal or tls_fault(error)
             connection.close()
             raise
         return connection
+
+    async def _shake_hands(self, connection: WorkerConnection) -> Welcome:
+        """Both ends have proved that they hold the link key; the worker's welcome. PeerError if they have not."""
+        legacy, client = self._link.legacy_now, self._client()
+        self._handshake = None
+        if legacy is not None and self._is_older:
+            self._is_older = False
+            connection.trust()
+            connection.loop.call_later(legacy.remaining_s, connection.close)
+            hello = legacy_hello(legacy, self._link.namespace, client, steps=self._steps)
+            frame = await connection.ask(hello, Welcome)
+        else:
+            handshake = ClientHandshake(self._link, client, self.worker, self.address, steps=self._steps)
+            try:
+                answer = await connection.ask(handshake.hello, WorkerHello)
+                assert isinstance(answer, WorkerHello)
+                proof = handshake.check(answer, connection.certificate)
+            except PeerError as error:
+                self._is_older = legacy is not None and connection.refusal.startswith(LEGACY_REFUSAL)
+                connection.refusal = connection.refusal or str(error)
+                raise
+            connection.trust()
+            frame = await connection.ask(proof, Welcome)
+            self._handshake = handshake
+        assert isinstance(frame, Welcome)
+        return frame
 
     def _broken(self) -> None:
         """Reported at once: readers of `up` must not use the old value any longer."""

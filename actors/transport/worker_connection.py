@@ -27,8 +27,17 @@ from actors.transport.frames import (
     ToReplica,
     ToWorker,
     Welcome,
+    WorkerHello,
 )
-from actors.transport.framing import ANSWER_BYTES_MAX, FRAME_BYTES_MAX, FrameSplitter, decode_to_replica, encode_frame
+from actors.transport.framing import (
+    ANSWER_BYTES_MAX,
+    FRAME_BYTES_MAX,
+    HELLO_BYTES_MAX,
+    FrameSplitter,
+    decode_to_replica,
+    encode_frame,
+)
+from actors.transport.link_tls import peer_digest, tls_fault
 from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Hint, Output
 
@@ -95,7 +104,9 @@ class WorkerConnection(asyncio.Protocol):
         self._numbers = itertools.count()
         self._unsent: list[bytes] | None = None
         """Frames that leave at the end of this turn of the loop; None until one left in it."""
-        self._splitter = FrameSplitter(ANSWER_BYTES_MAX)
+        self._splitter = FrameSplitter(HELLO_BYTES_MAX)
+        self._handle: Callable[[ToReplica], None] = self._greet
+        """Handles the next frame: one of the handshake, until the worker has proved itself."""
         self._transport: asyncio.Transport | None = None
         self._asked: list[tuple[type[ToReplica], asyncio.Future[ToReplica]]] = []
         """Questions without an answer yet, those given up by their callers included: their answers come first."""
@@ -114,7 +125,19 @@ class WorkerConnection(asyncio.Protocol):
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        fault = "" if exc is None else tls_fault(exc)
+        self.refusal = self.refusal or fault
         self._end(f"the connection broke: {exc or 'closed by the worker'}")
+
+    @property
+    def certificate(self) -> bytes:
+        """SHA-256 of the worker's certificate; empty without TLS."""
+        return b"" if self._transport is None else peer_digest(self._transport.get_extra_info("ssl_object"))
+
+    def trust(self) -> None:
+        """The worker has proved itself, or the handshake is of the version before: frames of all kinds are read."""
+        self._splitter.bytes_max = ANSWER_BYTES_MAX
+        self._handle = self._frame
 
     def close(self) -> None:
         """The connection is gone at once: a worker that does not read would hold it open for ever."""
@@ -194,12 +217,17 @@ class WorkerConnection(asyncio.Protocol):
         self.received = True
         try:
             for body in self._splitter.feed(data):
-                self._frame(decode_to_replica(body))
+                self._handle(decode_to_replica(body))
                 if self.closed.is_set():
                     return
         except PeerError as error:
             _logger.error("a worker broke the protocol: %s", error)  # noqa: TRY400  # its text says it all
             self.close()
+
+    def _greet(self, frame: ToReplica) -> None:
+        if not isinstance(frame, WorkerHello | Refusal):
+            raise PeerError("the worker has not proved itself")
+        self._frame(frame)
 
     def _frame(self, frame: ToReplica) -> None:
         match frame:
@@ -217,7 +245,7 @@ class WorkerConnection(asyncio.Protocol):
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
-            case Welcome() | Pong() | Files() | Cache():
+            case WorkerHello() | Welcome() | Pong() | Files() | Cache():
                 self._answer(frame)
             case JobPrompt() | JobOffer() | Confirm() | Release():
                 if self._on_frame is None:

@@ -5,27 +5,27 @@ merged.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
 from actors.transport.frames import (
-    PROTOCOL,
     AskCache,
     AskFiles,
     Cache,
     Cancel,
     Claim,
+    ClientHello,
+    ClientProof,
     Failed,
     Files,
     FromPrefill,
     Generate,
-    Hello,
     Introduce,
     JobCompleted,
     JobFailed,
+    LegacyHello,
     Ping,
     Pong,
     Refusal,
@@ -36,6 +36,7 @@ from actors.transport.frames import (
     Welcome,
 )
 from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
+from actors.transport.handshake import LinkSecurity, WorkerHandshake, legacy_fault
 from actors.transport.output_buffer import OutputBuffer, SendBuffer
 from core.errors import CallerError, ContrailError, PeerError
 from core.generation import Output
@@ -45,7 +46,7 @@ from projections.policy.binding_plan import is_one_pass
 REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""
 HELLO_TIMEOUT_S = 5.0
-"""A connection without a valid first frame by then is closed."""
+"""A connection whose client has not proved itself by then is closed."""
 GATHERED_TOKENS_MAX = 32
 """Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
@@ -87,10 +88,12 @@ class ServerHandler(Protocol):
 class WorkerServer:
     """Listens at one address until closed."""
 
-    def __init__(self, host: ServerHandler, namespace: str, door_key: str) -> None:
+    def __init__(self, host: ServerHandler, link: LinkSecurity) -> None:
         self.host = host
-        self.namespace = namespace
-        self.door_key = door_key
+        self.link = link
+        self.address = ""
+        """HOST:PORT at which the worker is registered: a client must have dialed it. The listening address unless the
+        owner sets another."""
         self.draining = False
         self.outputs = 0
         """Outputs of the engine to all requests so far."""
@@ -111,12 +114,23 @@ class WorkerServer:
     async def open(self, listen_host: str, listen_port: int, *, reuse_port: bool = False) -> tuple[str, int]:
         """Returns the address that it listens at; OSError if it is taken. With `reuse_port` a socket of the same user
         that does not listen may keep the port (`api.server.sockets.reserve`)."""
-        loop = asyncio.get_running_loop()
+        loop, tls = asyncio.get_running_loop(), self.link.tls
         self._server = await loop.create_server(
-            lambda: ClientConnection(self), listen_host, listen_port, reuse_port=reuse_port or None
+            self._accept,
+            listen_host,
+            listen_port,
+            reuse_port=reuse_port or None,
+            ssl=None if tls is None else tls.server,
+            ssl_handshake_timeout=None if tls is None else HELLO_TIMEOUT_S,
         )
         host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return host, port
+
+    def _accept(self) -> ClientConnection:
+        if self.link.tls is not None:
+            self.link.tls.refresh()
+        return ClientConnection(self)
 
     async def close(self) -> None:
         """No connection is left; what was being served is cancelled, what was written was sent if there was time."""
@@ -173,7 +187,9 @@ class ClientConnection(asyncio.Protocol):
         self._worker_server = port
         self._splitter = FrameSplitter(HELLO_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
-        self._greeted = False
+        self._handshake: WorkerHandshake | None = None
+        self._on_frame: Callable[[ToWorker], None] = self._prove
+        """Handles the next frame: one of the handshake, until the client has proved itself."""
         self._writable = True
         self._flush_due = False
         self._unsent = SendBuffer()
@@ -241,36 +257,46 @@ class ClientConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for body in self._splitter.feed(data):
-                self._frame(decode_to_worker(body))
+                self._on_frame(decode_to_worker(body))
                 if not self._open:
                     return
         except PeerError as error:
             self._refuse(str(error))
 
-    def _frame(self, frame: ToWorker) -> None:
-        if isinstance(frame, Hello):
-            self._greet(frame)
-        elif not self._greeted:
-            self._refuse("the first frame must be Hello")
-        else:
-            self._serve(frame)
+    def _prove(self, frame: ToWorker) -> None:
+        match frame:
+            case ClientHello() if self._handshake is None:
+                ours, tls = self._worker_server, self._worker_server.link.tls
+                certificate = b"" if tls is None else tls.digest
+                worker = ours.host.welcome().worker
+                self._handshake = WorkerHandshake(ours.link, frame, worker, ours.address, certificate)
+                self.send(self._handshake.answer)
+            case ClientProof() if self._handshake is not None:
+                if self._handshake.is_proved(frame.proof):
+                    self._admit(steps=self._handshake.steps)
+                else:
+                    address = self._worker_server.address
+                    self._refuse(f"you dialed another address than {address}, or your key is another one")
+            case LegacyHello():
+                self._admit_legacy(frame)
+            case _:
+                self._refuse("the first frame must be ClientHello, the second ClientProof")
 
-    def _greet(self, hello: Hello) -> None:
-        ours = self._worker_server
-        if not hmac.compare_digest(hello.key.encode(), ours.door_key.encode()):
-            self._refuse("the deployment's key is another one here")
-        elif (hello.protocol, hello.namespace) != (PROTOCOL, ours.namespace):
-            theirs = f"protocol {hello.protocol}, namespace {hello.namespace!r}"
-            self._refuse(f"you: {theirs}; here: protocol {PROTOCOL}, namespace {ours.namespace!r}")
-        elif self._greeted:
-            self._refuse("greeted twice")
-        else:
-            self._greeted = True
-            self._unsent.steps = hello.steps
-            self._splitter.bytes_max = FRAME_BYTES_MAX
-            if self._timer is not None:
-                self._timer.cancel()
-            self.send(ours.host.welcome())
+    def _admit_legacy(self, hello: LegacyHello) -> None:
+        link = self._worker_server.link
+        if fault := legacy_fault(link, hello):
+            self._refuse(fault)
+        elif link.legacy is not None:
+            self._admit(steps=hello.steps)
+            self._timer = asyncio.get_running_loop().call_later(link.legacy.remaining_s, self.hang_up)
+
+    def _admit(self, *, steps: bool) -> None:
+        self._on_frame = self._serve
+        self._unsent.steps = steps
+        self._splitter.bytes_max = FRAME_BYTES_MAX
+        if self._timer is not None:
+            self._timer.cancel()
+        self.send(self._worker_server.host.welcome())
 
     def _serve(self, frame: ToWorker) -> None:
         match frame:
@@ -286,10 +312,12 @@ class ClientConnection(asyncio.Protocol):
                 self.send(Files(files=self._worker_server.host.files()))
             case AskCache():
                 self.send(Cache(hashes=self._worker_server.host.cached()))
+            case Introduce() if self._handshake and not self._handshake.speaks_as(frame.worker, frame.proof):
+                self._refuse(f"you did not prove to be {frame.worker}")
             case Introduce() | Claim() | JobCompleted() | JobFailed() | StillHeld():
                 self._worker_server.host.on_frame(self, frame)
-            case Hello():
-                raise AssertionError("greeted already")
+            case ClientHello() | ClientProof() | LegacyHello():
+                self._refuse("greeted twice")
             case _:
                 assert_never(frame)
 

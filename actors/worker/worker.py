@@ -23,6 +23,7 @@ from actors.membership.registration import advertised_address, restate_periodica
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate, Welcome
+from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
 from actors.worker.engine_watchdog import wait_until_dead
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
@@ -78,6 +79,7 @@ class WorkerOptions:
     """The chat format that front ends use for the model."""
     aliases: tuple[str, ...] = ()
     """Further names of the model for clients (`core.served_names`)."""
+    link: LinkOptions = NO_LINK_OPTIONS
 
 
 class Worker:
@@ -100,7 +102,8 @@ class Worker:
         """The worker's part in remote prefill; known once the engine is up."""
         self.mirror: CacheMirror | None = None
         self.membership: WorkerMembership | None = None
-        self.port = WorkerServer(self, options.namespace, key.door_key)
+        self.link = options.link.security(key, options.namespace, clock)
+        self.port = WorkerServer(self, self.link)
         self.draining = GracefulDrain(self.port, options.drain_timeout_s)
         self.address = ""
         self.log = log
@@ -180,7 +183,8 @@ class Worker:
             host, port = await self.port.open(listen_host, listen_port, reuse_port=self.options.reuse_port)
         except OSError as error:
             raise CallerError(f"cannot listen on {listen_host}:{listen_port} ({error}): choose another port") from error
-        return advertised_address(self.options.advertise, host, port)
+        self.port.address = advertised_address(self.options.advertise, host, port)
+        return self.port.address
 
     async def serve(self) -> str:
         """Returns when the worker must end, with the reason."""
@@ -245,15 +249,17 @@ class Worker:
             "outbox": {"events": publisher.kv.depth, "bytes": publisher.kv.bytes} if publisher else None,
             "log_away_s": round(publisher.kv.away_s, 1) if publisher else 0,
             "role": self.options.role,
+            "link": self.link.describe(),
             "prefill": self.role.describe(),
         }
 
     def degraded(self) -> dict[str, str]:
         """The services that are away while the worker serves, with details."""
         kv = self.publisher.kv if self.publisher else None
-        if kv is None or kv.away_s < LOG_AWAY_REPORT_S:
-            return {}
-        return {"log": f"away for {kv.away_s:.0f} s, {kv.depth} events wait"}
+        found = self.link.degraded()
+        if kv is not None and kv.away_s >= LOG_AWAY_REPORT_S:
+            found["log"] = f"away for {kv.away_s:.0f} s, {kv.depth} events wait"
+        return found
 
     def welcome(self) -> Welcome:
         """The worker's present id, its name and its model."""

@@ -14,6 +14,7 @@ import msgspec
 from api.auth.api_keys import read_keys
 from api.auth.keyring import Keyring
 from api.config.addresses import is_loopback
+from api.config.deployment_ref import link_options
 from api.config.schema import Deployment, FrontendSection
 from api.server.sockets import tls_context
 from core.clock import Clock
@@ -27,8 +28,8 @@ SHARED_CACHE = (
 IN_CLEAR = "API keys and prompts cross the network in clear: give --tls-cert, or put a TLS proxy in front"
 
 
-def with_checked_files(deployment: Deployment) -> Deployment:
-    """The deployment with the paths of its keys and certificate made absolute, for parts that stand elsewhere.
+def with_checked_files(deployment: Deployment, clock: Clock) -> Deployment:
+    """The deployment with the paths of its keys and certificates made absolute, for parts that stand elsewhere.
 
     CallerError if one of the files cannot be used.
     """
@@ -40,7 +41,13 @@ def with_checked_files(deployment: Deployment) -> Deployment:
         tls = msgspec.structs.replace(tls, cert=_absolute(tls.cert), key=_absolute(tls.key))
         tls_context(tls.cert, tls.key)
     frontend = msgspec.structs.replace(section, keys=keys, tls=tls)
-    return msgspec.structs.replace(deployment, frontend=frontend)
+    link = deployment.link
+    if (files := link.tls) is not None:
+        paths = {name: _absolute(getattr(files, name)) for name in files.__struct_fields__}
+        link = msgspec.structs.replace(link, tls=msgspec.structs.replace(files, **paths))
+    checked = msgspec.structs.replace(deployment, frontend=frontend, link=link)
+    link_options(checked, clock)
+    return checked
 
 
 def exposure_warnings(section: FrontendSection, host: str) -> list[str]:

@@ -27,6 +27,7 @@ from api.deployment.preflight import TINY, check_copies, check_key, check_metric
 from api.deployment.process_specs import what_of
 from api.deployment.readiness import Progress
 from api.server.sockets import close_all, open_listeners
+from core.clock import SystemClock
 from core.settings import POLICIES
 
 BABBLES = """
@@ -112,7 +113,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
     check_workers(loaded.deployment)
     check_copies(loaded.deployment)
     check_metrics_file(loaded.deployment)
-    loaded = replace(loaded, deployment=with_checked_files(loaded.deployment))
+    loaded = replace(loaded, deployment=with_checked_files(loaded.deployment, SystemClock()))
     with ExitStack() as at_end:
         listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
         at_end.callback(close_all, listeners)

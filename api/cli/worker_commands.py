@@ -22,6 +22,7 @@ from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
 from api.process.logging_setup import configure_engine_logging, configure_logging
 from api.process.worker import FAILED, serve_worker
+from core.clock import SystemClock
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
 from core.served_names import check_names
@@ -152,6 +153,7 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
+        link=connection.link(SystemClock()),
     )
     arguments = EngineArguments(
         engine=given["engine"],

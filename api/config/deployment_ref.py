@@ -15,11 +15,14 @@ from typing import Any
 
 import click
 
+from actors.transport.handshake import LinkOptions
+from actors.transport.link_tls import LinkTls
 from api.config.data_folder import DataFolder
 from api.config.loading import load, urls
 from api.config.run_file import STOPPED, read_run
 from api.config.schema import OFF, Deployment, EtcdAccess, LogCredentials
 from api.config.units import duration_s, size_bytes
+from core.clock import Clock
 from core.errors import CallerError
 from core.keys import DeploymentKey
 from streams.etcd.etcd_credentials import EtcdCredentials
@@ -27,6 +30,8 @@ from streams.jetstream.nats_credentials import NatsCredentials
 from streams.topology import Topology
 
 DEFAULT_DATA = Path("data")
+OLD_HANDSHAKE_MAX_S = 24 * 3600
+"""Bound on the time for which a process that starts admits the handshake of the version before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,10 @@ class DeploymentRef:
         """Interval between snapshots; None for never."""
         every = self.deployment.log.snapshot_every
         return None if every == OFF else duration_s(every)
+
+    def link(self, clock: Clock) -> LinkOptions:
+        """The options for connections between parts; errors as of `link_options`."""
+        return link_options(self.deployment, clock)
 
     @property
     def nats(self) -> list[str]:
@@ -133,6 +142,21 @@ def _no_addresses(file: Path | None) -> str:
     return (
         f"{file} has no addresses (log.nats and log.etcd): give --data DIR, the folder of its `contrail up`, without "
         f"-f; or -f {file} with --nats URL, --etcd HOST:PORT and --key-file FILE"
+    )
+
+
+def link_options(deployment: Deployment, clock: Clock) -> LinkOptions:
+    """The section `link` as parts take it. CallerError if a file of `link.tls` cannot be used, or the old handshake
+    is to be admitted for longer than OLD_HANDSHAKE_MAX_S from now."""
+    tls, until = deployment.link.tls, deployment.link.old_handshake_until
+    until_ms = 0 if until is None else int(until.timestamp() * 1000)
+    if until_ms > clock.wall_ms() + OLD_HANDSHAKE_MAX_S * 1000:
+        raise CallerError(
+            f"link.old_handshake_until: {until} is too late; {OLD_HANDSHAKE_MAX_S // 3600} h from now is the most"
+        )
+    return LinkOptions(
+        tls=None if tls is None else LinkTls(*(Path(each).expanduser() for each in (tls.cert, tls.key, tls.ca))),
+        old_handshake_until_ms=until_ms,
     )
 
 

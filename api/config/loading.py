@@ -71,8 +71,9 @@ EXAMPLES = {
     "engine_stall": '"2m"',
     "max_bytes": '"8GiB"',
     "journal_max": '"256MiB"',
+    "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }
-"""Example values of the keys that need a unit."""
+"""Example values of the keys with a unit or a form of their own."""
 
 
 class Setting(NamedTuple):
@@ -114,6 +115,7 @@ SETTINGS = (
     Setting("log.credentials.password", None, "CONTRAIL_NATS_PASSWORD"),
     Setting("log.credentials.token", None, "CONTRAIL_NATS_TOKEN"),
     Setting("log.credentials.creds", None, "CONTRAIL_NATS_CREDS"),
+    Setting("link.old_handshake_until", None, "CONTRAIL_OLD_HANDSHAKE_UNTIL"),
     Setting("log.etcd_credentials.user", None, "CONTRAIL_ETCD_USER"),
     Setting("log.etcd_credentials.password", None, "CONTRAIL_ETCD_PASSWORD"),
 )

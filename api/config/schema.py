@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from math import prod
 from typing import Annotated, Any
 
@@ -315,6 +316,27 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         return self.model.rstrip("/").rpartition("/")[2] if is_folder_name(self.model) else self.model
 
 
+class LinkTlsFiles(Section, frozen=True, kw_only=True):
+    """PEM files of the operator for the connections between parts; both ends of each connection check the other's."""
+
+    cert: str
+    """This machine's certificate, with those that lead from it to the authority. It must name the host under which its
+    workers are registered."""
+    key: str
+    """Its private key."""
+    ca: str
+    """The authority of all parts' certificates."""
+
+
+class LinkSection(Section, frozen=True, kw_only=True):
+    """The connections between parts: front ends to workers, prefill workers to decode workers."""
+
+    tls: LinkTlsFiles | None = None
+    """Not given, they are not encrypted."""
+    old_handshake_until: Annotated[datetime, Meta(tz=True)] | None = None
+    """Until then parts of the version before are admitted by their handshake, which sends a static key."""
+
+
 class Deployment(Section, frozen=True, kw_only=True):
     """All of it."""
 
@@ -326,6 +348,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     log: LogSection = LogSection()
     frontend: FrontendSection = FrontendSection()
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
+    link: LinkSection = LinkSection()
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
 

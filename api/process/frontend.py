@@ -208,6 +208,7 @@ def _router(
         journal_bytes=connection.deployment.frontend.journal_bytes,
         snapshot_every_s=connection.snapshot_every_s or 0,
         take_snapshot=partial(run_snapshot_process, connection.words) if connection.snapshot_every_s else None,
+        link=connection.link(SystemClock()),
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)

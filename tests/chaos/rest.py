@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from actors.disagg.prefill_role import queue_name
-from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.handshake import NO_LINK_OPTIONS
 from actors.transport.reconnecting_client import ReconnectingClient
+from core.clock import SystemClock
 from core.errors import ContrailError
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
@@ -189,8 +190,8 @@ def _told(consumer: dict[str, Any]) -> str:
 async def cache_at(running: Running, worker: WorkerId, address: str) -> set[int]:
     """The worker's own mirror of its engine's cache, asked over TCP."""
     key, namespace = running.connection.key, running.connection.namespace
-    hello = Hello(protocol=PROTOCOL, key=key.door_key, namespace=namespace, replica="test")
-    link = ReconnectingClient(worker, address, lambda: hello, lambda _link: None)
+    security = NO_LINK_OPTIONS.security(key, namespace, SystemClock())
+    link = ReconnectingClient(worker, address, security, lambda: "test", lambda _link: None)
     link.start()
     try:
         await eventually(lambda: link.up, f"a connection to {worker}")

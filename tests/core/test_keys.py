@@ -36,12 +36,18 @@ def test_derived_keys_differ(tmp_path: Path) -> None:
     derived = [
         each
         for k in (key, other)
-        for each in (k.chain_key.hex(), k.door_key, k.reasoning_key.hex(), f"{k.hash_seed:016x}")
+        for each in (
+            k.chain_key.hex(),
+            k.link_key.hex(),
+            k.legacy_door_key,
+            k.reasoning_key.hex(),
+            f"{k.hash_seed:016x}",
+        )
     ]
-    assert len(set(derived)) == 8
+    assert len(set(derived)) == 10
     assert not any(a != b and a.startswith(b) for a in derived for b in derived)
     assert all(key.secret.hex()[:16] not in each for each in derived)
-    assert (len(key.chain_key), len(key.door_key), len(key.reasoning_key)) == (32, 64, 32)
+    assert (len(key.chain_key), len(key.link_key), len(key.reasoning_key)) == (32, 32, 32)
     assert DeploymentKey(bytes(32)).chain_key == key.chain_key
 
 

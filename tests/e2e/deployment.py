@@ -16,9 +16,10 @@ from typing import Any
 
 import openai
 
-from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.handshake import NO_LINK_OPTIONS
 from actors.transport.reconnecting_client import ReconnectingClient
 from api.config.deployment_ref import DeploymentRef, find_by_data_folder
+from core.clock import SystemClock
 from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
@@ -109,8 +110,8 @@ class Running:
         """The worker's own mirror of its engine's cache, asked over TCP."""
         key, namespace = self.connection.key, self.connection.namespace
         address = next(part["address"] for part in self.run()["parts"] if part["id"] == worker)
-        hello = Hello(protocol=PROTOCOL, key=key.door_key, namespace=namespace, replica="test")
-        link = ReconnectingClient(WorkerId(worker), address, lambda: hello, lambda _link: None)
+        security = NO_LINK_OPTIONS.security(key, namespace, SystemClock())
+        link = ReconnectingClient(WorkerId(worker), address, security, lambda: "test", lambda _link: None)
         link.start()
         try:
             await eventually(lambda: link.up, f"a connection to {worker}")

@@ -17,10 +17,12 @@ from typing import Any
 import httpx
 import pytest
 
-from actors.transport.frames import PROTOCOL, Hello
+from actors.transport.handshake import NO_LINK_OPTIONS, LinkSecurity
 from actors.transport.reconnecting_client import ReconnectingClient
+from core.clock import SystemClock
 from core.errors import ContrailError
 from core.ids import WorkerId
+from core.keys import DeploymentKey
 from streams.embedded.loopback_ports import free_port
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.e2e.by_hand import Access, by_hand
@@ -81,9 +83,10 @@ async def _strangers_are_refused(running: Running) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         await asyncio.to_thread(_ask_etcd, it.etcd)
     assert b"user name is empty" in refused.value.read()
-    await _worker_refuses(running, Hello(protocol=PROTOCOL, key="00" * 16, namespace=it.namespace, replica="x"), "key")
-    hello = Hello(protocol=PROTOCOL, key=it.key.door_key, namespace="elsewhere", replica="x")
-    await _worker_refuses(running, hello, f"you: .*'elsewhere'.* here: .*'{it.namespace}'")
+    stranger = NO_LINK_OPTIONS.security(DeploymentKey.generate(), it.namespace, SystemClock())
+    await _worker_refuses(running, stranger, "does not prove")
+    stranger = NO_LINK_OPTIONS.security(it.key, "elsewhere", SystemClock())
+    await _worker_refuses(running, stranger, f"you: .*'elsewhere'.* here: .*'{it.namespace}'")
 
 
 def _ask_etcd(address: str) -> None:
@@ -91,9 +94,9 @@ def _ask_etcd(address: str) -> None:
     urllib.request.urlopen(question, timeout=10).close()
 
 
-async def _worker_refuses(running: Running, hello: Hello, reason: str) -> None:
+async def _worker_refuses(running: Running, stranger: LinkSecurity, reason: str) -> None:
     worker = running.part(WORKERS[0])
-    link = ReconnectingClient(WorkerId(worker["id"]), worker["address"], lambda: hello, lambda _link: None)
+    link = ReconnectingClient(WorkerId(worker["id"]), worker["address"], stranger, lambda: "x", lambda _link: None)
     link.start()
     try:
         await eventually(lambda: re.search(reason, repr(link)), f"a refusal for its {reason}")

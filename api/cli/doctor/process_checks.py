@@ -36,6 +36,7 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
     yield check_log_away(replicas)
     yield check_outboxes([*replicas, *workers])
     yield check_journals(replicas)
+    yield check_link([*replicas, *workers])
 
 
 def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Finding:
@@ -168,6 +169,21 @@ def check_journals(replicas: list[ProcessReply]) -> Finding:
         return Finding("journals", OK, f"The fullest journal, of {name}, is {share:.0%} full.", facts)
     text = f"The journal of {name} is {share:.0%} full: bring the log back before it has no room for decisions."
     return Finding("journals", PROBLEM if share >= JOURNAL_PROBLEM else WARNING, text, facts)
+
+
+def check_link(parts: list[ProcessReply]) -> Finding:
+    """No part admits the handshake of the version before."""
+    links = {it.part.name: it.state["link"] for it in parts if it.state and isinstance(it.state.get("link"), dict)}
+    until = {name: end for name, link in links.items() if (end := link.get("old_handshake_until"))}
+    facts = {"link": links}
+    if until:
+        name, end = max(until.items(), key=lambda item: str(item[1]))
+        text = (
+            f"{name} admits the handshake of the version before until {end}: a program that takes the port of a worker "
+            "can read prompts meanwhile; remove link.old_handshake_until when all parts are upgraded."
+        )
+        return Finding("link", WARNING, text, facts)
+    return Finding("link", OK, "Both ends of every connection between parts prove themselves.", facts)
 
 
 def _some(replicas: list[ReplicaStatus], count: Callable[[ReplicaStatus], int | None]) -> tuple[str, int] | None:

@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.reconnecting_client import ReconnectingClient
 from api.cli.process_query import WORKERS, registered_processes
 from api.config.deployment_ref import DeploymentRef
 from api.process.planes import open_registry
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
 from api.tokenizer.word_cache import WordTooLong
+from core.clock import SystemClock
 from core.errors import CallerError, PeerError, Unavailable
 from core.ids import WorkerId
 from core.prompt import tokens_to_bytes
@@ -100,9 +100,10 @@ async def _asked(connection: DeploymentRef, model: str) -> dict[str, bytes]:
 
 
 def _link(connection: DeploymentRef, worker: str, address: str, changed: asyncio.Event) -> ReconnectingClient:
-    hello = Hello(
-        protocol=PROTOCOL, key=connection.key.door_key, namespace=connection.namespace, replica="contrail replay at"
+    clock = SystemClock()
+    security = connection.link(clock).security(connection.key, connection.namespace, clock)
+    link = ReconnectingClient(
+        WorkerId(worker), address, security, lambda: "contrail replay at", lambda _link: changed.set()
     )
-    link = ReconnectingClient(WorkerId(worker), address, lambda: hello, lambda _link: changed.set())
     link.start()
     return link

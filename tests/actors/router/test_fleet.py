@@ -11,18 +11,16 @@ import pytest
 
 from actors.router import model_catalog as catalog_module
 from actors.router.fleet import FAILED_FOR_MS, STALE_AFTER_MS, Fleet
-from actors.transport.frames import PROTOCOL, Hello
 from actors.transport.worker_server import WorkerServer
 from core.clock import ManualClock
 from core.ids import WorkerId, new_id
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.scripted_engine import ScriptedHost
-from tests.actors.transport.linking import TokenReader
+from tests.actors.transport.linking import LINK, TokenReader
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 
 NOBODY: frozenset[WorkerId] = frozenset()
-HELLO = Hello(protocol=PROTOCOL, key="secret", namespace="test", replica="r")
 
 
 class Yard:
@@ -33,7 +31,7 @@ class Yard:
         self.store = MemoryRegistryStore()
         self.registry = MemoryRegistry(self.store)
         self.changes = 0
-        self.fleet = Fleet(self.registry, self.clock, lambda: HELLO, self._changed)
+        self.fleet = Fleet(self.registry, self.clock, LINK, lambda: "r", self._changed)
         self.hosts: dict[WorkerId, ScriptedHost] = {}
         self.ports: dict[WorkerId, WorkerServer] = {}
         self.addresses: dict[WorkerId, str] = {}
@@ -44,7 +42,7 @@ class Yard:
     async def worker(self, *, registered: bool = True, **details: object) -> WorkerId:
         worker, host = WorkerId(new_id()), ScriptedHost()
         host.worker = worker
-        self.hosts[worker], self.ports[worker] = host, WorkerServer(host, "test", "secret")
+        self.hosts[worker], self.ports[worker] = host, WorkerServer(host, LINK)
         name, port = await self.ports[worker].open("127.0.0.1", 0)
         self.addresses[worker] = f"{name}:{port}"
         if registered:

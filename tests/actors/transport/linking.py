@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from actors.transport.frames import PROTOCOL, Hello, ToWorker, Welcome
+from actors.transport.frames import ClientHello, ClientProof, ToWorker, Welcome
 from actors.transport.framing import FRAME_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
+from actors.transport.handshake import LinkSecurity, WorkerHandshake
 from actors.transport.output_buffer import OutputBuffer
 from actors.transport.reconnecting_client import ReconnectingClient
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
@@ -17,28 +18,28 @@ from core.ids import WorkerId
 from tests.actors.scripted_engine import WORKER, ScriptedHost
 from tests.fixtures.eventually import eventually
 
-KEY = "secret"
+KEY = b"secret"
+LINK = LinkSecurity(key=KEY, namespace="test")
 Said = Callable[[asyncio.StreamWriter, ToWorker], Awaitable[None] | None]
 
 
 @asynccontextmanager
-async def linked(address: str, key: str = KEY) -> AsyncIterator[tuple[ReconnectingClient, list[bool]]]:
+async def linked(address: str, link: LinkSecurity = LINK) -> AsyncIterator[tuple[ReconnectingClient, list[bool]]]:
     """A link that keeps trying, and its changes."""
     changes: list[bool] = []
-    hello = Hello(protocol=PROTOCOL, key=key, namespace="test", replica="r")
-    link = ReconnectingClient(WorkerId(WORKER), address, lambda: hello, lambda it: changes.append(it.up))
-    link.start()
+    client = ReconnectingClient(WorkerId(WORKER), address, link, lambda: "r", lambda it: changes.append(it.up))
+    client.start()
     try:
-        yield link, changes
+        yield client, changes
     finally:
-        await link.close()
+        await client.close()
         await asyncio.sleep(0)
 
 
 @asynccontextmanager
-async def port(host: ScriptedHost, at: int = 0) -> AsyncIterator[str]:
+async def port(host: ScriptedHost, at: int = 0, link: LinkSecurity = LINK) -> AsyncIterator[str]:
     """A worker's port; its address."""
-    it = WorkerServer(host, "test", KEY)
+    it = WorkerServer(host, link)
     name, number = await it.open("127.0.0.1", at)
     try:
         yield f"{name}:{number}"
@@ -85,8 +86,11 @@ async def impostor(on_frame: Said) -> AsyncIterator[tuple[Impostor, str]]:
 
 
 def welcome(writer: asyncio.StreamWriter, frame: ToWorker) -> None:
-    """Politeness alone."""
-    if isinstance(frame, Hello):
+    """The handshake of a worker that has the key, and nothing else."""
+    if isinstance(frame, ClientHello):
+        host, number = writer.get_extra_info("sockname")
+        writer.write(encode_frame(WorkerHandshake(LINK, frame, WORKER, f"{host}:{number}", b"").answer))
+    if isinstance(frame, ClientProof):
         writer.write(encode_frame(Welcome(worker=WORKER, name="w", model="sim")))
 
 

@@ -86,6 +86,7 @@ async def test_one_frame_has_tokens_of_many() -> None:
     """Each stream takes its own, with what came for it alone before and after; one that is over is nobody's."""
     line = WorkerConnection()
     line.connection_made(Nowhere())
+    line.trust()
     streams = [TokenReader(line, request(range(4), id=name)) for name in ("a", "b", "c")]
     streams[1].close()
     line.data_received(
@@ -110,6 +111,7 @@ def test_who_has_enough_hears_of_no_end(run: Run, fault: str) -> None:
         for enough in (None, TooMuch()):
             line, taken = WorkerConnection(), list[tuple[int, ...]]()
             line.connection_made(Nowhere())
+            line.trust()
             stream = TokenReader(line, request(range(4), id="a"))
 
             def take(output: Output, enough: Exception | None = enough, taken: list[tuple[int, ...]] = taken) -> bool:

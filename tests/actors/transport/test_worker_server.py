@@ -13,15 +13,16 @@ import pytest
 
 from actors.transport import worker_server as port_module
 from actors.transport.frames import (
-    PROTOCOL,
     AskCache,
     AskFiles,
     Cache,
     Cancel,
+    ClientHello,
+    ClientProof,
     Failed,
     Files,
     Generate,
-    Hello,
+    LegacyHello,
     Ping,
     Pong,
     Refusal,
@@ -31,20 +32,23 @@ from actors.transport.frames import (
     ToReplica,
     ToWorker,
     Welcome,
+    WorkerHello,
 )
 from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, decode_to_replica, encode_frame
+from actors.transport.handshake import PROTOCOL, ClientHandshake
 from actors.transport.worker_server import REQUESTS_MAX, WRITE_HIGH_BYTES, WorkerServer
 from core.errors import CallerError, EngineDead
 from core.generation import Output
+from core.ids import WorkerId
 from tests.actors.scripted_engine import WORKER, ScriptedHost
+from tests.actors.transport.linking import LINK
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
 from tests.fixtures.loops import Run, run
 
 __all__ = ["run"]
 
-KEY = "secret"
-HELLO = Hello(protocol=PROTOCOL, key=KEY, namespace="test", replica="r")
+HELLO = ClientHello(protocol=PROTOCOL, namespace="test", client="r", worker=WORKER, nonce=bytes(32))
 SMALL_BYTES = 4096
 
 
@@ -69,6 +73,16 @@ class Client:
         except ConnectionError:
             return True
 
+    async def greet(self, address: str, *, steps: bool = False, client: str = "r") -> ClientHandshake:
+        """Both ends have proved themselves."""
+        handshake = ClientHandshake(LINK, client, WorkerId(WORKER), address, steps=steps)
+        self.say(handshake.hello)
+        answer = await self.hear()
+        assert isinstance(answer, WorkerHello)
+        self.say(handshake.check(answer, b""))
+        assert await self.hear() == Welcome(worker=WORKER, name="w", model="sim")
+        return handshake
+
     async def refusal(self) -> str:
         """The worker's last word."""
         frame = await self.hear()
@@ -82,7 +96,7 @@ class Site:
 
     def __init__(self) -> None:
         self.host = ScriptedHost()
-        self.port = WorkerServer(self.host, "test", KEY)
+        self.port = WorkerServer(self.host, LINK)
         self.address = ("", 0)
         self._clients: list[Client] = []
 
@@ -97,8 +111,7 @@ class Site:
         client = Client(*await asyncio.open_connection(sock=raw, limit=limit))
         self._clients.append(client)
         if greet:
-            client.say(msgspec.structs.replace(HELLO, steps=steps))
-            assert await client.hear() == Welcome(worker=WORKER, name="w", model="sim")
+            await client.greet(self.port.address, steps=steps)
         return client
 
     async def end(self) -> None:
@@ -124,23 +137,26 @@ def generate(stream: int, id: str = "x", model: str = "sim") -> Generate:
 
 
 STRANGERS = {
-    "key": (encode_frame(Hello(protocol=PROTOCOL, key="wröng", namespace="test", replica="r")), "key is another"),
-    "namespace": (
-        encode_frame(Hello(protocol=PROTOCOL, key=KEY, namespace="prod", replica="r")),
-        "'prod'.*here.*'test'",
+    "key": (encode_frame(HELLO) + encode_frame(ClientProof(proof=bytes(32))), "your key is another one"),
+    "short proof": (encode_frame(HELLO) + encode_frame(ClientProof(proof=b"")), "your key is another one"),
+    "namespace": (encode_frame(msgspec.structs.replace(HELLO, namespace="prod")), "'prod'.*here.*'test'"),
+    "protocol": (encode_frame(msgspec.structs.replace(HELLO, protocol=9)), "protocol 9.*here: protocol 2"),
+    "worker": (encode_frame(msgspec.structs.replace(HELLO, worker="x")), f"worker {WORKER} answers here"),
+    "nonce": (encode_frame(msgspec.structs.replace(HELLO, nonce=b"")), "a nonce has 32 bytes"),
+    "earlier version": (
+        encode_frame(LegacyHello(protocol=1, key="secret", namespace="test", replica="r")),
+        "your handshake is of an earlier version",
     ),
-    "protocol": (
-        encode_frame(Hello(protocol=9, key=KEY, namespace="test", replica="r")),
-        "protocol 9.*here: protocol 1",
-    ),
-    "no hello": (encode_frame(Ping(n=1)), "first frame must be Hello"),
+    "no hello": (encode_frame(Ping(n=1)), "first frame must be ClientHello"),
+    "no proof": (encode_frame(HELLO) + encode_frame(generate(0)), "the second ClientProof"),
+    "proof alone": (encode_frame(ClientProof(proof=bytes(32))), "first frame must be ClientHello"),
     "garbage": (b"\x05\0\0\0GARBAGE", "not a frame"),
     "no text": (b"\x0e\0\0\0\x81\xa4type\xa5Hel\xff\xff..", "not a frame"),
     "nested": (struct.pack("<I", 4000) + b"\x91" * 4000, "not a frame"),
     "http": (b"GET / HTTP/1.1\r\n\r\n", "a frame of 542393671 bytes"),
     "long hello": (struct.pack("<I", HELLO_BYTES_MAX + 1), f"at most {HELLO_BYTES_MAX}"),
-    "twice": (encode_frame(HELLO) + encode_frame(HELLO), "greeted twice"),
-    "behind": (encode_frame(Ping(n=1)) + encode_frame(HELLO) + encode_frame(generate(0)), "first frame must be Hello"),
+    "twice": (encode_frame(HELLO) + encode_frame(HELLO), "the second ClientProof"),
+    "behind": (encode_frame(Ping(n=1)) + encode_frame(HELLO), "first frame must be ClientHello"),
 }
 
 
@@ -153,13 +169,23 @@ def test_who_does_not_greet_is_refused(run: Run, stranger: str) -> None:
         async with site() as it:
             client = await it.connect(greet=False)
             client.writer.write(said)
-            if stranger == "twice":
-                assert isinstance(await client.hear(), Welcome)
+            if (said.count(b"Client") > 1 and stranger != "behind") or stranger == "no proof":
+                assert isinstance(await client.hear(), WorkerHello)
             with pytest.raises(AssertionError, match=reason):
                 raise AssertionError(await client.refusal())
             await eventually(lambda: not it.port._connections, "the connection is gone")
             assert not it.host.engine.scripts
             await it.connect()
+
+    run(scenario)
+
+
+def test_a_greeted_client_cannot_greet_again(run: Run) -> None:
+    async def scenario() -> None:
+        async with site() as it:
+            client = await it.connect()
+            client.say(HELLO)
+            assert await client.refusal() == "greeted twice"
 
     run(scenario)
 

@@ -160,14 +160,14 @@ def test_a_deployment_is_looked_at_before_it_starts(
     made(file)
     monkeypatch.chdir(file.parent)
     tls = FrontendTls(cert=os.path.relpath(certificate.cert), key=str(certificate.key))
-    whole = with_checked_files(Deployment(frontend=FrontendSection(keys=file.name, tls=tls)))
+    whole = with_checked_files(Deployment(frontend=FrontendSection(keys=file.name, tls=tls)), ManualClock())
     assert whole.frontend.keys == str(file)
     assert whole.frontend.tls is not None
     assert Path(whole.frontend.tls.cert).is_absolute()
-    assert with_checked_files(Deployment()) == Deployment()
+    assert with_checked_files(Deployment(), ManualClock()) == Deployment()
     for broken in (FrontendSection(keys="none"), FrontendSection(tls=FrontendTls(cert="none"))):
         with pytest.raises(CallerError, match="none"):
-            with_checked_files(Deployment(frontend=broken))
+            with_checked_files(Deployment(frontend=broken), ManualClock())
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_token_is_the_deployments() -> None:
     """Every front end of it has the same, another deployment another, and it tells nothing of the key."""
     assert token_of(DeploymentKey(bytes(range(32)))) == TOKEN
     assert token_of(DeploymentKey(bytes(32))) != TOKEN
-    assert TOKEN not in KEY.door_key + KEY.chain_key.hex() + KEY.secret.hex()
+    assert TOKEN not in KEY.link_key.hex() + KEY.chain_key.hex() + KEY.secret.hex()
 
 
 async def test_without_the_token_a_sentence(guarded: httpx.AsyncClient) -> None:
