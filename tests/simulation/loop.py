@@ -137,14 +137,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     async def create_server(  # type: ignore[override]
-        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **_options: object
     ) -> Any:
         """A port in the world's network."""
         assert self.network is not None
         return self.network.listen(factory)
 
     async def create_connection(  # type: ignore[override]
-        self, factory: Callable[[], asyncio.Protocol], host: str, port: int
+        self, factory: Callable[[], asyncio.Protocol], host: str, port: int, **_options: object
     ) -> Any:
         """A connection over the world's network."""
         assert self.network is not None

@@ -13,6 +13,7 @@ import pytest
 
 from actors.transport import worker_server as port_module
 from actors.transport.frames import (
+    PROTOCOL,
     AskCache,
     AskFiles,
     Cache,
@@ -35,7 +36,7 @@ from actors.transport.frames import (
     WorkerHello,
 )
 from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, decode_to_replica, encode_frame
-from actors.transport.handshake import PROTOCOL, ClientHandshake
+from actors.transport.handshake import ClientHandshake
 from actors.transport.worker_server import REQUESTS_MAX, WRITE_HIGH_BYTES, WorkerServer
 from core.errors import CallerError, EngineDead
 from core.generation import Output
