@@ -25,6 +25,24 @@ _ALERTS = {
 """Sentences for the failures of a handshake, by OpenSSL's names of the reasons."""
 
 
+class _AlertingHandshake(ssl.SSLObject):
+    """A handshake whose failure is also sent to the other side: event loops close the connection before the alert that
+    says why. The failure is raised when the other side has answered or closed, or by the handshake's time limit."""
+
+    _failed = False
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            if self._failed:
+                raise
+            self._failed = True
+            raise ssl.SSLWantReadError from error
+
+
 class LinkTls:
     """The contexts for both directions. Renewed files are read for the next connection."""
 
@@ -34,6 +52,7 @@ class LinkTls:
         self._files = (cert, key, ca)
         self.server = _context(ssl.PROTOCOL_TLS_SERVER)
         self.server.verify_mode = ssl.CERT_REQUIRED
+        self.server.sslobject_class = _AlertingHandshake
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT)
         self.digest = b""
         """SHA-256 of this part's certificate."""

@@ -35,6 +35,8 @@ RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 ASK_TIMEOUT_S = 10.0
 """For an answer that takes the worker more than a word."""
 PORT_MAX = 65535
+UNPROVED = "the worker closed the connection or kept silent before it proved itself; with link.tls there, give it here"
+"""The reason why no connection is made, of a worker that gave none."""
 
 _logger = logging.getLogger(__name__)
 
@@ -201,7 +203,8 @@ class ReconnectingClient:
             if frame.worker != self.worker:
                 raise PeerError(f"worker {frame.worker} answers there")  # noqa: TRY301  # closed as any other failure
         except BaseException as error:  # cancelled or not: no other part knows this connection
-            connection.refusal = connection.refusal or tls_fault(error)
+            silent = isinstance(error, TimeoutError) and connection.is_made
+            connection.refusal = connection.refusal or (UNPROVED if silent else tls_fault(error))
             connection.close()
             raise
         return connection
@@ -224,7 +227,9 @@ class ReconnectingClient:
                 proof = handshake.check(answer, connection.certificate)
             except PeerError as error:
                 self._is_older = legacy is not None and connection.refusal.startswith(LEGACY_REFUSAL)
-                connection.refusal = connection.refusal or str(error)
+                if not connection.refusal:
+                    lost = isinstance(error, WorkerDisconnected)
+                    connection.refusal = UNPROVED if lost else str(error)
                 raise
             connection.trust()
             frame = await connection.ask(proof, Welcome)

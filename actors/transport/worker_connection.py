@@ -130,6 +130,11 @@ class WorkerConnection(asyncio.Protocol):
         self._end(f"the connection broke: {exc or 'closed by the worker'}")
 
     @property
+    def is_made(self) -> bool:
+        """True once TCP and TLS are connected."""
+        return self._transport is not None
+
+    @property
     def certificate(self) -> bytes:
         """SHA-256 of the worker's certificate; empty without TLS."""
         return b"" if self._transport is None else peer_digest(self._transport.get_extra_info("ssl_object"))

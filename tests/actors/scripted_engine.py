@@ -76,6 +76,8 @@ class ScriptedHost:
         self.tokenizer: dict[str, bytes] = {"tokenizer.json": b"{}"}
         self.restated = 0
         self.reused: list[tuple[int, int]] = []
+        self.frames: list[object] = []
+        """Those of prefill workers."""
 
     def welcome(self) -> Welcome:
         return Welcome(worker=self.worker, name="w", model=self.engine.info.model)
@@ -94,7 +96,7 @@ class ScriptedHost:
         return found
 
     def on_frame(self, connection: object, frame: object) -> None:
-        pass
+        self.frames.append(frame)
 
     def on_disconnect(self, connection: object) -> None:
         pass

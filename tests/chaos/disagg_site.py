@@ -77,10 +77,7 @@ class Worker(Part):
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """It is gone without a word."""
-        assert self._process is not None
-        os.kill(self.pid, signal.SIGKILL)
-        self._process.wait()
+        super().kill()
         self.lives = False
 
     def freeze(self) -> None:

@@ -75,6 +75,12 @@ class Part:
             raise
         assert status == 0, self._log.read_text()
 
+    def kill(self) -> None:
+        """It has ended without cleaning up."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
     def state(self) -> dict[str, Any]:
         """What it says of itself."""
         with urllib.request.urlopen(f"http://{self.ops}/state", timeout=10) as answer:

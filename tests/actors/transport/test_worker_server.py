@@ -80,7 +80,8 @@ class Client:
         self.say(handshake.hello)
         answer = await self.hear()
         assert isinstance(answer, WorkerHello)
-        self.say(handshake.check(answer, b""))
+        self.proof = handshake.check(answer, b"")
+        self.say(self.proof)
         assert await self.hear() == Welcome(worker=WORKER, name="w", model="sim")
         return handshake
 
