@@ -3,9 +3,9 @@
 1. The client sends `ClientHello` with a nonce. The worker answers with `WorkerHello`: a nonce of its own and its proof.
    The client checks that proof, and sends its own in `ClientProof`. The worker checks it and sends `Welcome`. Neither
    the key nor anything else that opens another connection is ever sent.
-2. A proof is a keyed BLAKE2b digest over the `Transcript`: both nonces, both ids, the worker's address, the namespace,
-   and the worker's certificate where the connection has TLS. The digests of the two sides are personalized, so that
-   the proof of one side is none of the other.
+2. A proof is a keyed BLAKE2b digest over the `HandshakeTranscript`: both nonces, both ids, the worker's address, the
+   namespace, and the worker's certificate where the connection has TLS. The digests of the two sides are
+   personalized, so that the proof of one side is none of the other.
 3. A process that has taken the port of a dead worker cannot make the worker's proof. It cannot relay the proof of
    a live worker either: that proof is about another address.
 4. For the time of an upgrade both ends also take the handshake of the version before (`LegacyHandshake`), which sends
@@ -38,7 +38,7 @@ _WORKER, _CLIENT = b"contrail worker", b"contrail client"
 """Personalizations of the two sides' digests: 16 bytes at most."""
 
 
-class Transcript(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class HandshakeTranscript(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """All facts that the two ends of a connection must agree on. A proof covers every field."""
 
     protocol: int
@@ -63,7 +63,7 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The client's proof that it holds the key: PROOF_BYTES."""
         return self._digest(key, _CLIENT)
 
-    def renamed(self, client: str) -> Transcript:
+    def renamed(self, client: str) -> HandshakeTranscript:
         """The transcript of the same connection after the client took another id."""
         return msgspec.structs.replace(self, client=client)
 
@@ -79,7 +79,8 @@ class LegacyHandshake:
     """The handshake of the version before, taken until a stated time: it sends the static key `door_key`."""
 
     def __init__(self, door_key: str, until_ms: int, clock: Clock) -> None:
-        """`until_ms` is a time of the wall clock; the wait ends by the monotonic clock, which nobody sets back."""
+        """`until_ms` is a time of the wall clock. The time left is measured by the monotonic clock, which is never set
+        back."""
         self.door_key = door_key
         self.until_ms = until_ms
         self._clock = clock
@@ -165,7 +166,7 @@ class ClientHandshake:
         )
         self._link = link
         self._address = address
-        self._transcript: Transcript | None = None
+        self._transcript: HandshakeTranscript | None = None
 
     def check(self, answer: WorkerHello, certificate: bytes) -> ClientProof:
         """The client's proof, once the worker's is right; PeerError if it is not. `certificate` is the digest of the
@@ -225,8 +226,8 @@ class WorkerHandshake:
         return True
 
 
-def _transcript(hello: ClientHello, address: str, worker_nonce: bytes, certificate: bytes) -> Transcript:
-    return Transcript(
+def _transcript(hello: ClientHello, address: str, worker_nonce: bytes, certificate: bytes) -> HandshakeTranscript:
+    return HandshakeTranscript(
         protocol=hello.protocol,
         namespace=hello.namespace,
         client=hello.client,

@@ -173,9 +173,9 @@ def check_journals(replicas: list[ProcessReply]) -> Finding:
 
 def check_link(parts: list[ProcessReply]) -> Finding:
     """No part admits the handshake of the version before."""
-    links = {it.part.name: it.state["link"] for it in parts if it.state and isinstance(it.state.get("link"), dict)}
-    until = {name: end for name, link in links.items() if (end := link.get("old_handshake_until"))}
-    facts = {"link": links}
+    found = {it.part.name: it.state["link"] for it in parts if it.state and isinstance(it.state.get("link"), dict)}
+    until = {name: end for name, link in found.items() if (end := link.get("old_handshake_until"))}
+    facts = {"link": found}
     if until:
         name, end = max(until.items(), key=lambda item: str(item[1]))
         text = (

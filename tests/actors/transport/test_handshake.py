@@ -12,10 +12,10 @@ from actors.transport.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
     ClientHandshake,
+    HandshakeTranscript,
     LegacyHandshake,
     LinkOptions,
     LinkSecurity,
-    Transcript,
     WorkerHandshake,
 )
 from core.clock import ManualClock
@@ -27,7 +27,7 @@ KEY = b"k" * 32
 LINK = LinkSecurity(key=KEY, namespace="test")
 WORKER = WorkerId("00000000000000aa")
 ADDRESS = "10.0.0.7:9100"
-TRANSCRIPT = Transcript(
+TRANSCRIPT = HandshakeTranscript(
     protocol=PROTOCOL,
     namespace="test",
     client="r",
@@ -51,7 +51,7 @@ def test_both_ends_prove_themselves() -> None:
     assert far.steps
 
 
-@pytest.mark.parametrize("field", Transcript.__struct_fields__)
+@pytest.mark.parametrize("field", HandshakeTranscript.__struct_fields__)
 def test_a_proof_covers_every_fact(field: str) -> None:
     value = getattr(TRANSCRIPT, field)
     other = {str: "x", bytes: b"x", int: 7, bool: True}[type(value)]
