@@ -43,6 +43,11 @@ class DeploymentKey:
         return self._derived(b"door", 32).hex()
 
     @property
+    def transfer_key(self) -> bytes:
+        """32 bytes by which simulated engines prove themselves to each other when they move blocks."""
+        return self._derived(b"transfer", 32)
+
+    @property
     def reasoning_key(self) -> bytes:
         """32 bytes that seal the reasoning which clients keep between turns."""
         return self._derived(b"reasoning", 32)

@@ -163,6 +163,7 @@ def run_worker(
         moves_blocks=moves_blocks,
         block_host=block_host(host, given["advertise"]),
         home=connection.data if given["supervised"] else None,
+        transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
     )
     reason = uvloop.run(serve_worker(connection, options, arguments, given["ops"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ class EngineArguments:
     """Host from which other machines fetch blocks; empty leaves it to the engine."""
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
+    transfer_key: bytes = field(default=b"", repr=False)
+    """The key by which simulated engines prove themselves to each other."""
     reasoning_parser: str = ""
     """Parser of the reasoning; a guided answer begins behind it."""
 
@@ -39,13 +41,16 @@ def make_engine(arguments: EngineArguments) -> Engine:
     moves_blocks = arguments.moves_blocks
     if arguments.engine == "simulated":
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
+        from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise
 
         given: dict[str, Any] = {"model_path": arguments.model_path} | arguments.engine_args
         if moves_blocks:
             given["transfer"] = True
             if arguments.block_host:
                 given.setdefault("side_channel_host", arguments.block_host)
-        return SimulatedEngine(arguments.model, SimulatedSettings.parse(given))
+        settings = SimulatedSettings.parse(given)
+        channel = TcpSideChannel(settings.side_channel_host, settings.side_channel_port, arguments.transfer_key)
+        return SimulatedEngine(arguments.model, settings, channel=channel)
     from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only if asked for
     from actors.engines.vllm.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
 

@@ -1,7 +1,10 @@
 """The side channel between simulated engines: the content of one engine's blocks, read by another.
 
 1. A frame is a little-endian uint32 length and one msgpack map; a connection carries one question and its answer.
-2. The engine's id is checked, because another engine may have the port by now. Nothing else is: the reader gets the
+2. A question and its answer carry proofs: keyed digests of their content and of the question's nonce. So only engines
+   of the deployment read blocks and free them, and no other program can answer for an engine that is gone. The key is
+   never sent.
+3. The engine's id is checked, because another engine may have the port by now. Nothing else is: the reader gets the
    content of the blocks at that moment, as with memory that is read over a network card.
 """
 
@@ -9,6 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import hmac
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
@@ -26,6 +32,8 @@ TIMEOUT_S = 5.0
 """For a question and its answer, with the connection."""
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Of a frame: two million blocks."""
+NONCE_BYTES = 32
+PROOF_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
 
@@ -34,6 +42,8 @@ class ReadBlocks(Frame, frozen=True, tag="ReadBlocks"):
 
     engine: str
     ids: tuple[int, ...]
+    nonce: bytes = b""
+    proof: bytes = b""
 
 
 class FreeBlocks(Frame, frozen=True, tag="FreeBlocks"):
@@ -42,16 +52,21 @@ class FreeBlocks(Frame, frozen=True, tag="FreeBlocks"):
     engine: str
     request: str
     fetched: bool
+    nonce: bytes = b""
+    proof: bytes = b""
 
 
 class BlockContents(Frame, frozen=True, tag="Contents"):
     """One uint64 per block."""
 
     contents: bytes
+    proof: bytes = b""
 
 
 class BlocksFreed(Frame, frozen=True, tag="Freed"):
     """They are not held for you any more."""
+
+    proof: bytes = b""
 
 
 class SideChannelRefusal(Frame, frozen=True, tag="Refused"):
@@ -89,9 +104,11 @@ class SimulatedSideChannel(Protocol):
 class TcpSideChannel:
     """A side channel over TCP, on the event loop's network."""
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0, key: bytes = b"") -> None:
+        """Engines with the same key reach each other."""
         self._host = host
         self._port = port
+        self._key = key
         self._server: asyncio.Server | None = None
         self._served: set[_ServerConnection] = set()
 
@@ -103,7 +120,7 @@ class TcpSideChannel:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: _ServerConnection(engine_id, memory, self._served), self._host, self._port
+                lambda: _ServerConnection(engine_id, memory, self._key, self._served), self._host, self._port
             )
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -119,14 +136,15 @@ class TcpSideChannel:
 
     async def read(self, address: KvAddress, ids: tuple[int, ...]) -> list[int]:
         """The contents of that engine's blocks. TransferFailed if it cannot be asked within TIMEOUT_S."""
-        answer = await _ask(address, ReadBlocks(engine=address.engine_id, ids=ids))
+        answer = await _ask(address, ReadBlocks(engine=address.engine_id, ids=ids, nonce=_nonce()), self._key)
         if not isinstance(answer, BlockContents) or len(answer.contents) != 8 * len(ids):
             raise TransferFailed(f"no contents of {len(ids)} blocks from {address.host}:{address.port}")
         return hashes_from_bytes(answer.contents)
 
     async def free(self, address: KvAddress, request: str, *, fetched: bool) -> None:
         """That engine holds the blocks no longer for us. TransferFailed if it cannot be told within TIMEOUT_S."""
-        await _ask(address, FreeBlocks(engine=address.engine_id, request=request, fetched=fetched))
+        question = FreeBlocks(engine=address.engine_id, request=request, fetched=fetched, nonce=_nonce())
+        await _ask(address, question, self._key)
 
     def close(self) -> None:
         """No other engine reaches this one any more, and answers under way break off."""
@@ -174,10 +192,11 @@ class _EngineConnection(asyncio.Protocol):
 class _ServerConnection(_EngineConnection):
     """A connection of another engine to this one."""
 
-    def __init__(self, engine_id: str, memory: EngineMemory, served: set[_ServerConnection]) -> None:
+    def __init__(self, engine_id: str, memory: EngineMemory, key: bytes, served: set[_ServerConnection]) -> None:
         super().__init__()
         self._engine_id = engine_id
         self._memory = memory
+        self._key = key
         self._served = served
         self._timer: asyncio.TimerHandle | None = None
 
@@ -193,15 +212,21 @@ class _ServerConnection(_EngineConnection):
 
     def on_body(self, body: bytes | memoryview) -> None:
         question = _questions.decode(body)
+        if not hmac.compare_digest(question.proof, _proof(self._key, _ASK, question, question.nonce)):
+            self.send(SideChannelRefusal(reason="the question does not prove to come from this deployment"))
+            return
         if question.engine != self._engine_id:
             self.send(SideChannelRefusal(reason=f"this is engine {self._engine_id}, not {question.engine}"))
             return
         match question:
             case ReadBlocks(ids=ids):
-                self.send(BlockContents(contents=hashes_to_bytes(self._memory.contents(ids))))
+                self._answer(BlockContents(contents=hashes_to_bytes(self._memory.contents(ids))), question.nonce)
             case FreeBlocks(request=request, fetched=fetched):
                 self._memory.free(request, fetched=fetched)
-                self.send(BlocksFreed())
+                self._answer(BlocksFreed(), question.nonce)
+
+    def _answer(self, answer: BlockContents | BlocksFreed, nonce: bytes) -> None:
+        self.send(msgspec.structs.replace(answer, proof=_proof(self._key, _ANSWER, answer, nonce)))
 
 
 class _ClientConnection(_EngineConnection):
@@ -231,7 +256,10 @@ class _ClientConnection(_EngineConnection):
             self._answer.set_exception(error)
 
 
-async def _ask(address: KvAddress, question: Frame) -> BlockContents | BlocksFreed:
+async def _ask(address: KvAddress, question: ReadBlocks | FreeBlocks, key: bytes) -> BlockContents | BlocksFreed:
+    """The proved answer; TransferFailed without one."""
+    nonce = question.nonce
+    question = msgspec.structs.replace(question, proof=_proof(key, _ASK, question, nonce))
     where = f"the engine {address.engine_id} at {address.host}:{address.port}"
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[BlockContents | BlocksFreed | SideChannelRefusal] = loop.create_future()
@@ -251,7 +279,23 @@ async def _ask(address: KvAddress, question: Frame) -> BlockContents | BlocksFre
         waiting.cancel()
     if isinstance(answer, SideChannelRefusal):
         raise TransferFailed(f"{where} refuses: {answer.reason}")
+    if not hmac.compare_digest(answer.proof, _proof(key, _ANSWER, answer, nonce)):
+        raise TransferFailed(f"{where} does not prove to be of this deployment")
     return answer
+
+
+_ASK, _ANSWER = b"blocks asked", b"blocks answered"
+"""Personalizations of the two sides' digests: 16 bytes at most."""
+
+
+def _nonce() -> bytes:
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def _proof(key: bytes, side: bytes, frame: Frame, nonce: bytes) -> bytes:
+    """The keyed digest of a frame without its proof, and of the nonce of its question."""
+    unproved = _encoder.encode((nonce, msgspec.structs.replace(frame, proof=b"")))
+    return hashlib.blake2b(unproved, key=key, person=side, digest_size=PROOF_BYTES).digest()
 
 
 _encoder = msgspec.msgpack.Encoder()
