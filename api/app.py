@@ -176,15 +176,18 @@ def create_app(
     if policy.keyring is not None or policy.isolates:
         backend = Tenancy(backend, isolate=policy.isolates)
     direct, further = post_routes(backend, metrics, settings, clock, seal, isolate_tenants=policy.isolates)
-    app = framework(backend, {**direct, **further}, page)
+    app = framework(backend, {**direct, **further}, page, policy)
     routes = DirectDispatch(direct, app, (*further, MODELS))
     return RequestIdMiddleware(
         _layers(routes, policy), backend.failed, traced_by=clock if policy.expose_routing else None
     )
 
 
-def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None) -> FastAPI:
+def framework(
+    backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | None = None, policy: AccessPolicy | None = None
+) -> FastAPI:
     """All routes: those that take a POST, those that tell, and the page."""
+    policy = policy or AccessPolicy()
     app = FastAPI(title="Contrail", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ContrailError, _on_error)
@@ -200,7 +203,7 @@ def framework(backend: Backend, posts: Mapping[str, ASGIApp], page: ASGIApp | No
 
     @app.api_route("/health", methods=READING)
     async def health() -> Response:
-        now = backend.ready()
+        now = policy.ready(backend.ready())
         return Response(orjson.dumps(now.to_mapping()), 200 if now.ready else 503, media_type="application/json")
 
     return app

@@ -18,6 +18,7 @@ from api.config.deployment_ref import link_options
 from api.config.schema import Deployment, FrontendSection
 from api.server.sockets import tls_context
 from core.clock import Clock
+from core.readiness import Readiness
 
 OPEN_TO_ALL = "everybody who reaches {host} may ask: no API keys are given (`contrail keys create`, then --keys FILE)"
 OWN_CACHES = "each tenant has a cache of its own (`frontend.isolate_tenants: false` shares one)"
@@ -98,6 +99,10 @@ class AccessPolicy:
     def isolates(self) -> bool:
         """True if each tenant has a cache of its own."""
         return self.keyring is not None if self.isolate_tenants is None else self.isolate_tenants
+
+    def ready(self, others: Readiness) -> Readiness:
+        """The readiness of the front end, where `others` is that of all but its keys."""
+        return others if self.keyring is None else self.keyring.ready(others)
 
 
 def policy_of(section: FrontendSection, host: str, clock: Clock) -> AccessPolicy:

@@ -95,34 +95,65 @@ KEYS_BYTES_MAX = 4 * 2**20
 """A longer file is refused: reading it stops the front end for that long (4 MiB: about 20 000 keys, 20 ms)."""
 MODE = 0o600
 
+Version = tuple[int, ...]
+
 _decoder = msgspec.json.Decoder(ApiKey)
 
 
-def read_keys(file: Path) -> list[ApiKey]:
-    """All keys in the file; CallerError names the line at fault, and never shows what is in it."""
-    keys: list[ApiKey] = []
-    names: set[str] = set()
-    digests: set[str] = set()
-    for number, line in enumerate(_read(file).splitlines(), start=1):
-        if (key := _key(line, f"{file}, line {number}")) is None:
-            continue
-        if key.name in names or key.sha256 in digests:
-            raise CallerError(f"{file}, line {number}: the key {key.name!r} stands there twice; remove one")
-        names.add(key.name)
-        digests.add(key.sha256)
-        keys.append(key)
-    return keys
+class KeyFile(NamedTuple):
+    """The content of a file of keys."""
+
+    keys: list[ApiKey]
+    faults: list[str]
+    """One sentence for each line that holds no key, with its number and nothing of its text. Such a line is skipped."""
+    version: Version
+    exposure: str | None
+    """The fault of the file's mode, for a warning; None if only its owner and group have it."""
 
 
-def _read(file: Path) -> bytes:
+def load_keys(file: Path) -> KeyFile:
+    """All keys in the file. Of two lines with one name or one digest the first stands. CallerError if the file cannot
+    be read as a whole."""
     try:
         with file.open("rb") as opened:
+            status = os.fstat(opened.fileno())  # before the content: a change in between is noticed as the next version
             content = opened.read(KEYS_BYTES_MAX + 1)
     except OSError as error:
         raise CallerError(f"cannot read the API keys in {file}: {error.strerror}") from error
     if len(content) > KEYS_BYTES_MAX:
         raise CallerError(f"{file} is longer than {KEYS_BYTES_MAX} bytes: that is no file of API keys")
-    return content
+    keys: list[ApiKey] = []
+    faults: list[str] = []
+    taken: set[str] = set()
+    for number, line in enumerate(content.splitlines(), start=1):
+        where = f"{file}, line {number}"
+        try:
+            key = _key(line, where)
+        except CallerError as error:
+            faults.append(str(error))
+            continue
+        if key is None:
+            continue
+        unique = {f"name {key.name}", key.sha256}
+        if unique & taken:
+            faults.append(f"{where}: the key {key.name!r} stands there twice; remove one")
+            continue
+        taken |= unique
+        keys.append(key)
+    return KeyFile(keys, faults, version_of(status), _exposure(file, status.st_mode))
+
+
+def read_keys(file: Path) -> list[ApiKey]:
+    """All keys in the file; CallerError names the first line at fault, and never shows what is in it."""
+    found = load_keys(file)
+    if found.faults:
+        raise CallerError(found.faults[0])
+    return found.keys
+
+
+def version_of(status: os.stat_result) -> Version:
+    """A value that changes with the file."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size, status.st_mode
 
 
 def _key(line: bytes, where: str) -> ApiKey | None:
@@ -143,19 +174,24 @@ def add_key(file: Path, key: ApiKey) -> None:
         keys = read_keys(file) if file.exists() else []
         if any(each.name == key.name for each in keys):
             raise CallerError(f"{file} has a key {key.name!r} already: give another --name, or revoke that one first")
-        content = _read(file) if file.exists() else b""
+        content = file.read_bytes() if file.exists() else b""
         if content and not content.endswith(b"\n"):
             content += b"\n"
         _write(file, content + msgspec.json.encode(key) + b"\n")
 
 
 def remove_key(file: Path, name: str) -> ApiKey:
-    """The key's line is gone, every other line stands as it was; CallerError if there is no such key."""
+    """The key's line is gone, every other line stands as it was, one at fault, too; CallerError if there is no such
+    key."""
     with _alone(file):
+        load_keys(file)  # can it be read, and is it short enough?
         found: ApiKey | None = None
         kept: list[bytes] = []
-        for number, line in enumerate(_read(file).splitlines(keepends=True), start=1):
-            key = _key(line, f"{file}, line {number}")
+        for line in file.read_bytes().splitlines(keepends=True):
+            try:
+                key = _key(line, str(file))
+            except CallerError:
+                key = None
             if key is not None and key.name == name:
                 found = key
             else:
@@ -189,9 +225,7 @@ def _write(file: Path, content: bytes) -> None:
         raise CallerError(f"cannot write {file}: {error.strerror}") from error
 
 
-def exposure(file: Path) -> str | None:
-    """The fault of the file's mode, for a warning; None if only its owner and group have it."""
-    mode = file.stat().st_mode
+def _exposure(file: Path, mode: int) -> str | None:
     if mode & stat.S_IWOTH:
         return f"everybody on this machine can add keys to {file}: `chmod 600` it"
     if mode & stat.S_IROTH:

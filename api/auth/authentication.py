@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.auth.api_keys import ApiKey
 from api.auth.keyring import Keyring
 from api.server.caller import CALLER, Caller
-from api.server.errors import ApiError, error_for_path
+from api.server.errors import RETRY_AFTER_S, ApiError, error_for_path
 from api.server.middleware import send_error
 
 OPEN = frozenset({"/health", "/openapi.json", "/debug"})
@@ -15,6 +15,7 @@ OPEN = frozenset({"/health", "/openapi.json", "/debug"})
 OPEN_BELOW = "/debug/"
 MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
 WRONG = "this API key is not valid here: it is unknown, revoked or expired"
+UNREADABLE = "this server cannot read its API keys at the moment, and accepts none: its operator must mend their file"
 SEVERAL = "two different API keys were sent: send one, in `Authorization` or in `x-api-key`"
 NO_BEARER = "`Authorization` does not begin with `Bearer `: send `Authorization: Bearer KEY`"
 
@@ -33,7 +34,8 @@ class Authentication:
             # of two different ones, which was meant?
             key = self._keyring.find(*shown) if len(shown) == 1 else None
             if key is None:
-                await send_error(send, _refusal(scope, _fault(scope, shown)))
+                closed = len(shown) == 1 and self._keyring.unreadable
+                await send_error(send, _unreadable(scope) if closed else _refusal(scope, _fault(scope, shown)))
                 return
             CALLER.set(_caller(key))
         await self._app(scope, receive, send)
@@ -42,6 +44,13 @@ class Authentication:
 def _refusal(scope: Scope, message: str) -> ApiError:
     """401 as the clients of the route know it."""
     error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+    return error_for_path(scope["path"], error, scope["state"]["request_id"])
+
+
+def _unreadable(scope: Scope) -> ApiError:
+    """503 while no key can be told from another, as the clients of the route know it."""
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    error = ApiError(503, UNREADABLE, type="server_error", code="keys_unreadable", headers=headers)
     return error_for_path(scope["path"], error, scope["state"]["request_id"])
 
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router.router import Router, RouterOptions
 from api.app import create_app
-from api.auth.access_policy import policy_of
+from api.auth.access_policy import AccessPolicy, policy_of
 from api.config.addresses import join_address, reachable, split_address
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
@@ -39,6 +39,7 @@ from api.server.sockets import bind, inherited_socket, socket_activation_fd, tls
 from core.clock import SystemClock
 from core.errors import Unavailable
 from core.ids import StreamName
+from core.readiness import Readiness
 from core.subjects import ROUTING
 
 STDERR_CHARS_MAX = 500
@@ -132,7 +133,8 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
-            ops = operations_server(host, arguments.ops, router.ready, metrics.registry, router.describe)
+            ready = partial(_ready, router, policy)
+            ops = operations_server(host, arguments.ops, ready, metrics.registry, router.describe)
             await ops.start()
             ops_reachable = reachable(ops.address, section.advertise or "")
             await router.start({"ops": ops_reachable, "page_token": not policy.local})
@@ -150,6 +152,10 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             await api.stop(section.drain_timeout_s)
             await router.stop(reason)
             await ops.stop(OPERATIONS_GRACE_S)
+
+
+def _ready(router: Router, policy: AccessPolicy) -> Readiness:
+    return policy.ready(router.ready())
 
 
 def raise_file_limit() -> int:

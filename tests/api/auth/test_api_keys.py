@@ -88,10 +88,10 @@ GOOD = '{"name": "n", "tenant": "t", "sha256": "' + "a" * 64 + '"'
     ],
 )
 def test_a_bad_file_is_refused_with_its_line(file: Path, content: str, text: str) -> None:
-    """A front end does not start with it, and what was written there in clear is not shown."""
+    """A deployment does not start with it, and what was written there in clear is not shown."""
     file.write_text(content)
     with pytest.raises(CallerError, match=text) as raised:
-        Keyring(file, ManualClock())
+        with_checked_files(Deployment(frontend=FrontendSection(keys=str(file))))
     assert "secret" not in str(raised.value)
     assert str(file) in str(raised.value)
 
@@ -118,8 +118,8 @@ def find_later(keyring: Keyring, clock: ManualClock, key: str) -> bool:
     return keyring.find(key.encode()) is not None
 
 
-def test_a_change_is_noticed_and_a_broken_file_changes_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """New keys open, revoked ones do not, within CHECK_EVERY_MS; junk or no file keeps the keys, and says so once."""
+def test_a_change_is_noticed_and_a_broken_file_opens_nothing(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New keys open, revoked ones do not, within CHECK_EVERY_MS; junk or no file opens nothing, and says so once."""
     first, clock = made(file, "first"), ManualClock(NOON_MS)
     keyring = Keyring(file, clock)
     second = made(file, "second")
@@ -128,14 +128,29 @@ def test_a_change_is_noticed_and_a_broken_file_changes_nothing(file: Path, caplo
     run("revoke", "--file", str(file), "first")
     assert not find_later(keyring, clock, first)
     good = file.read_bytes()
-    for breaking in (lambda: file.write_text("{"), file.unlink):
+    for breaking, unreadable in ((lambda: file.write_text("{"), False), (file.unlink, True)):
         caplog.clear()
         breaking()
+        assert not find_later(keyring, clock, second)
+        assert not find_later(keyring, clock, second)
+        assert keyring.unreadable is unreadable
+        assert len(caplog.records) == 1
+        file.write_bytes(good)
         assert find_later(keyring, clock, second)
-        assert find_later(keyring, clock, second)
-        assert [record.message.partition(":")[0] for record in caplog.records] == ["the API keys stay as they were"]
-    file.write_bytes(good)
-    assert find_later(keyring, clock, second)
+
+
+def test_a_front_end_starts_without_the_bad_lines(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is started again does not stay away for a line that a running one skips; a key is revoked beside it."""
+    good = made(file, "good")
+    bad = made(file, "bad")
+    file.write_text(file.read_text() + "junk\n")
+    assert Keyring(file, ManualClock(NOON_MS)).find(good.encode()) is not None
+    assert f"{file}, line 3" in caplog.text
+    run("revoke", "--file", str(file), "bad")
+    assert file.read_text().endswith("junk\n")
+    assert Keyring(file, ManualClock(NOON_MS)).find(bad.encode()) is None
+    with pytest.raises(CallerError, match="line 2"):
+        made(file, "third")
 
 
 def test_a_key_ends_when_it_says(file: Path) -> None:
