@@ -91,7 +91,7 @@ def test_a_bad_file_is_refused_with_its_line(file: Path, content: str, text: str
     """A deployment does not start with it, and what was written there in clear is not shown."""
     file.write_text(content)
     with pytest.raises(CallerError, match=text) as raised:
-        with_checked_files(Deployment(frontend=FrontendSection(keys=str(file))))
+        with_checked_files(Deployment(frontend=FrontendSection(keys=str(file))), ManualClock())
     assert "secret" not in str(raised.value)
     assert str(file) in str(raised.value)
 
