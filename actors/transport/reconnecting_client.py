@@ -35,6 +35,7 @@ RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 ASK_TIMEOUT_S = 10.0
 """For an answer that takes the worker more than a word."""
 PORT_MAX = 65535
+OLDER = "the worker is of the version before and cannot prove itself: upgrade it, or set link.old_handshake_until"
 UNPROVED = "the worker closed the connection or kept silent before it proved itself; with link.tls there, give it here"
 """The reason why no connection is made, of a worker that gave none."""
 
@@ -226,8 +227,11 @@ class ReconnectingClient:
                 assert isinstance(answer, WorkerHello)
                 proof = handshake.check(answer, connection.certificate)
             except PeerError as error:
-                self._is_older = legacy is not None and connection.refusal.startswith(LEGACY_REFUSAL)
-                if not connection.refusal:
+                older = connection.refusal.startswith(LEGACY_REFUSAL)
+                self._is_older = older and legacy is not None
+                if older:
+                    connection.refusal = OLDER
+                elif not connection.refusal:
                     lost = isinstance(error, WorkerDisconnected)
                     connection.refusal = UNPROVED if lost else str(error)
                 raise

@@ -18,6 +18,7 @@ from actors.transport.frames import (
 )
 from actors.transport.framing import encode_frame
 from actors.transport.handshake import LEGACY_REFUSAL, LegacyHandshake, LinkSecurity
+from actors.transport.reconnecting_client import OLDER
 from actors.transport.worker_server import WorkerServer
 from core.clock import SystemClock
 from tests.actors.scripted_engine import WORKER, ScriptedHost
@@ -118,7 +119,7 @@ def test_an_old_worker_is_reached_until_the_time_ends(run: Run) -> None:
             await eventually(lambda: not link.up, "the time ends")
             await eventually(lambda: link.failures > 1, "only the proof is taken now")
             assert changes == [True, False]
-            assert link.refusal.startswith(LEGACY_REFUSAL)
+            assert link.refusal == OLDER
 
     run(scenario)
 
