@@ -221,7 +221,7 @@ class Launcher:
         """The address, with the port that is kept for its worker from now on."""
         kept = reserve(*address)
         self._reserved.append(kept)
-        return Address(address.host, kept.getsockname()[1])
+        return Address(*kept.getsockname()[:2])
 
     def _part(self, spec: ProcessSpec, drain_max_s: float) -> ManagedProcess:
         return ManagedProcess(spec, self._data, drain_max_s)

@@ -6,12 +6,18 @@ import asyncio
 import os
 import signal
 import socket
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from starlette.applications import Starlette
 
+from api.cli.startup_progress import PlainProgress
 from api.config.addresses import split_address
+from api.config.data_folder import DataFolder
+from api.config.schema import Deployment, WorkerGroup
+from api.deployment.launcher import Launcher
+from api.deployment.preflight import ModelSource
 from api.server.http_server import HttpServer
 from api.server.sockets import close_all, open_listeners, reserve
 from core.errors import CallerError
@@ -81,6 +87,20 @@ def test_a_reserved_port_refuses_clients_and_other_users(local_user: LocalUser) 
             worker.listen()
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
         assert _is_refused(port)
+
+
+def test_a_worker_listens_at_exactly_the_address_that_is_kept(tmp_path: Path) -> None:
+    """A name may stand for several addresses, of which one is kept."""
+    group = WorkerGroup(count=2, listen="localhost:0", engine="simulated")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wanted = Deployment(workers=(group,))
+        launch = Launcher(wanted, DataFolder(tmp_path), [listener], PlainProgress(StringIO()))
+        launch._plan([ModelSource("tiny", "/models/tiny")])
+    commands = [part.spec.command for part in launch._workers]
+    listens = [split_address(command[command.index("--listen") + 1]) for command in commands]
+    assert listens == [kept.getsockname()[:2] for kept in launch._reserved]
+    assert len(set(listens)) == 2
+    close_all(launch._reserved)
 
 
 @pytest.mark.parametrize("options", [(socket.SO_REUSEADDR,), (socket.SO_REUSEADDR, socket.SO_REUSEPORT)])
