@@ -86,6 +86,8 @@ class Acceptor:
     def start(self) -> None:
         """Connections are accepted; the socket listens from here on if it did not before."""
         self._own.listen(BACKLOG)
+        # connections inherit it, and keep no later run from the port; before `listen` it would let other users bind
+        self._own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._own.fileno(), self._accept)
         if self._neighbours:
