@@ -156,7 +156,7 @@ async def _decide_by(deployment: Deployed, given: Mapping[str, Any]) -> None:
     connection = find_by_data_folder(deployment.data)
     async with open_registry(connection) as registry:
         stored = await change_stored(registry, connection.deployment.routing_settings, given, None)
-        assert (await wait_for_rollout(registry, stored.revision)).everywhere
+        assert (await wait_for_rollout(registry, stored.revision, connection.operations_token)).everywhere
 
 
 def _computed(deployment: Deployed) -> dict[str, int]:

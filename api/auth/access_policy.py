@@ -1,6 +1,6 @@
 """The access policy of a front end: API keys, certificate, CORS, and what answers tell of the inside.
 
-`with_checked_files` checks keys and certificate before any process is started.
+`with_checked_files` checks keys, certificate and token before any process is started.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from api.auth.api_keys import read_keys
 from api.auth.keyring import Keyring
 from api.config.addresses import is_loopback
-from api.config.deployment_ref import link_options
+from api.config.deployment_ref import link_options, operations_token
 from api.config.schema import Deployment, FrontendSection
 from api.server.sockets import tls_context
 from core.clock import Clock
@@ -30,7 +30,7 @@ IN_CLEAR = "API keys and prompts cross the network in clear: give --tls-cert, or
 
 
 def with_checked_files(deployment: Deployment, clock: Clock) -> Deployment:
-    """The deployment with the paths of its keys and certificates made absolute, for parts that stand elsewhere.
+    """The deployment with absolute paths of its keys, certificates and token, for parts that stand elsewhere.
 
     CallerError if one of the files cannot be used.
     """
@@ -46,7 +46,10 @@ def with_checked_files(deployment: Deployment, clock: Clock) -> Deployment:
     if (files := link.tls) is not None:
         paths = {name: _absolute(getattr(files, name)) for name in files.__struct_fields__}
         link = msgspec.structs.replace(link, tls=msgspec.structs.replace(files, **paths))
-    checked = msgspec.structs.replace(deployment, frontend=frontend, link=link)
+    token_file = _absolute(deployment.operations.token_file)
+    operations = msgspec.structs.replace(deployment.operations, token_file=token_file)
+    operations_token(operations)
+    checked = msgspec.structs.replace(deployment, frontend=frontend, operations=operations, link=link)
     link_options(checked, clock)
     return checked
 

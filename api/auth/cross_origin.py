@@ -30,6 +30,9 @@ WEB = (b"http://", b"https://", b"null")
 READING = frozenset({"GET", "HEAD"})
 JSON_BODY = re.compile(rb"\s*application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
+PORT = re.compile(r":\d*$")
+NAME_CHARS_MAX = 253
+"""Longest name in the DNS."""
 FOREIGN_HOST = (
     "Host names {name!r}, and this API answers to localhost, IP addresses and private names alone: list the name in "
     "`frontend.hosts`, or use API keys"
@@ -38,10 +41,10 @@ FOREIGN_SITE = "this API answers no page of another site: list the page's origin
 NO_JSON = "a browser must send the body as JSON: set the header `Content-Type: application/json`"
 
 
-def host_fault(host: str, hosts: frozenset[str] = frozenset()) -> str | None:
-    """The refusal's sentence if this Host header has a public name that is not one of `hosts`; else None."""
-    name = host.rpartition(":")[0] if re.search(r":\d*$", host) and not host.endswith("::") else host
-    return FOREIGN_HOST.format(name=name[:253]) if is_public_name(name) and name.lower() not in hosts else None
+def foreign_host(host: str, hosts: frozenset[str] = frozenset()) -> str:
+    """The public name in this Host header, unless it is one of `hosts`; else empty."""
+    name = PORT.sub("", host)
+    return name[:NAME_CHARS_MAX] if is_public_name(name) and name.lower() not in hosts else ""
 
 
 class CrossOriginProtection:
@@ -62,8 +65,8 @@ class CrossOriginProtection:
         exchange: HttpExchange | None = scope["state"].get(EXCHANGE_KEY)
         headers = dict(scope["headers"]) if exchange is None else exchange.headers
         host = headers.get(b"host", b"")
-        if self._hosts is not None and (fault := host_fault(host.decode("latin-1"), self._hosts)):
-            return ApiError(403, fault, code="host_not_allowed")
+        if self._hosts is not None and (name := foreign_host(host.decode("latin-1"), self._hosts)):
+            return ApiError(403, FOREIGN_HOST.format(name=name), code="host_not_allowed")
         if self._has_keys or not (b"origin" in headers or b"sec-fetch-site" in headers):
             return None
         if self._is_foreign(scope["method"], headers):

@@ -9,7 +9,7 @@ import click
 import msgspec
 import uvloop
 
-from api.cli.options import OPS_OPTION, name_option
+from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls
@@ -25,10 +25,10 @@ from core.errors import CallerError
 @name_option("frontend-0")
 @click.option(
     "--listen",
-    help="HOST:PORT of the API. Metrics and state are on another port, and need no key: other machines' "
-    "`contrail replicas` asks there.  [default: the deployment's, 127.0.0.1:8000]",
+    help="HOST:PORT of the API. Metrics and state are elsewhere: --ops.  [default: the deployment's, 127.0.0.1:8000]",
 )
 @OPS_OPTION
+@OPS_TOKEN_OPTION
 @click.option("--advertise", help="Host under which others reach it.  [default: the deployment's, else --listen's]")
 @click.option("--shared-port", is_flag=True, help="Other front ends listen on the same port (SO_REUSEPORT).")
 @click.option("--fd", type=int, metavar="N", help="Accept on the open socket of this number.  [default: LISTEN_FDS]")
@@ -62,6 +62,7 @@ def frontend(
     tls_key: str | None,
     name: str,
     ops: str,
+    ops_token: str | None,
     shared_port: bool,
     fd: int | None,
     neighbour_fd: tuple[int, ...],
@@ -87,6 +88,7 @@ def frontend(
     arguments = FrontendArguments(
         name=name,
         ops=ops,
+        operations=operations_section(connection.deployment.operations, ops_token),
         shared_port=shared_port,
         fd=fd,
         neighbour_fd=neighbour_fd,

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 import orjson
 
+from api.config.schema import OperationsSection
 from core.errors import CallerError
 from core.ids import NAME
 
@@ -129,5 +131,15 @@ OPS_OPTION = click.option(
     "--ops",
     default="",
     metavar="HOST:PORT",
-    help="Metrics, state and probes.  [default: a free port of --listen's host]",
+    help="Metrics, state and probes.  [default: a free port of loopback, or of the deployment's operations.host]",
 )
+OPS_TOKEN_OPTION = click.option(
+    "--ops-token",
+    metavar="FILE",
+    help="Metrics and state ask for the token in this file.  [default: the deployment's, else none]",
+)
+
+
+def operations_section(configured: OperationsSection, token_file: str | None) -> OperationsSection:
+    """The deployment's section of operations listeners, with the file of --ops-token if that is given."""
+    return msgspec.structs.replace(configured, token_file=token_file or configured.token_file)

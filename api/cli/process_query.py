@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from api.cli.quantities import count_text
+from api.config.addresses import is_loopback
 from api.server.http_client import http_get
 from core.errors import Unavailable
 from streams.registry import Change, Registry
@@ -17,6 +18,7 @@ ANSWER_S = 2.0
 """Longest wait for one process's answer."""
 ASKED_AT_ONCE_MAX = 64
 """Processes that are asked in parallel; the rest wait for their turn."""
+LOOPBACK_ONLY = " (loopback only: ask on its machine, or start it with --ops HOST:PORT)"
 QUERY_S = 30.0
 """Longest wait for all processes together."""
 
@@ -48,13 +50,13 @@ async def registered_processes(registry: Registry, prefix: str) -> list[Register
     return sorted(map(_part, await registry.get(prefix)), key=lambda part: (part.name, part.id))
 
 
-async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
-    """Each process's reply, in the order given. All are asked at once; each may take ANSWER_S."""
+async def query_processes(parts: list[RegisteredProcess], token: str | None) -> list[ProcessReply]:
+    """Each process's reply, in the order given. All are asked at once, with the token; each may take ANSWER_S."""
     turns = asyncio.Semaphore(ASKED_AT_ONCE_MAX)
 
     async def ask(part: RegisteredProcess) -> ProcessReply:
         async with turns:
-            return await _ask(part)
+            return await _ask(part, token)
 
     try:
         async with asyncio.timeout(QUERY_S):
@@ -63,12 +65,16 @@ async def query_processes(parts: list[RegisteredProcess]) -> list[ProcessReply]:
         raise Unavailable(f"{count_text(len(parts), 'part')} did not answer within {QUERY_S:g} s together") from error
 
 
-async def _ask(part: RegisteredProcess) -> ProcessReply:
+async def _ask(part: RegisteredProcess, token: str | None) -> ProcessReply:
     if not part.ops:
         return ProcessReply(part, None, "registered no operations address")
-    found = await http_get(part.ops, "/state", ANSWER_S)
+    # a process on loopback is another machine's if it is not this one's
+    elsewhere = LOOPBACK_ONLY if is_loopback(part.ops.rpartition(":")[0]) else ""
+    found = await http_get(part.ops, "/state", ANSWER_S, token)
     if found is None:
-        return ProcessReply(part, None, f"does not answer at {part.ops} within {ANSWER_S:g} s")
+        return ProcessReply(part, None, f"does not answer at {part.ops} within {ANSWER_S:g} s{elsewhere}")
+    if found.status == 401:
+        return ProcessReply(part, None, f"asks at {part.ops} for another token than that of `operations.token_file`")
     try:
         state = orjson.loads(found.body)
     except orjson.JSONDecodeError:
@@ -79,7 +85,7 @@ async def _ask(part: RegisteredProcess) -> ProcessReply:
         )
     owner = state.get("replica") or state.get("worker")
     if owner is not None and owner != part.id:
-        return ProcessReply(part, None, f"is gone: {part.ops} is now {owner}")
+        return ProcessReply(part, None, f"is gone: {part.ops} is now {owner}{elsewhere}")
     return ProcessReply(part, state)
 
 

@@ -14,7 +14,7 @@ from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat
 from actors.worker.worker import WorkerOptions
-from api.cli.options import OPS_OPTION, name_option
+from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
@@ -36,9 +36,10 @@ OPTIONS = (
         "--listen",
         default="127.0.0.1:0",
         show_default=True,
-        help="HOST:PORT for requests; port 0 is a free one. Metrics and state are on another port, and need no key.",
+        help="HOST:PORT for requests; port 0 is a free one. Metrics and state are elsewhere: --ops.",
     ),
     OPS_OPTION,
+    OPS_TOKEN_OPTION,
     click.option("--advertise", default="", help="HOST or HOST:PORT under which others reach it."),
     click.option(
         "--drain-timeout",
@@ -166,7 +167,8 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
     )
-    reason = uvloop.run(serve_worker(connection, options, arguments, given["ops"]))
+    operations = operations_section(connection.deployment.operations, given["ops_token"])
+    reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
         raise SystemExit(1)  # the supervisor starts another

@@ -32,7 +32,12 @@ def join_address(host: str, port: int) -> str:
 
 
 def reachable(listening: Address, advertise: str) -> str:
-    """HOST:PORT by which others reach the server: the advertised host (HOST or HOST:PORT), else the listening one."""
+    """HOST:PORT by which others reach the server: the advertised host (HOST or HOST:PORT), else the listening one.
+
+    A server on loopback has its listening address alone, because no other machine reaches it.
+    """
+    if is_loopback(listening.host):
+        return str(listening)
     host = split_address(advertise)[0] if ":" in advertise else advertise
     return join_address(host or listening.host, listening.port)
 

@@ -20,7 +20,7 @@ from actors.transport.link_tls import LinkTls
 from api.config.data_folder import DataFolder
 from api.config.loading import load, urls
 from api.config.run_file import STOPPED, read_run
-from api.config.schema import OFF, Deployment, EtcdAccess, LogCredentials
+from api.config.schema import OFF, Deployment, EtcdAccess, LogCredentials, OperationsSection
 from api.config.units import duration_s, size_bytes
 from core.clock import Clock
 from core.errors import CallerError
@@ -75,6 +75,11 @@ class DeploymentRef:
     def link(self, clock: Clock) -> LinkOptions:
         """The options for connections between parts; errors as of `link_options`."""
         return link_options(self.deployment, clock)
+
+    @property
+    def operations_token(self) -> str | None:
+        """The token for metrics and state; None if they ask for none."""
+        return operations_token(self.deployment.operations)
 
     @property
     def nats(self) -> list[str]:
@@ -188,6 +193,31 @@ def etcd_credentials(given: EtcdAccess | None) -> EtcdCredentials | None:
         cert=_path(tls.cert if tls else None),
         key=_path(tls.key if tls else None),
     )
+
+
+TOKEN_BYTES_MAX = 4096
+"""A longer file is no token."""
+REMEDY = "write one with `openssl rand -hex 32`"
+
+
+def operations_token(section: OperationsSection) -> str | None:
+    """The token in the section's file; None without one. CallerError names the file's fault."""
+    file = _path(section.token_file)
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(TOKEN_BYTES_MAX + 1)
+        token = content.decode("ascii").strip()
+    except OSError as error:
+        raise CallerError(f"cannot read the operations token in {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CallerError(f"the operations token in {file} is not ASCII: {REMEDY}") from error
+    if len(content) > TOKEN_BYTES_MAX:
+        raise CallerError(f"the operations token in {file} is longer than {TOKEN_BYTES_MAX} bytes: {REMEDY}")
+    if len(token.split()) != 1:
+        raise CallerError(f"the operations token in {file} is not one word: {REMEDY}")
+    return token
 
 
 def _path(text: str | None) -> Path | None:

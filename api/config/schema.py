@@ -204,6 +204,15 @@ class FrontendSection(Section, frozen=True, kw_only=True):
         return split_address(self.listen)[1]
 
 
+class OperationsSection(Section, frozen=True, kw_only=True):
+    """The operations listeners of all processes: probes, metrics and state."""
+
+    host: str = "127.0.0.1"
+    """The listening host of each process without an address of its own (`--ops`)."""
+    token_file: str | None = None
+    """File with a token that metrics and state ask for; not given, they ask for nothing."""
+
+
 class WorkerGroup(Section, frozen=True, kw_only=True):
     """Some workers that are alike."""
 
@@ -347,6 +356,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     """
     log: LogSection = LogSection()
     frontend: FrontendSection = FrontendSection()
+    operations: OperationsSection = OperationsSection()
     workers: tuple[WorkerGroup, ...] = (WorkerGroup(),)
     link: LinkSection = LinkSection()
     routing: dict[str, Any] = {}

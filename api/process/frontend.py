@@ -27,7 +27,7 @@ from api.config.addresses import join_address, reachable, split_address
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
 from api.config.run_file import announce_if_supervised
-from api.config.schema import FrontendSection
+from api.config.schema import FrontendSection, OperationsSection
 from api.process.lifecycle import stop_requested, tune_garbage_collection
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
@@ -91,6 +91,8 @@ class FrontendArguments:
     name: str
     ops: str
     """Address of the operations listener; empty for a free port."""
+    operations: OperationsSection
+    """The operations section of the deployment, with the options of the command line applied."""
     shared_port: bool
     fd: int | None
     """Number of the open socket to accept on, instead of `listen`."""
@@ -134,7 +136,7 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ready = partial(_ready, router, policy)
-            ops = operations_server(host, arguments.ops, ready, metrics.registry, router.describe)
+            ops = operations_server(arguments.operations, arguments.ops, ready, metrics.registry, router.describe)
             await ops.start()
             ops_reachable = reachable(ops.address, section.advertise or "")
             await router.start({"ops": ops_reachable, "page_token": not policy.local})

@@ -11,6 +11,7 @@ from actors.worker.worker import Worker, WorkerOptions
 from api.config.addresses import reachable
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import announce_if_supervised
+from api.config.schema import OperationsSection
 from api.process.engine_factory import EngineArguments, make_engine
 from api.process.lifecycle import ignore_stop_signals, install_stop_handlers, tune_garbage_collection
 from api.process.logging_setup import log_as
@@ -29,14 +30,18 @@ _logger = logging.getLogger(__name__)
 
 
 async def serve_worker(
-    connection: DeploymentRef, options: WorkerOptions, arguments: EngineArguments, ops_address: str = ""
+    connection: DeploymentRef,
+    options: WorkerOptions,
+    arguments: EngineArguments,
+    operations: OperationsSection,
+    ops_address: str = "",
 ) -> str:
     """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone."""
     async with open_planes(connection) as both:
         it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
         metrics = WorkerMetrics(arguments.model, options.name)
         _watch(it, metrics)
-        ops = operations_server(options.listen_host, ops_address, lambda: _ready(it), metrics.registry, it.describe)
+        ops = operations_server(operations, ops_address, lambda: _ready(it), metrics.registry, it.describe)
         await ops.start()
         announce_if_supervised(arguments.home, options.name, ops.address)
         watching = install_stop_handlers(arguments.home, it.leave)

@@ -35,20 +35,21 @@ class HttpResponse(NamedTuple):
         return ", ".join(map(str, waiting)) if isinstance(waiting, list) else ""
 
 
-async def http_get(address: str, path: str, timeout_s: float) -> HttpResponse | None:
-    """The answer of `GET path`; None if there was none in time, or it was not HTTP."""
+async def http_get(address: str, path: str, timeout_s: float, token: str | None = None) -> HttpResponse | None:
+    """The answer of `GET path` with this bearer token; None if there was none in time, or it was not HTTP."""
     host, port = split_address(address)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _get(host, port, path)
+            return await _get(host, port, path, token)
     except (OSError, TimeoutError, ValueError, IndexError):
         return None
 
 
-async def _get(host: str, port: int, path: str) -> HttpResponse:
+async def _get(host: str, port: int, path: str, token: str | None) -> HttpResponse:
     reader, writer = await asyncio.open_connection(host, port, limit=ANSWER_BYTES_MAX)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        key = f"Authorization: Bearer {token}\r\n" if token else ""
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{key}Connection: close\r\n\r\n".encode())
         received = b""
         while (part := await reader.read(ANSWER_BYTES_MAX)) and len(received) < ANSWER_BYTES_MAX:
             received += part

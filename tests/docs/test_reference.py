@@ -11,7 +11,7 @@ from actors.metrics.frontend_metrics import OUTCOMES, FrontendMetrics
 from actors.metrics.replica_metrics import COUNTERS, GAUGES, VERDICTS, queue_metrics
 from actors.metrics.worker_metrics import TOTALS, WorkerMetrics
 from api.cli.main import contrail
-from api.config.schema import Deployment, FrontendSection, LogSection, WorkerGroup
+from api.config.schema import Deployment, FrontendSection, LogSection, OperationsSection, WorkerGroup
 from core.events.routing import TURNED_AWAY
 from core.settings import RoutingSettings
 from tests.docs.pages import DOCS
@@ -55,6 +55,7 @@ def listed(heading: str) -> list[str]:
         ("Top level", Deployment),
         ("Section log", LogSection),
         ("Section frontend", FrontendSection),
+        ("Section operations", OperationsSection),
         ("Worker groups", WorkerGroup),
     ],
 )

@@ -139,7 +139,7 @@ async def test_a_token_closes_metrics_and_state(tmp_path: Path) -> None:
             assert counted.count == (path == "/state")
             assert await status(server, path, "127.0.0.1", "authorization: bearer s3cret") == 200
         assert {await status(server, path) for path in ("/live", "/ready")} == {200}
-    for fault, content in (("is empty", "\n"), ("longer than", "x" * 5000), ("not ASCII", "zwölf")):
+    for content, fault in {"\n": "one word", "a\nb": "one word", "x" * 5000: "longer", "zwölf": "not ASCII"}.items():
         file.write_text(content)
         with pytest.raises(CallerError, match=fault):
             async with listener(token_file=str(file)):
@@ -156,9 +156,10 @@ async def test_the_listener_stays_on_loopback(tmp_path: Path) -> None:
     token.write_text("s3cret")
     worker = {"engine": "simulated", "count": 1, "listen": "0.0.0.0:0", "advertise": "127.0.0.1"}
     file = tmp_path / "open.yaml"
-    file.write_text(json.dumps({"version": 1, "workers": [worker], "operations": {"token_file": str(token)}}))
+    sections = {"frontend": {"listen": "0.0.0.0:0"}, "operations": {"token_file": str(token)}}
+    file.write_text(json.dumps({"version": 1, "workers": [worker], **sections}))
     data = tmp_path / "data"
-    async with up(data, "-f", str(file), "--listen", "0.0.0.0:0", port=0) as running:
+    async with up(data, "-f", str(file)) as running:
         for part in ("frontend-0", "decode-0"):
             ops = running.part(part)["ops"]
             assert ops.startswith("127.0.0.1:")

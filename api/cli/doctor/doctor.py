@@ -157,7 +157,7 @@ async def _parts(connection: DeploymentRef, found: Findings) -> None:
             await registered_processes(registry, REPLICAS),
             await registered_processes(registry, WORKERS),
         )
-    replies = await query_processes([*replicas, *workers])
+    replies = await query_processes([*replicas, *workers], connection.operations_token)
     found += check_processes(replies[: len(replicas)], replies[len(replicas) :])
 
 

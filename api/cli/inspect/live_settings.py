@@ -129,20 +129,21 @@ class SettingsRollout(NamedTuple):
         return all(it.uses for it in self.replicas)
 
 
-async def read_rollout(registry: Registry, revision: int) -> SettingsRollout:
+async def read_rollout(registry: Registry, revision: int, token: str | None) -> SettingsRollout:
     """The use of the registry's present revision by each replica; of the given one if it holds none."""
     stored = [change.revision for change in await registry.get(SETTINGS_KEY) if change.key == SETTINGS_KEY]
     revision = max(stored, default=revision)  # another may have set more meanwhile
     parts = await registered_processes(registry, REPLICAS)
-    return SettingsRollout([_usage(replica_status(answer), revision) for answer in await query_processes(parts)])
+    answers = await query_processes(parts, token)
+    return SettingsRollout([_usage(replica_status(answer), revision) for answer in answers])
 
 
-async def wait_for_rollout(registry: Registry, revision: int) -> SettingsRollout:
+async def wait_for_rollout(registry: Registry, revision: int, token: str | None) -> SettingsRollout:
     """The use of the revision as soon as every replica uses it, or after IN_USE_WAIT_S."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + IN_USE_WAIT_S
     while True:
-        found = await read_rollout(registry, revision)
+        found = await read_rollout(registry, revision, token)
         if found.everywhere or loop.time() >= end_s:
             return found
         await asyncio.sleep(IN_USE_PAUSE_S)

@@ -140,36 +140,38 @@ def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: boo
 
 async def _once(connection: DeploymentRef) -> ReplicaOverview:
     async with open_registry(connection) as registry, open_log(connection) as log:
-        return await query_replicas(registry, log, ROUNDS_MAX)
+        return await query_replicas(registry, log, connection.operations_token, ROUNDS_MAX)
 
 
 async def _watch(connection: DeploymentRef, verbose: bool) -> None:
     async with open_registry(connection) as registry, open_log(connection) as log:
         while True:
-            seen = await query_replicas(registry, log, WATCH_ROUNDS_MAX)
+            seen = await query_replicas(registry, log, connection.operations_token, WATCH_ROUNDS_MAX)
             click.echo(CLEAR, nl=False)
             print_text(replicas_text(seen, streams=verbose))
             await asyncio.sleep(WATCH_PAUSE_S)
 
 
-async def query_replicas(registry: Registry, log: EventLog, rounds_max: int) -> ReplicaOverview:
+async def query_replicas(registry: Registry, log: EventLog, token: str | None, rounds_max: int) -> ReplicaOverview:
     """The replicas now, compared at equal cursors; if those are never met, at the points that they reported."""
     parts = await registered_processes(registry, REPLICAS)
     comparison = ReplicaDigestComparison()
-    replicas = await _ask(parts, comparison)
+    replicas = await _ask(parts, comparison, token)
     for _ in range(rounds_max - 1):
         if not _open(replicas, comparison):
             break
         await asyncio.sleep(ROUND_PAUSE_S)
-        replicas = await _ask(parts, comparison)
+        replicas = await _ask(parts, comparison, token)
     if _open(replicas, comparison):
         comparison.add_observations(await recent_observations(log, SystemClock().wall_ms()))
     verdict = comparison.verdict(replicas)
     return ReplicaOverview([msgspec.structs.replace(it, agrees=_agrees(it, verdict)) for it in replicas], verdict)
 
 
-async def _ask(parts: list[RegisteredProcess], comparison: ReplicaDigestComparison) -> list[ReplicaStatus]:
-    replicas = [replica_status(answer) for answer in await query_processes(parts)]
+async def _ask(
+    parts: list[RegisteredProcess], comparison: ReplicaDigestComparison, token: str | None
+) -> list[ReplicaStatus]:
+    replicas = [replica_status(answer) for answer in await query_processes(parts, token)]
     comparison.add_replies(replicas)
     return replicas
 

@@ -221,7 +221,7 @@ async def _stored(connection: DeploymentRef) -> StoredSettings:
 async def _show(connection: DeploymentRef) -> tuple[StoredSettings, SettingsRollout]:
     async with open_registry(connection) as registry:
         stored = await read_stored(registry)
-        return stored, await read_rollout(registry, stored.revision)
+        return stored, await read_rollout(registry, stored.revision, connection.operations_token)
 
 
 async def _change(
@@ -229,7 +229,7 @@ async def _change(
 ) -> tuple[StoredSettings, SettingsRollout]:
     async with open_registry(connection) as registry:
         stored = await change_stored(registry, connection.deployment.routing_settings, given, removed)
-        return stored, await wait_for_rollout(registry, stored.revision)
+        return stored, await wait_for_rollout(registry, stored.revision, connection.operations_token)
 
 
 def _changed_text(stored: StoredSettings, use: SettingsRollout, idle: Sequence[str]) -> Text:

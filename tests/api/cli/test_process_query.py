@@ -33,7 +33,7 @@ async def test_who_hangs_costs_one_answer_time(hung: RegisteredProcess, monkeypa
     monkeypatch.setattr(process_query, "ANSWER_S", 0.3)
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    answers = await query_processes([hung] * 3)
+    answers = await query_processes([hung] * 3, None)
     assert 0.25 < loop.time() - started_s < 0.8
     assert [(it.state, "does not answer" in it.why) for it in answers] == [(None, True)] * 3
 
@@ -46,18 +46,18 @@ async def test_no_more_are_asked_at_once_than_the_bound(
     monkeypatch.setattr(process_query, "ASKED_AT_ONCE_MAX", 2)
     loop = asyncio.get_running_loop()
     started_s = loop.time()
-    assert len(await query_processes([hung] * 3)) == 3
+    assert len(await query_processes([hung] * 3, None)) == 3
     assert loop.time() - started_s > 0.55
 
     monkeypatch.setattr(process_query, "QUERY_S", 0.2)
     with pytest.raises(Unavailable, match="3 parts did not answer"):
-        await query_processes([hung] * 3)
+        await query_processes([hung] * 3, None)
 
 
 async def test_what_is_no_part_of_ours_is_said() -> None:
     """An address that answers something else, or none at all, gives a reason and no state."""
     async with serving(lambda: {"hello": "world"}) as address:
         fine, none = await query_processes(
-            [RegisteredProcess("1", "a", address, {}, 1), RegisteredProcess("2", "b", "", {}, 1)]
+            [RegisteredProcess("1", "a", address, {}, 1), RegisteredProcess("2", "b", "", {}, 1)], None
         )
     assert (fine.state, none.why) == ({"hello": "world"}, "registered no operations address")

@@ -12,6 +12,7 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.metrics.worker_metrics import WorkerMetrics
+from api.config.schema import OperationsSection
 from api.process.logging_setup import JsonLines
 from api.process.operations import create_operations_app, operations_server
 from api.server.http_server import HttpServer
@@ -47,10 +48,10 @@ async def test_a_process_says_how_it_is() -> None:
 
 
 async def test_the_listener_is_where_it_is_wanted() -> None:
-    """At the address that `--ops` names, else at a free port of the host; what is no address is said."""
+    """At the address that `--ops` names, else at a free port of loopback; what is no address is said."""
     made = (lambda: Readiness(ready=True, waiting_for={}), WorkerMetrics("tiny", "decode-0").registry, dict)
     port = free_port()
-    wanted, anywhere = (operations_server("127.0.0.1", address, *made) for address in (f"127.0.0.1:{port}", ""))
+    wanted, anywhere = (operations_server(OperationsSection(), address, *made) for address in (f"127.0.0.1:{port}", ""))
     async with httpx.AsyncClient(verify=False) as http:
         for server in (wanted, anywhere):
             assert (await http.get(f"http://{await server.start()}/live")).status_code == 200
@@ -58,7 +59,7 @@ async def test_the_listener_is_where_it_is_wanted() -> None:
     assert wanted.address.port == port
     assert anywhere.address.port != port
     with pytest.raises(CallerError, match="--ops: 'here' is not an address"):
-        operations_server("127.0.0.1", "here", *made)
+        operations_server(OperationsSection(), "here", *made)
 
 
 async def test_metrics_tell_what_requests_took(api: Api) -> None:
