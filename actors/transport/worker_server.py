@@ -47,6 +47,8 @@ REQUESTS_MAX = 4096
 """Streams open on one connection; one more is refused as overload."""
 HELLO_TIMEOUT_S = 5.0
 """A connection whose client has not proved itself by then is closed."""
+UNPROVED_MAX = 256
+"""Connections whose clients have not proved themselves yet; for one more, the oldest one is closed."""
 GATHERED_TOKENS_MAX = 32
 """Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
@@ -99,6 +101,8 @@ class WorkerServer:
         """Outputs of the engine to all requests so far."""
         self._server: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
+        self._unproved: dict[ClientConnection, None] = {}
+        """The oldest first."""
         self._changed = asyncio.Event()
 
     @property
@@ -160,10 +164,20 @@ class WorkerServer:
     def joined(self, connection: ClientConnection) -> None:
         """A connection is there."""
         self._connections.add(connection)
+        self._unproved[connection] = None
+        if len(self._unproved) > UNPROVED_MAX:
+            oldest = next(iter(self._unproved))
+            del self._unproved[oldest]
+            oldest.abort()
+
+    def proved(self, connection: ClientConnection) -> None:
+        """The client of the connection has proved itself."""
+        self._unproved.pop(connection, None)
 
     def left(self, connection: ClientConnection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
+        self._unproved.pop(connection, None)
         self.changed()
 
     def changed(self) -> None:
@@ -291,6 +305,7 @@ class ClientConnection(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(link.legacy.remaining_s, self.hang_up)
 
     def _admit(self, *, steps: bool) -> None:
+        self._worker_server.proved(self)
         self._on_frame = self._serve
         self._unsent.steps = steps
         self._splitter.bytes_max = FRAME_BYTES_MAX

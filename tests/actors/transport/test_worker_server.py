@@ -222,6 +222,26 @@ def test_a_silent_connection_is_closed(run: Run, monkeypatch: pytest.MonkeyPatch
     run(scenario)
 
 
+def test_silent_connections_make_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At UNPROVED_MAX the oldest silent one goes for a new one, and a greeted one never."""
+    monkeypatch.setattr(port_module, "UNPROVED_MAX", 3)
+
+    async def scenario() -> None:
+        async with site() as it:
+            greeted = await it.connect()
+            silent = [await it.connect(greet=False) for _ in range(3)]
+            await eventually(lambda: len(it.port._connections) == 4, "all are there")
+            late = await it.connect(greet=False)
+            assert await silent[0].ended()
+            assert len(it.port._connections) == 4
+            await late.greet(it.port.address)
+            for client in (greeted, late):
+                client.say(Ping(n=1))
+                assert await client.hear() == Pong(n=1)
+
+    run(scenario)
+
+
 def test_questions_are_answered(run: Run) -> None:
     """Files, cache and life signs come in the order of the questions; a restatement is passed on."""
 
