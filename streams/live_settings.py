@@ -3,8 +3,9 @@
 1. Settings of the registry are published in the log before a decision rests on them: a decision's revision means the
    last SettingsChanged before it in its replica's own chain. It means nothing elsewhere: a registry that lost its data
    counts anew, and the same number may name other settings then.
-2. While the registry is away the last settings stay. If it lost them, the configured ones count again, as they do for
-   every replica that starts then; the lost ones are logged, so that they can be set again.
+2. While the registry is away the last settings stay. If it lost them, those that it still has count again, or else the
+   configured ones, as they do for every replica that starts then. The lost ones are logged, so that they can be set
+   again.
 3. A value that is no settings is refused, the last ones stay, and the log gets no event.
 """
 
@@ -62,7 +63,7 @@ class LiveSettings:
             self.refused = str(error)
             _logger.error("settings of revision %d refused, the last ones stay: %s", change.revision, error)  # noqa: TRY400
             return
-        if change.value is None and change.revision < self.revision:
+        if change.revision < self.revision:  # revisions of a key only grow
             _warn_of_loss(self._given)
         self.current, self.revision, self.refused, self._given = current, change.revision, "", given
         self._on_change()
@@ -80,4 +81,4 @@ def _parsed(value: bytes | None) -> dict[str, Any]:
 
 def _warn_of_loss(given: dict[str, Any]) -> None:
     words = " ".join(f"{key} {value}" for key, value in given.items())
-    _logger.error("the registry lost its data: what was configured counts again; contrail settings set %s", words)
+    _logger.error("the registry lost settings: set them again with `contrail settings set %s`", words)

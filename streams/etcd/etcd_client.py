@@ -148,6 +148,13 @@ class EtcdConnection:
         keys = [Change(kv.key.decode(), kv.value, kv.mod_revision) for kv in answer.kvs]
         return KeySnapshot(answer.header.revision, keys)
 
+    def get_leased(self, key: str, lease: int) -> bytes | None:
+        """The value of the key under this lease; None if it is gone or under another."""
+        request = etcd3.etcdrpc.RangeRequest(key=key.encode())
+        with self._seam():
+            answer = self._client.kvstub.Range(request, CALL_S, metadata=self._client.metadata)
+        return next((bytes(kv.value) for kv in answer.kvs if kv.lease == lease), None)
+
     def grant(self, ttl_s: int) -> int:
         """A new lease, returned as its id."""
         with self._seam():

@@ -5,7 +5,9 @@
 3. A lease that ran out is replaced, and every wanted key is put again under the new one.
 4. A claim is no such wish: it goes with the lease that it was made under. To give it up deletes the key only if it is
    under our lease, for another may have claimed it since.
-5. The keep-alive is also the health probe: a probe without an answer makes the session take another connection, which
+5. etcd may lose a write that it acknowledged (a crash of an unsound release, a restored backup). Each keep-alive
+   therefore compares our keys with etcd's: a key that is missing is put again, a key that was released goes again.
+6. The keep-alive is also the health probe: a probe without an answer makes the session take another connection, which
    ends the watches that hang on it. They find out for themselves how things stand.
 """
 
@@ -42,6 +44,8 @@ class EtcdLease:
         self._lease: int | None = None
         self._keys: dict[str, bytes] = {}
         self._unsettled: set[str] = set()
+        self._released: set[str] = set()
+        """Keys that must not be there under our lease."""
         self._claimed: set[str] = set()
         """Keys that are given up only if they are ours."""
         self._lock = asyncio.Lock()
@@ -60,12 +64,14 @@ class EtcdLease:
     async def hold(self, key: str, value: bytes) -> None:
         """The key is there; after an Unavailable it will be when contact is back."""
         self._keys[key] = value
+        self._released.discard(key)
         self._unsettled.add(key)
         await self._settle()
 
     async def release(self, key: str) -> None:
         """The key is gone; after an Unavailable it will be when contact is back."""
         self._keys.pop(key, None)
+        self._released.add(key)
         self._unsettled.add(key)
         await self._settle()
 
@@ -73,6 +79,7 @@ class EtcdLease:
         """The key is ours alone, at the revision returned, as long as this lease lasts; None if another has it."""
         assert key not in self._keys
         self._claimed.add(key)  # before the answer: it may be ours without our hearing of it
+        self._released.discard(key)
         self._unsettled.discard(key)
 
         async def claim(lease: int) -> int | None:
@@ -115,10 +122,21 @@ class EtcdLease:
         if lease is not None:
             try:
                 await self._session.call(lambda connection: connection.keep_alive(lease))
+                await self._compare(lease)
             except LeaseGone as error:
                 _log.warning("%s; a new one is granted", error)
                 self._lease = None
         await self._settle()
+
+    async def _compare(self, lease: int) -> None:
+        """Keys are unsettled if etcd holds something else under the lease than we want."""
+        for key in [*self._keys, *self._released]:
+            value = self._keys.get(key)
+            stored = await self._session.call(lambda connection: connection.get_leased(key, lease))  # noqa: B023
+            known = key in self._keys or key in self._released  # else it was claimed in the meantime
+            if known and stored != value and self._keys.get(key) is value and key not in self._unsettled:
+                _log.warning("etcd lost the last write of %s: it is written again", key)
+                self._unsettled.add(key)
 
     async def _settle(self) -> None:
         async def nothing(_: int) -> None:
@@ -139,6 +157,7 @@ class EtcdLease:
         if self._lease is None:
             self._lease = await self._session.call(lambda connection: connection.grant(self._ttl_s))
             self._unsettled.update(self._keys)
+            self._released.clear()  # what was under the former lease goes with it
         for key in sorted(self._unsettled):
             value = self._keys.get(key)
             await self._write(key, value, self._lease)

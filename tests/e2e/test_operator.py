@@ -10,7 +10,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,12 @@ from streams.jetstream.jetstream_log import JetStreamLog
 from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import CONTRAIL, Running, up
 from tests.fixtures.eventually import eventually
+from tests.fixtures.listeners import listeners
 
 MARKER = "zebra crossing at noon"
 BIG = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" * 50_000_000 + b'"}]}'
 WORKERS = ("decode-0", "decode-1")
 LABELS = {"model", "worker", "policy", "outcome", "reason", "stream", "le"}
-LOOPBACK = "0100007F"
-LISTENING = "0A"
 
 
 async def test_a_deployment_is_closed_and_bounded(tmp_path: Path) -> None:
@@ -187,27 +186,10 @@ def _nothing_lies_open(running: Running) -> None:
         assert MARKER.encode() not in content, file
         if any(secret in content for secret in secrets):
             assert file.stat().st_mode & 0o077 == 0, file
-    listeners = list(_listeners([running.process.pid, *(part["pid"] for part in running.run()["parts"])]))
-    assert len(listeners) >= 8
-    assert set(listeners) == {LOOPBACK}
-
-
-def _listeners(pids: Iterable[int]) -> Iterable[str]:
-    """The addresses, as the kernel writes them, on which these processes listen."""
-    own = {_target(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in own:
-                yield fields[1].partition(":")[0]
-
-
-def _target(link: Path) -> str:
-    """What the descriptor is; nothing if it was closed meanwhile."""
-    try:
-        return str(link.readlink())
-    except FileNotFoundError:
-        return ""
+    pids = [running.process.pid, *(part["pid"] for part in running.run()["parts"])]
+    hosts = [host for pid in pids for host, _ in listeners(pid)]
+    assert len(hosts) >= 8
+    assert set(hosts) == {"127.0.0.1"}
 
 
 async def test_what_supervises_may_go_in_any_way(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from streams.live_settings import SETTINGS_KEY, LiveSettings
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from streams.registry import Change
 from tests.actors.world import World, collect, request, world
 from tests.fixtures.eventually import eventually
 
@@ -131,6 +132,19 @@ async def test_registry_wiped(desk: Desk, caplog: pytest.LogCaptureFixture) -> N
     assert (desk.live.current.prefill_weight_m, desk.live.revision) == (9000, revision)
     assert revision == 1
     assert [said.revision for said in desk.said] == [1, 2, 3, 0, 1]
+
+
+async def test_registry_lost_the_last_change(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """The change before it counts again, as for every replica that starts then; the lost one is said."""
+    revision = await desk.set(policy="random")
+    desk.registry.away = True
+    lost = await desk.set(policy="round-robin", tie_margin=2)
+    desk.registry.away = False
+    await asyncio.sleep(0)
+    assert desk.live.revision == lost
+    desk.live._on_registry(Change(SETTINGS_KEY, b'{"policy": "random"}', revision))
+    assert (desk.live.current.policy, desk.live.revision) == ("random", revision)
+    assert "contrail settings set policy round-robin tie_margin 2" in caplog.text
 
 
 async def test_wiped_and_set_again_unseen(desk: Desk) -> None:

@@ -9,6 +9,7 @@ from api.cli.quantities import bytes_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
 from core.subjects import JOBS
 from streams.etcd.etcd_inspection import EtcdStatus
+from streams.etcd.etcd_version import SOUND_TEXT, EtcdVersion
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.jetstream.pull_consumer import INACTIVE_S
 from streams.topology import PAYLOAD_MIN
@@ -107,8 +108,6 @@ def check_disk(folder: str, free_bytes: int, streams: list[BrokerStream]) -> Fin
     return Finding("disk", OK, f"{folder} has {free} free; the streams may still take {needs}.", facts)
 
 
-INCONSISTENT = ((3, 5, 0), (3, 5, 3))
-"""First faulty and first fixed release: after a crash, members may differ in committed transactions."""
 DB_BYTES_MAX = 1 << 30
 """A namespace needs some megabytes."""
 
@@ -120,15 +119,20 @@ def check_registry(status: EtcdStatus, *, private: bool) -> Iterator[Finding]:
 
 
 def _version(status: EtcdStatus, private: bool) -> Finding:
-    facts = {"version": status.version, "private": private}
-    first, fixed = INCONSISTENT
-    if not first <= version_of(status.version) < fixed:
+    version = EtcdVersion.parse(status.version)
+    sound = version is not None and version.sound
+    facts = {"version": status.version, "private": private, "sound": sound}
+    if sound:
         return Finding("registry_version", OK, f"etcd {status.version}.", facts)
-    known = f"etcd {status.version} has known faults of consistency after a crash"
+    known = f"etcd {status.version} may lose an acknowledged write in a crash"
     if private:
-        text = f"{known}; a single member on one machine is not affected; for more machines use 3.5.4 or newer."
+        text = (
+            f"{known}: ours commits each write before it acknowledges it, and loses none; a sound etcd on the PATH "
+            f"({SOUND_TEXT}) is taken in its place at the next start."
+        )
         return Finding("registry_version", OK, text, facts)
-    return Finding("registry_version", WARNING, f"{known}: use 3.5.4 or newer.", facts)
+    text = f"{known}, and members may differ: use {SOUND_TEXT}."
+    return Finding("registry_version", WARNING, text, facts)
 
 
 def _health(status: EtcdStatus) -> Finding:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import CallerError, Refused, Unavailable
-from streams.embedded import embedded_etcd
+from streams.embedded.etcd_binary import choose_binary
 from streams.embedded.loopback_ports import HOST, free_port
 from streams.etcd.etcd_client import EtcdConnection
 from streams.etcd.etcd_credentials import EtcdCredentials
@@ -20,7 +20,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[str]:
     """A foreign etcd with TLS, whose certificate is its own authority."""
     url, peer = f"https://{HOST}:{free_port()}", f"http://{HOST}:0"
     server = await asyncio.create_subprocess_exec(
-        embedded_etcd._binary(),
+        choose_binary(tmp_path, None).path,
         *(f"--data-dir={tmp_path}", "--auto-tls", "--bcrypt-cost=4", "--log-level=error"),
         *(f"--listen-client-urls={url}", f"--advertise-client-urls={url}"),
         *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"),

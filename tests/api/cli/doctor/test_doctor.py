@@ -38,6 +38,7 @@ from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.embedded.loopback_ports import free_port
 from streams.etcd.etcd_inspection import EtcdStatus
+from streams.etcd.etcd_version import SOUND_TEXT
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.topology import Topology
 from tests.api.deployed import DECODE, Deployed, deployed
@@ -268,9 +269,12 @@ def test_the_registry() -> None:
     """Releases with known faults, an alarm, no leader."""
     good = EtcdStatus("3.5.17", 20_480, True, ())
     assert {it.status for it in check_registry(good, private=False)} == {OK}
-    faulty = good._replace(version="3.5.2")
-    assert found("registry_version", check_registry(faulty, private=False))[0] == WARNING
-    assert found("registry_version", check_registry(faulty, private=True))[0] == OK
+    for version in ("3.5.8", "3.4.19", "3.3.27", "devel"):
+        faulty = good._replace(version=version)
+        status, text = found("registry_version", check_registry(faulty, private=False))
+        assert (status, SOUND_TEXT in text) == (WARNING, True)
+        status, text = found("registry_version", check_registry(faulty, private=True))
+        assert (status, SOUND_TEXT in text) == (OK, True)
     full = check_registry(good._replace(alarms=("nospace",)), private=True)
     assert found("registry_health", full)[0] == PROBLEM
     assert found("registry_health", check_registry(good._replace(has_leader=False), private=True))[0] == PROBLEM
