@@ -27,6 +27,7 @@ StreamSeq = NewType("StreamSeq", int)
 Epoch = NewType("Epoch", int)
 """When the stream was created, in ms since 1970: a stream that was made anew starts another history."""
 RequestId = NewType("RequestId", str)
+"""As the client gave it, or made by the front end; with a suffix if the replica served another one of that id then."""
 BlockHash = NewType("BlockHash", int)
 """XXH3-64 of everything from the start up to and including the block."""
 
@@ -36,10 +37,25 @@ NAME = re.compile(r"[a-z0-9-]{1,63}")
 COLUMN_WIDTH = 8
 """Bytes per id in a column."""
 
+_SUFFIX_BYTES = 4
+SUFFIX_CHARS = 1 + 2 * _SUFFIX_BYTES
+"""Length of the suffix of a request that got another id."""
+_SUFFIX = re.compile(r"\.[0-9a-f]{8}")
+
 
 def new_id() -> str:
     """64 fresh random bits as 16 hex digits."""
     return secrets.token_hex(8)
+
+
+def renamed(request: RequestId) -> RequestId:
+    """Another id for a request whose own one is in progress: `given_id` finds the client's in it."""
+    return RequestId(f"{request}.{secrets.token_hex(_SUFFIX_BYTES)}")
+
+
+def given_id(request: str) -> str:
+    """The id without the suffix of `renamed`; as it is if it has none."""
+    return request[:-SUFFIX_CHARS] if _SUFFIX.fullmatch(request[-SUFFIX_CHARS:]) else request
 
 
 def to_column(ids: Sequence[str]) -> bytes:

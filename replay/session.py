@@ -102,9 +102,10 @@ class ReplaySession:
             mispredicted=mispredicted,
         )
 
-    def explain(self, request: str) -> Explanation:
-        """The decisions on the request and its outcome. CallerError if the recording does not have it."""
-        return explain(self.recording, request)
+    def explain(self, request: str, tenant: str | None = None) -> Explanation:
+        """The decisions on the request and its outcome. CallerError if the recording does not have it, or has requests
+        of several tenants under this id and none is named."""
+        return explain(self.recording, request, tenant)
 
     def verify(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +40,7 @@ from core.errors import CallerError, ContrailError
 from core.events.routing import INTERNAL
 from core.failure import detail_of, failure_in, mark_in_log
 from core.generation import TASK_GENERATE, GenerateRequest, Output, OutputConsumer, engine_priority
-from core.ids import RequestId
+from core.ids import RequestId, renamed
 from core.keys import session_key
 from core.models import DeadlineExceeded, GenerationFailed
 from core.prompt import TOKEN_BYTES
@@ -206,7 +205,7 @@ class LiveRequests:
     def _begin(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> LiveRequest:
         """A second request under an id in progress gets another id."""
         if request.id in self._live:
-            request = _renamed(request)
+            request = msgspec.structs.replace(request, id=renamed(request.id))
         catalog, tenant = self._fleet.catalog, request.tenant or ""
         priority = engine_priority(tenant, request.priority)
         sent = request if priority == request.priority else msgspec.structs.replace(request, priority=priority)
@@ -284,7 +283,3 @@ def cancel_reason(error: asyncio.CancelledError) -> str:
     if failure_in(error) is not None:
         return INTERNAL
     return "deadline" if any(isinstance(each, DeadlineExceeded) for each in error.args) else "client_gone"
-
-
-def _renamed(request: GenerateRequest) -> GenerateRequest:
-    return msgspec.structs.replace(request, id=RequestId(f"{request.id}.{secrets.token_hex(4)}"))

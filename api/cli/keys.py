@@ -23,6 +23,7 @@ from core.generation import PRIORITY_MAX
 
 NAME = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _HEADS = ("name", "tenant", "created", "expires", "models", "priority")
+"""The last column is there if a key has an allowance."""
 _RANGE = re.compile(r"(-?[0-9]{1,10}):(-?[0-9]{1,10})")
 
 
@@ -113,7 +114,8 @@ def _keys_text(file: Path, found: Sequence[ApiKey]) -> Text:
         yield f"{file} has no key"
         return
     now_ms = SystemClock().wall_ms()
-    yield Table(_HEADS, [_cells(key, now_ms) for key in found], "<<<<<<")
+    columns = len(_HEADS) - all(key.priority == NO_PRIORITY for key in found)
+    yield Table(_HEADS[:columns], [_cells(key, now_ms)[:columns] for key in found], "<" * columns)
 
 
 @keys.command()

@@ -193,8 +193,9 @@ class RecordingView:
 
 
 def explanation(recording: Recording, request: str, n: int, number: int) -> dict[str, Any]:
-    """The attempt of that number that was decided at `n`; only `known: False` if the request's id was used again."""
-    found = explain(recording, request)
+    """The attempt of that number that was decided at `n`; only `known: False` if its tenant used the id again."""
+    tried = recording.requests.at(n)
+    found = explain(recording, request, None if tried is None else tried.tenant)
     for attempt in found.attempts:
         if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
             explained: dict[str, Any] = msgspec.to_builtins(attempt)

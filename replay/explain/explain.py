@@ -47,15 +47,17 @@ UNREAD = "unknown"
 """The reason of a refusal that a newer program recorded in a form of its own."""
 
 
-def explain(recording: Recording, request: str, *, whole: bool | None = None) -> Explanation:
-    """The explanation of the request from the log; CallerError if the log does not have it.
+def explain(recording: Recording, request: str, tenant: str | None = None, *, whole: bool | None = None) -> Explanation:
+    """The explanation of the tenant's request from the log; CallerError if the log does not have it, or has some of
+    several tenants and none is named.
 
     A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
     explained as it was recorded, with the candidates that the record holds.
     """
-    uses = recording.requests.uses(request)
+    uses = recording.requests.uses_of(request, tenant)
     if not uses:
-        raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
+        of = "" if tenant is None else f" of tenant {tenant!r}"
+        raise CallerError(f"the log knows no request {request!r}{of}; `contrail events --stream routing` lists them")
     last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
     attempts, unread = list[AttemptExplanation](), list[str]()
     first_now_ms: int | None = None
@@ -67,7 +69,7 @@ def explain(recording: Recording, request: str, *, whole: bool | None = None) ->
             attempts[-1].compared = _compared(attempts)
         elif tried.worker:
             unread.append(_unread(recording, tried))
-    refused = [tried for tried in recording.requests.attempts(request) if not tried.worker]
+    refused = sorted((tried for tries in uses for tried in tries if not tried.worker), key=lambda tried: tried.at)
     return Explanation(
         request=request,
         model=uses[-1][0].model,

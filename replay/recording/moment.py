@@ -7,6 +7,7 @@ it by `Recording.position`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.events import RequestRejected, RequestRouted
 from core.events.routing import RequestTurnedAway
-from core.ids import RequestId, StreamName, StreamSeq
+from core.ids import RequestId, StreamName, StreamSeq, given_id
 from core.subjects import ROUTING, kv_stream
+from replay.recording.request_history import several_tenants
 from streams.log import EventLog, Record
 
 _AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -121,31 +123,42 @@ async def position_in_log(log: EventLog, stream: StreamName, moment: Moment) -> 
             return StreamSeq(moment.seq(stream) + 1)
 
 
-async def routed_record(log: EventLog, request: str) -> Record:
-    """The message that says where the request went at first, or that it went nowhere; of the last request of that id.
-    CallerError if the log knows none. Reads the whole routing stream."""
-    named, found = request.encode(), None
+async def routed_record(log: EventLog, request: str, tenant: str | None = None) -> Record:
+    """The message that says where the tenant's request went at first, or that it went nowhere; of the last request of
+    that id. CallerError if the log knows none, or some of several tenants and none is named. Reads the whole routing
+    stream."""
+    named, found, again = request.encode(), dict[str, Record](), dict[str, Record]()
     async for record in log.read(ROUTING, FIRST):
-        if named in record.payload and _routes(record.payload, request):
-            found = record
-    if found is None:
-        raise CallerError(
-            f"{request!r} is no time, no sequence, and no request that the log knows; "
-            "`contrail events --stream routing` lists them"
-        )
-    return found
+        if named in record.payload:
+            for event in _routing(record.payload):
+                if event.request == request:
+                    found[event.tenant] = record
+                elif given_id(event.request) == request:
+                    again[event.tenant] = record
+    tenants = found.keys() | again.keys()
+    if tenant is None and len(tenants) > 1:
+        raise several_tenants(request, sorted(tenants))
+    for records in (found, again):
+        for of, record in records.items():
+            if tenant in {None, of}:
+                return record
+    raise CallerError(
+        f"{request!r} is no time, no sequence, and no request that the log knows"
+        f"{'' if tenant is None else f' of tenant {tenant!r}'}; `contrail events --stream routing` lists them"
+    )
 
 
-def _routes(payload: bytes, request: str) -> bool:
+def _routing(payload: bytes) -> Iterator[RequestRouted | RequestRejected | RequestTurnedAway]:
+    """First decisions, and ends without one."""
     try:
         events = decode_message(payload).events
     except Corrupt:
-        return False
-    return any(
-        (isinstance(event, RequestRouted | RequestRejected) and event.request == request and event.attempt == 0)
-        or (isinstance(event, RequestTurnedAway) and event.request == request)
-        for event in events
-    )
+        return
+    for event in events:
+        if isinstance(event, RequestTurnedAway) or (
+            isinstance(event, RequestRouted | RequestRejected) and event.attempt == 0
+        ):
+            yield event
 
 
 async def _time_of(log: EventLog, stream: StreamName, seq: StreamSeq) -> int:

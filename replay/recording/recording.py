@@ -168,8 +168,8 @@ class Recording:
 
     def routed(self, request: RequestId) -> StreamSeq:
         """The sequence at which the request's first attempt was routed or refused; of the last request with this id.
-        CallerError if the recording does not know it."""
-        uses = self.requests.uses(request)
+        CallerError if the recording does not know it, or if several tenants have such requests."""
+        uses = self.requests.uses_of(request)
         if not uses:
             raise CallerError(
                 f"{request!r} is no time, no sequence, and no request that this recording knows; "

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.ids import LOST_SUFFIX
+from core.errors import CallerError
+from core.ids import LOST_SUFFIX, SUFFIX_CHARS, given_id
 from replay.recording.messages import (
     UNREADABLE,
     FinishedFields,
@@ -142,6 +143,15 @@ class Numbering(dict[str, int]):
         return number
 
 
+def several_tenants(request: str, tenants: Iterable[str]) -> CallerError:
+    """The error for an id that requests of several tenants have, if none of these is named."""
+    names = ", ".join(each or "'' for none" for each in tenants)
+    return CallerError(
+        f"several tenants have requests with the id {request!r}: name one by --tenant ({names}); "
+        "for a moment, give the sequence of its decision, such as routing:12"
+    )
+
+
 class OtherEvent(NamedTuple):
     """An event of the routing stream that does not tell of an attempt's course, or also tells of something else."""
 
@@ -222,6 +232,8 @@ class RequestHistory:
         self._last_ms = 0
         self._rows: dict[str, list[int]] = {}
         self._refused: dict[str, list[RequestAttempt]] = {}
+        self._renamed: dict[str, dict[str, None]] = {}
+        """By the id that clients gave, the ids that replicas made of it for further requests at once."""
         self._indexed = self._indexed_refusals = 0
 
     def __repr__(self) -> str:
@@ -499,11 +511,7 @@ class RequestHistory:
 
     def attempts(self, request: str) -> list[RequestAttempt]:
         """All attempts under this id, and its refusals, in the order of the log; none if the log does not know it."""
-        for row in range(self._indexed, len(self)):
-            self._rows.setdefault(self.requests[row], []).append(row)
-        for refusal in self.refusals[self._indexed_refusals :]:
-            self._refused.setdefault(refusal.request, []).append(refusal)
-        self._indexed, self._indexed_refusals = len(self), len(self.refusals)
+        self._index()
         routed = map(self.attempt, self._rows.get(request, ()))
         return list(merge(routed, self._refused.get(request, ()), key=attrgetter("at")))
 
@@ -517,6 +525,33 @@ class RequestHistory:
                 found.append(newest[attempt.replica])
             newest[attempt.replica].append(attempt)
         return found
+
+    def uses_of(self, request: str, tenant: str | None = None) -> list[list[RequestAttempt]]:
+        """The tenant's requests to which clients gave this id, as `uses` has them; without a tenant, those of the only
+        one. Renamed requests count if the tenant has no others. Empty if the log knows no such request.
+
+        CallerError if several tenants have such requests and none is named: one would hide the other.
+        """
+        found = self.uses(request)
+        again = [tries for other in self._renamed.get(request, ()) for tries in self.uses(other)]
+        tenants = sorted({tries[0].tenant for tries in (*found, *again)})
+        if tenant is None and len(tenants) > 1:
+            raise several_tenants(request, tenants)
+        own = [[tries for tries in each if tenant in {None, tries[0].tenant}] for each in (found, again)]
+        return own[0] or sorted(own[1], key=lambda tries: tries[0].at)
+
+    def _index(self) -> None:
+        for row in range(self._indexed, len(self)):
+            self._rows.setdefault(self.requests[row], []).append(row)
+            self._index_id(self.requests[row])
+        for refusal in self.refusals[self._indexed_refusals :]:
+            self._refused.setdefault(refusal.request, []).append(refusal)
+            self._index_id(refusal.request)
+        self._indexed, self._indexed_refusals = len(self), len(self.refusals)
+
+    def _index_id(self, request: str) -> None:
+        if request[-SUFFIX_CHARS : -SUFFIX_CHARS + 1] == "." and (given := given_id(request)) != request:
+            self._renamed.setdefault(given, {})[request] = None
 
     def before(self, attempt: RequestAttempt) -> list[RequestAttempt]:
         """The attempts under way on the worker of this attempt when it was routed, by the log as it stood then; in the

@@ -35,7 +35,7 @@ KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 @click.option("--worker", metavar="NAME_OR_ID", help="List requests that went to this worker.")
 @click.option("--replica", metavar="NAME_OR_ID", help="List requests that this front end took.")
 @click.option("--model", help="List requests for this model.")
-@click.option("--tenant", help="List requests of this tenant.")
+@click.option("--tenant", help="List requests of this tenant; with REQUEST_ID, explain the request of this tenant.")
 @click.option("--outcome", help=f"List requests that ended so: {', '.join(KNOWN_OUTCOMES)}.")
 @click.option(
     "--from", "start", metavar="MOMENT", help="List requests from then on: 2026-11-20T14:03:05Z, 14:03, -15m."
@@ -57,39 +57,40 @@ def explain_command(source: RecordingSource, request_id: str | None, whole: bool
     \b
     contrail explain req-0123456789abcdef --data data
     contrail explain req-0123456789abcdef --log incident.contrail --json
+    contrail explain order-17 --tenant team-a            if several tenants gave this id
     contrail explain --slowest 10                        why is it slow?
     contrail explain --outcome error --from -15m         what failed?
     contrail explain --worker decode-1 --from 14:03 --to 14:05
     contrail explain --mispredicted 10                   where was the index wrong?
     """
-    lists = any(value is not None for value in chosen.values())
+    lists = any(value is not None for name, value in chosen.items() if name != "tenant")
     if request_id is not None and lists:
         raise CallerError("give either REQUEST_ID, or options that choose requests to list, not both")
     if request_id is not None:
-        _explain(source, request_id, whole=whole, as_json=as_json)
+        _explain(source, request_id, chosen["tenant"], whole=whole, as_json=as_json)
     else:
         _list(source, chosen, as_json=as_json)
 
 
-def _explain(source: RecordingSource, request: str, *, whole: bool, as_json: bool) -> None:
-    with source.opened(_around(source, request)) as recording:
+def _explain(source: RecordingSource, request: str, tenant: str | None, *, whole: bool, as_json: bool) -> None:
+    with source.opened(_around(source, request, tenant)) as recording:
         if whole and sys.stderr.isatty():
             click.echo(f"folding up to {recording.archive.messages:,} messages", err=True)
-        found = explain(recording, request, whole=True if whole else None)
+        found = explain(recording, request, tenant, whole=True if whole else None)
     print_result(explain_text(found), found, as_json=as_json)
 
 
-def _around(source: RecordingSource, request: str) -> RecordingRange:
+def _around(source: RecordingSource, request: str, tenant: str | None) -> RecordingRange:
     """The part of a running deployment's log that is about the request; all of a file."""
     if source.connection is None:
         return RecordingRange()
-    return asyncio.run(_asked(source, request))
+    return asyncio.run(_asked(source, request, tenant))
 
 
-async def _asked(source: RecordingSource, request: str) -> RecordingRange:
+async def _asked(source: RecordingSource, request: str, tenant: str | None) -> RecordingRange:
     assert source.connection is not None
     async with open_log(source.connection) as log:
-        found = await routed_record(log, request)
+        found = await routed_record(log, request, tenant)
     return RecordingRange(AtTime(found.time_ms - BEFORE_MS), AtTime(found.time_ms + AFTER_MS))
 
 

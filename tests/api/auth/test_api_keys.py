@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.auth.access_policy import exposure_warnings, with_checked_files
+from api.auth.access_policy import exposure_warnings, isolation_note, with_checked_files
 from api.auth.api_keys import KEYS_BYTES_MAX, read_keys
 from api.auth.keyring import CHECK_EVERY_MS, Keyring
 from api.config.schema import Deployment, FrontendSection, FrontendTls
@@ -200,3 +200,40 @@ def test_what_is_open_is_said(listen: str, keys: str | None, tls: FrontendTls | 
     section = FrontendSection(listen=listen, keys=keys, tls=tls)
     assert text in " ".join(exposure_warnings(section, section.host))
     assert bool(text) == bool(exposure_warnings(section, section.host))
+
+
+def test_the_start_says_whether_tenants_share_caches(file: Path) -> None:
+    """With keys of several tenants, or of a gateway; either way it names the setting."""
+    run("create", "--file", str(file), "--tenant", "a")
+
+    def note(isolate: bool | None) -> str | None:
+        return isolation_note(FrontendSection(keys=str(file), isolate_tenants=isolate))
+
+    assert [note(isolate) for isolate in (None, True, False)] == [None] * 3
+    run("create", "--file", str(file), "--tenant", "a", "--name", "gate", "--gateway")
+    for isolate, text in (
+        (None, "a cache of its own"),
+        (True, "a cache of its own"),
+        (False, "tenants share one cache"),
+    ):
+        found = note(isolate)
+        assert found is not None
+        assert text in found
+        assert "`frontend.isolate_tenants: false`" in found
+    assert isolation_note(FrontendSection(isolate_tenants=False)) is None
+
+
+@pytest.mark.parametrize(
+    "priority", ["1:2", "-2:-1", "5:-5", "-2147483648:0", "0:2147483648", "5", "", "a:b", "-1:1:2"]
+)
+def test_an_allowance_lies_around_zero(file: Path, priority: str) -> None:
+    """The command and the file refuse another one; at the bounds, both take it."""
+    with pytest.raises(CallerError, match="give the lowest and the highest, with 0 between them"):
+        run("create", "--file", str(file), "--tenant", "a", "--priority", priority)
+    run("create", "--file", str(file), "--tenant", "a", "--priority", "-2147483647:2147483647")
+    assert read_keys(file)[0].priority == (-2147483647, 2147483647)
+    assert "-2147483647:2147483647" in run("list", "--file", str(file))
+    for wrong in (b"[1, 2]", b"[-2, -1]", b"[5, -5]", b"[-2147483648, 0]", b"5", b"[0]"):
+        file.write_bytes(b'{"name": "x", "tenant": "x", "sha256": "%s", "priority": %s}\n' % (b"0" * 64, wrong))
+        with pytest.raises(CallerError, match="line 1: "):
+            read_keys(file)
