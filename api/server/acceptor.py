@@ -162,10 +162,10 @@ class Acceptor:
             self._admit(connection, peer)
         return True
 
-    def _admit(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
+    def _admit(self, connection: socket.socket, peer: tuple[Any, ...] | str) -> None:
         """The connection waits for its first bytes, or has begun its handshake if they are there."""
         assert self._loop is not None
-        pending = PendingConnection(connection, client_network(peer[0]), self._loop.time())
+        pending = PendingConnection(connection, client_network(peer[0]) if peer else b"", self._loop.time())
         self._silent[pending] = None
         if _is_silent(connection):
             self._loop.add_reader(connection.fileno(), self._greet, pending)
