@@ -172,7 +172,7 @@ def check_journals(replicas: list[ProcessReply]) -> Finding:
 
 
 def check_link(parts: list[ProcessReply]) -> Finding:
-    """No part admits the handshake of the version before."""
+    """No part admits the handshake of the version before, and all of them have TLS, or none has."""
     found = {it.part.name: it.state["link"] for it in parts if it.state and isinstance(it.state.get("link"), dict)}
     until = {name: end for name, link in found.items() if (end := link.get("old_handshake_until"))}
     facts = {"link": found}
@@ -183,7 +183,12 @@ def check_link(parts: list[ProcessReply]) -> Finding:
             "can read prompts meanwhile; remove link.old_handshake_until when all parts are upgraded."
         )
         return Finding("link", WARNING, text, facts)
-    return Finding("link", OK, "Both ends of every connection between parts prove themselves.", facts)
+    in_clear = sorted(name for name, link in found.items() if not link.get("tls"))
+    if in_clear and len(in_clear) < len(found):
+        text = f"{', '.join(in_clear)} has no link.tls, and other parts have: give it to all, else they cannot connect."
+        return Finding("link", PROBLEM, text, facts)
+    how = "in clear" if in_clear else "over TLS"
+    return Finding("link", OK, f"Both ends of every connection between parts prove themselves, {how}.", facts)
 
 
 def _some(replicas: list[ReplicaStatus], count: Callable[[ReplicaStatus], int | None]) -> tuple[str, int] | None:

@@ -115,7 +115,7 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
     assert set(by_name) >= {
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
-        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "models", "workers_heard", "snapshot",
+        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "link", "models", "workers_heard", "snapshot",
         "verifiable",
     }  # fmt: skip
     assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
@@ -330,6 +330,22 @@ def test_a_lease_that_outlived_its_holder() -> None:
     )
     hangs = ProcessReply(RegisteredProcess("w3", "decode-0", "", {}, 11), None, "does not answer")
     assert found("leases", check_processes([well], [successor, hangs]))[0] == PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("replica", "worker", "status", "text"),
+    [
+        ({"tls": False}, {"tls": False}, OK, "prove themselves, in clear."),
+        ({"tls": True}, {"tls": True}, OK, "prove themselves, over TLS."),
+        ({"tls": True}, {"tls": False}, PROBLEM, "w has no link.tls, and other parts have"),
+        ({"tls": True, "old_handshake_until": "2027-01-31"}, {"tls": True}, WARNING, "r admits the handshake of the"),
+    ],
+)
+def test_how_parts_greet_each_other(replica: dict[str, Any], worker: dict[str, Any], status: str, text: str) -> None:
+    parts = [answer("r", {**REPLICA, "link": replica})], [answer("w", {"waiting": 0, "link": worker})]
+    judged, sentence = found("link", check_processes(*parts))
+    assert judged == status
+    assert text in sentence
 
 
 def test_workers_are_alike_and_heard_of() -> None:
