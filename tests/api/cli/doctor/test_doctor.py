@@ -115,7 +115,7 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
     assert set(by_name) >= {
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
-        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "link", "models", "workers_heard", "snapshot",
+        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "link", "models", "workers_heard",
         "verifiable",
     }  # fmt: skip
     assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
