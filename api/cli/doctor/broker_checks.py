@@ -128,7 +128,7 @@ def _version(status: EtcdStatus, private: bool) -> Finding:
     if private:
         text = (
             f"{known}: ours commits each write before it acknowledges it, and loses none; a sound etcd on the PATH "
-            f"({SOUND_TEXT}) is taken in its place at the next start."
+            f"({SOUND_TEXT}) is taken at the next start, if it opens the data."
         )
         return Finding("registry_version", OK, text, facts)
     text = f"{known}, and members may differ: use {SOUND_TEXT}."
