@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Mapping
+from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,6 +32,8 @@ READING = frozenset({"GET", "HEAD"})
 JSON_BODY = re.compile(rb"\s*application/([\w.-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 PORT = re.compile(r":\d*$")
+HOSTS_KEPT = 256
+"""Host headers whose kind is remembered: parsing an address takes as long as fifty lookups."""
 NAME_CHARS_MAX = 253
 """Longest name in the DNS."""
 FOREIGN_HOST = (
@@ -41,6 +44,7 @@ FOREIGN_SITE = "this API answers no page of another site: list the page's origin
 NO_JSON = "a browser must send the body as JSON: set the header `Content-Type: application/json`"
 
 
+@lru_cache(HOSTS_KEPT)
 def foreign_host(host: str, hosts: frozenset[str] = frozenset()) -> str:
     """The public name in this Host header, unless it is one of `hosts`; else empty."""
     name = PORT.sub("", host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -55,8 +54,6 @@ def check_origin(origin: str) -> None:
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 PRIVATE_SUFFIXES = (".localhost", ".internal")
 """Endings of names that no public DNS server answers (RFC 6761, ICANN's resolution 2024.07.29.06)."""
-NAMES_KEPT = 256
-"""Names whose kind is remembered: parsing an address takes as long as a hundred lookups."""
 
 
 def check_host_name(name: str) -> None:
@@ -65,7 +62,6 @@ def check_host_name(name: str) -> None:
         raise ValueError(f"{name!r} is no name of a host: write it in small letters without a port: chat.example.org")
 
 
-@lru_cache(NAMES_KEPT)
 def is_public_name(host: str) -> bool:
     """True for a name that a stranger can register and make point to any address (DNS rebinding).
 

@@ -44,7 +44,9 @@ async def test_with_keys_the_page_asks_for_its_token_on_loopback(tmp_path: Path)
         named = {"host": f"127.0.0.1:{port}"}
         async with (
             forwarder(port) as outside,
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{outside}", headers=named, verify=False) as stranger,
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{outside}", headers=named, verify=False, timeout=60
+            ) as stranger,
         ):
             statuses = {path: (await stranger.get(path)).status_code for path in (PAGE, QUESTION)}
             assert statuses == {PAGE: 401, QUESTION: 401}

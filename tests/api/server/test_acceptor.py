@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from api.server.acceptor import BACKLOG
 from api.server.http_server import HttpServer
@@ -133,3 +134,19 @@ async def test_a_kept_connection_moves_to_the_successor() -> None:
         await stopping
         await new.stop(1.0)
         writer.close()
+
+
+async def test_a_unix_socket_is_served(tmp_path: Path) -> None:
+    """Its clients have no address; one that is silent at first is served, too."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "socket"))
+    listener.setblocking(False)
+    server = HttpServer(App(), listener)
+    await server.start()
+    for pause_s in (0.0, 0.05):
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "socket"))
+        await asyncio.sleep(pause_s)
+        writer.write(FRESH)
+        assert (await Client(reader, writer).answer()).status == 200
+        writer.close()
+    await server.stop(1.0)
