@@ -24,6 +24,7 @@ from api.process.planes import open_planes
 from core.clock import SystemClock
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
+from streams.jetstream.broker_accounts import WORKER
 
 MODEL = "bench"
 TOKEN = 300
@@ -134,7 +135,7 @@ async def serve(data: Path, folder: str, workers: int, pace: Pace, interval: int
     connection = find_by_data_folder(data)
     async with AsyncExitStack() as stack:
         for number, place in enumerate(pace.places(workers)):
-            both = await stack.enter_async_context(open_planes(connection))
+            both = await stack.enter_async_context(open_planes(connection, WORKER))
             options = WorkerOptions(namespace=connection.namespace, name=f"free-{number}")
             engine = FreeEngine(folder, pace.ms / 1000, interval, place)
             worker = Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)

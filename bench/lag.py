@@ -79,7 +79,7 @@ class Lags:
 async def replica() -> None:
     """Reads the log's address from standard input, folds until the next line, and prints its measurements."""
     given = json.loads(sys.stdin.readline())
-    credentials = NatsCredentials(user=given["user"], password=given["password"])
+    credentials = NatsCredentials(nkey_file=Path(given["nkey"]))
     log = await JetStreamLog.connect([given["url"]], NAMESPACE, TOPOLOGY, credentials)
     lags = Lags()
     runner = Runner(log, State(CHAIN_KEY), lags.note)
@@ -102,8 +102,7 @@ class Replica:
     def __init__(self, server: EmbeddedNats, skip: int) -> None:
         command = [sys.executable, "-m", "bench.lag", "replica"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        given = server.credentials
-        self._send({"url": server.url, "user": given.user, "password": given.password, "skip": skip})
+        self._send({"url": server.url, "nkey": str(server.credentials.nkey_file), "skip": skip})
 
     async def ready(self) -> None:
         """It has folded what is there. The program ends if it does not say so within READY_S."""

@@ -33,6 +33,7 @@ from projections.folds.snapshot import encode
 from projections.folds.state import State
 from projections.runner.rebuild import rebuild
 from streams.embedded.loopback_ports import free_port
+from streams.jetstream.broker_accounts import READER
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog
 
@@ -231,7 +232,7 @@ async def _grown(http: httpx.AsyncClient, connection: DeploymentRef, rate: int, 
 async def _held(connection: DeploymentRef) -> dict[str, tuple[int, int]]:
     """Bytes and messages by kind of stream: of those that grow with requests. There are no prefill jobs here."""
     held = dict.fromkeys(KINDS, (0, 0))
-    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials(READER), connection.namespace) as broker:
         for stream in await broker.streams():
             if (kind := _kind(stream.name)) in held:
                 held[kind] = (held[kind][0] + stream.bytes, held[kind][1] + stream.messages)
@@ -241,7 +242,7 @@ async def _held(connection: DeploymentRef) -> dict[str, tuple[int, int]]:
 async def _folded(connection: DeploymentRef) -> State:
     """The whole log."""
     log = await JetStreamLog.connect(
-        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials(READER)
     )
     try:
         return (await rebuild(log, connection.key.chain_key, None)).state

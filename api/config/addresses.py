@@ -75,6 +75,15 @@ def is_public_name(host: str) -> bool:
     return False
 
 
+def check_no_login(key: str, addresses: tuple[str, ...], section: str, variable: str) -> None:
+    """ValueError, which repeats no address, if one holds a user, a password or a token: addresses are shown."""
+    if any("@" in address for address in addresses):
+        raise ValueError(
+            f"{key}: an address holds a user or a password, and addresses are shown: give them under log.{section}, "
+            f"or by CONTRAIL_{variable}_USER and CONTRAIL_{variable}_PASSWORD"
+        )
+
+
 def is_loopback(host: str) -> bool:
     """True if only this machine reaches a server that listens on the host."""
     if host == "localhost":

@@ -20,12 +20,13 @@ from actors.transport.link_tls import LinkTls
 from api.config.data_folder import DataFolder
 from api.config.loading import load, urls
 from api.config.run_file import STOPPED, read_run
-from api.config.schema import OFF, Deployment, EtcdAccess, LogCredentials, OperationsSection
+from api.config.schema import OFF, Deployment, EtcdAccess, NatsLogin, OperationsSection
 from api.config.units import duration_s, size_bytes
 from core.clock import Clock
 from core.errors import CallerError
 from core.keys import DeploymentKey
 from streams.etcd.etcd_credentials import EtcdCredentials
+from streams.jetstream.broker_accounts import API
 from streams.jetstream.nats_credentials import NatsCredentials
 from streams.topology import Topology
 
@@ -86,10 +87,10 @@ class DeploymentRef:
         """URLs of the broker's servers."""
         return list(self.deployment.log.nats)
 
-    @property
-    def nats_credentials(self) -> NatsCredentials | None:
-        """None if the broker lets everybody in."""
-        return nats_credentials(self.deployment.log.credentials)
+    def nats_credentials(self, role: str) -> NatsCredentials | None:
+        """Those of the role (`streams.jetstream.broker_accounts`); None if the broker lets everybody in."""
+        given = self.deployment.log.credentials
+        return nats_credentials(given and given.login(role))
 
     @property
     def etcd(self) -> str:
@@ -165,7 +166,7 @@ def link_options(deployment: Deployment, clock: Clock) -> LinkOptions:
     )
 
 
-def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:
+def nats_credentials(given: NatsLogin | None) -> NatsCredentials | None:
     """The section as the log takes it."""
     if given is None:
         return None
@@ -175,6 +176,8 @@ def nats_credentials(given: LogCredentials | None) -> NatsCredentials | None:
         password=given.password,
         token=given.token,
         creds_file=_path(given.creds),
+        nkey_file=_path(given.nkey),
+        api_prefix=given.api_prefix or API,
         tls_ca=_path(tls.ca if tls else None),
         tls_cert=_path(tls.cert if tls else None),
         tls_key=_path(tls.key if tls else None),

@@ -115,6 +115,8 @@ SETTINGS = (
     Setting("log.credentials.password", None, "CONTRAIL_NATS_PASSWORD"),
     Setting("log.credentials.token", None, "CONTRAIL_NATS_TOKEN"),
     Setting("log.credentials.creds", None, "CONTRAIL_NATS_CREDS"),
+    Setting("log.credentials.nkey", None, "CONTRAIL_NATS_NKEY"),
+    Setting("log.credentials.api_prefix", None, "CONTRAIL_NATS_API_PREFIX"),
     Setting("link.old_handshake_until", None, "CONTRAIL_OLD_HANDSHAKE_UNTIL"),
     Setting("log.etcd_credentials.user", None, "CONTRAIL_ETCD_USER"),
     Setting("log.etcd_credentials.password", None, "CONTRAIL_ETCD_PASSWORD"),

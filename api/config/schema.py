@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
-from api.config.addresses import check_host_name, check_origin, split_address
+from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import check_aliases, with_remote_prefill
 from core.events.kv import DECODE, PREFILL, ROLES
@@ -75,14 +75,37 @@ class Tls(Section, frozen=True, kw_only=True):
     key: str | None = None
 
 
-class LogCredentials(Section, frozen=True, kw_only=True):
-    """Credentials for a given NATS: user with password, a token, or a creds file; TLS beside any of them."""
+class NatsLogin(Section, frozen=True, kw_only=True):
+    """Credentials for NATS: an nkey, user with password, a token, or a creds file; TLS beside any of them."""
 
+    nkey: str | None = None
+    """File with the seed of an nkey: it signs, and no secret is sent."""
     user: str | None = None
     password: str | None = None
     token: str | None = None
     creds: str | None = None
+    api_prefix: str | None = None
+    """Prefix of JetStream's requests, where the log is in another account; not given, `$JS.API`."""
     tls: Tls | None = None
+
+
+class LogCredentials(NatsLogin, frozen=True, kw_only=True):
+    """Credentials for a given NATS: one for all processes, or one for each role."""
+
+    admin: NatsLogin | None = None
+    """Of `contrail up`, which makes the streams."""
+    replica: NatsLogin | None = None
+    """Of front ends."""
+    worker: NatsLogin | None = None
+    reader: NatsLogin | None = None
+    """Of commands that inspect the log."""
+
+    def login(self, role: str) -> NatsLogin:
+        """The credentials of the role: its own, else those of all; TLS files that it does not name are those of all."""
+        own: NatsLogin | None = getattr(self, role)
+        if own is None:
+            return self
+        return own if own.tls else msgspec.structs.replace(own, tls=self.tls)
 
 
 class EtcdAccess(Section, frozen=True, kw_only=True):
@@ -118,6 +141,8 @@ class LogSection(Section, frozen=True, kw_only=True):
     etcd_credentials: EtcdAccess | None = None
 
     def __post_init__(self) -> None:
+        check_no_login("nats", self.nats, "credentials", "NATS")
+        check_no_login("etcd", self.etcd, "etcd_credentials", "ETCD")
         if len(self.etcd) > 1:
             raise ValueError("etcd: one address for now; to reach several members, give that of a balancer")
         _check("max_age", duration_s, self.max_age)

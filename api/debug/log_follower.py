@@ -22,6 +22,7 @@ from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import ROUTING, SNAPSHOTS
 from streams.archive.archive_export import Range, archive, copied
 from streams.archive.archive_writer import ArchiveWriter
+from streams.jetstream.broker_accounts import READER
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog
 from streams.snapshot_store import SnapshotStore
@@ -78,7 +79,7 @@ class LogFollower:
     async def _log(self) -> AsyncIterator[JetStreamLog]:
         connection = self._connection
         log = await JetStreamLog.connect(
-            connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+            connection.nats, connection.namespace, connection.topology, connection.nats_credentials(READER)
         )
         try:
             yield log

@@ -9,11 +9,13 @@ from typing import Protocol
 import msgspec
 
 from api.config.data_folder import DataFolder
-from api.config.schema import EtcdAccess, LogCredentials, LogSection
+from api.config.schema import EtcdAccess, LogCredentials, LogSection, NatsLogin
 from api.config.units import size_bytes
 from api.deployment.managed_process import KILL_WAIT_MAX_S
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.broker_accounts import ROLES
+from streams.jetstream.nats_credentials import NatsCredentials
 
 
 class ServerLifecycle(Protocol):
@@ -105,13 +107,17 @@ STORE_FACTOR = 2
 class EmbeddedServers:
     """Those of the two that the log section gives no address for."""
 
-    def __init__(self, log: LogSection, data: DataFolder) -> None:
+    def __init__(self, namespace: str, log: LogSection, data: DataFolder) -> None:
         self._log = log
         self._nats = (
             None
             if log.nats
             else EmbeddedNats(
-                data.nats, port=log.nats_port or None, store_bytes_max=STORE_FACTOR * size_bytes(log.max_bytes)
+                data.nats,
+                port=log.nats_port or None,
+                namespace=namespace,
+                kv_partitions=log.kv_partitions,
+                store_bytes_max=STORE_FACTOR * size_bytes(log.max_bytes),
             )
         )
         self._etcd = None if log.etcd else EmbeddedEtcd(data.etcd, port=log.etcd_port or None)
@@ -126,11 +132,15 @@ class EmbeddedServers:
         """The log section with addresses and credentials of what runs now."""
         log = self._log
         if self._nats is not None:
-            nats = self._nats.credentials
-            access = LogCredentials(user=nats.user, password=nats.password)
+            admin, replica, worker, reader = (_login(self._nats.credentials_of(role)) for role in ROLES)
+            access = LogCredentials(admin=admin, replica=replica, worker=worker, reader=reader)
             log = msgspec.structs.replace(log, nats=(self._nats.url,), credentials=access)
         if self._etcd is not None:
             etcd = self._etcd.credentials
             login = EtcdAccess(user=etcd.user, password=etcd.password)
             log = msgspec.structs.replace(log, etcd=(self._etcd.endpoint,), etcd_credentials=login)
         return log
+
+
+def _login(credentials: NatsCredentials) -> NatsLogin:
+    return NatsLogin(nkey=str(credentials.nkey_file), api_prefix=credentials.api_prefix)

@@ -17,6 +17,7 @@ import msgspec
 
 from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
+from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
 from api.config.schema import Deployment
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
@@ -32,6 +33,7 @@ from api.deployment.process_specs import (
 )
 from api.deployment.readiness import Progress, wait_until_ready
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, RollingRestart, take_request
+from api.deployment.stream_keeper import StreamKeeper
 from api.deployment.supervisor import SupervisedProcess, Supervisor
 from api.server.sockets import close_all, reserve
 from core.events.kv import PREFILL
@@ -106,7 +108,7 @@ class Launcher:
         """Sockets that keep the ports of the workers."""
         self._port: int = listeners[0].getsockname()[1]
         self._progress = progress
-        self._servers = EmbeddedServers(deployment.log, data)
+        self._servers = EmbeddedServers(deployment.namespace, deployment.log, data)
         self._frontends: list[ManagedProcess] = []
         self._workers: list[ManagedProcess] = []
         self._supervisor = Supervisor(progress.write_line)
@@ -121,6 +123,7 @@ class Launcher:
         self._fault = ""
         """Why they cannot be written."""
         self._writer: asyncio.Task[None] | None = None
+        self._streams: StreamKeeper | None = None
 
     def __repr__(self) -> str:
         return f"<Launcher {self._data.path} {self._state}, {len(self._parts())} parts>"
@@ -141,11 +144,12 @@ class Launcher:
         """All parts are ready, and kept running; ContrailError says in one sentence what is wrong."""
         await self._end_leftovers()
         take_request(self._data.restart)  # of a run before this one
-        DeploymentKey.load_or_create(self._data.key)
+        key = DeploymentKey.load_or_create(self._data.key)
         sources = await asyncio.to_thread(self._model_sources)
         self._writer = asyncio.create_task(self._keep_files(), name="run.json")
         for server in reversed(self._servers.parts):
             await server.start()
+        await self._start_streams(key)
         self._plan(sources)
         self._write_files()
         for part in (*self._workers, *self._frontends):
@@ -180,6 +184,8 @@ class Launcher:
             asked,
             *([server] for server in self._servers.parts),
         ]
+        if self._streams is not None:
+            await self._streams.stop()
         try:
             await self._supervisor.drain(stages, hurry)
         finally:
@@ -188,6 +194,13 @@ class Launcher:
                 self._writer.cancel()
                 self._state = STOPPED
                 self._update_files()
+
+    async def _start_streams(self, key: DeploymentKey) -> None:
+        """The streams exist; without credentials of its own for that, each process makes those that are missing."""
+        resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        if resolved.log.credentials is not None and resolved.log.credentials.admin is not None:
+            self._streams = StreamKeeper(DeploymentRef(deployment=resolved, key=key))
+            await self._streams.start()
 
     async def _end_leftovers(self) -> None:
         """Processes of a killed run are gone; this process holds the folder's lock, so no other run owns them."""

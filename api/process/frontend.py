@@ -41,6 +41,7 @@ from core.errors import Unavailable
 from core.ids import StreamName
 from core.readiness import Readiness
 from core.subjects import ROUTING
+from streams.jetstream.broker_accounts import REPLICA
 
 STDERR_CHARS_MAX = 500
 """Number of its last characters that the error of a failure has."""
@@ -125,7 +126,7 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
     policy = policy_of(section, host, SystemClock())
     neighbours = [inherited_socket(each) for each in arguments.neighbour_fd]
     with stop_requested(arguments.home) as ending:
-        async with open_planes(connection) as both:
+        async with open_planes(connection, REPLICA) as both:
             metrics = FrontendMetrics()
             address = join_address(section.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)

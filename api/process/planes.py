@@ -15,6 +15,7 @@ from typing import NamedTuple
 from api.config.deployment_ref import DeploymentRef
 from core.errors import CallerError, Refused, Unavailable
 from streams.etcd.etcd_registry import EtcdRegistry
+from streams.jetstream.broker_accounts import READER
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.topology import PAYLOAD_MIN
 
@@ -22,10 +23,10 @@ LOG_IN = "set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE that h
 
 
 @asynccontextmanager
-async def open_log(connection: DeploymentRef) -> AsyncIterator[JetStreamLog]:
+async def open_log(connection: DeploymentRef, role: str = READER) -> AsyncIterator[JetStreamLog]:
     """The deployment's log. Unavailable or Refused if the broker does not answer or does not let us in."""
     log = await JetStreamLog.connect(
-        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
+        connection.nats, connection.namespace, connection.topology, connection.nats_credentials(role)
     )
     try:
         yield log
@@ -77,14 +78,11 @@ class Planes(NamedTuple):
 
 
 @asynccontextmanager
-async def open_planes(connection: DeploymentRef) -> AsyncIterator[Planes]:
+async def open_planes(connection: DeploymentRef, role: str) -> AsyncIterator[Planes]:
     """Both, connected; the streams exist."""
-    log = await JetStreamLog.connect(
-        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
-    )
-    try:
+    async with open_log(connection, role) as log:
         _check_payload(log.max_payload)
-        await _ensure(log, connection)
+        await ensure_streams(log, connection)
         registry = await EtcdRegistry.connect(
             connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
         )
@@ -92,11 +90,9 @@ async def open_planes(connection: DeploymentRef) -> AsyncIterator[Planes]:
             yield Planes(log, registry)
         finally:
             await registry.close()
-    finally:
-        await log.close()
 
 
-async def _ensure(log: JetStreamLog, connection: DeploymentRef) -> None:
+async def ensure_streams(log: JetStreamLog, connection: DeploymentRef) -> None:
     """The streams exist; a cluster may just be without a leader, or a server short."""
     try:
         async with asyncio.timeout(ENSURE_WAIT_S):

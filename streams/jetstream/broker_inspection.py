@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from core.errors import PeerError
 from core.ids import Epoch, StreamName
 from core.subjects import broker_stream, check_namespace, short_stream, subject
-from streams.jetstream.broker_errors import err_code
+from streams.jetstream.broker_accounts import CHANGE, DELETE, MAKE, PURGE
 from streams.jetstream.nats_client import NatsClient, decoded
 from streams.jetstream.nats_credentials import NatsCredentials
 from streams.jetstream.nats_protocol import header_block
@@ -26,10 +26,7 @@ STREAMS_MAX = 1024
 CONSUMERS_MAX = 4096
 """More consumers of one stream are not listed."""
 
-_OTHER_STREAM = 10060
-"""Error code for an append that demands another stream than its subject's."""
-_NAMES_DIFFER = 10056
-"""Error code for a new stream if the request names two."""
+_NO_STREAM = StreamName("doctor")
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -103,7 +100,7 @@ class BrokerInspection(NatsClient):
     async def server(self) -> BrokerServer:
         """The server that answers, with the offset of its clock."""
         info: dict[str, Any] = self._nc._server_info  # noqa: SLF001 - the library shows only parts of it
-        account = await self.call("$JS.API.INFO", None, "JetStream")
+        account = await self.call(f"{self.api}.INFO", None, "JetStream")
         lead_ms, round_trip_ms = await self._clock()
         return BrokerServer(
             version=str(info.get("version", "")),
@@ -118,30 +115,42 @@ class BrokerInspection(NatsClient):
 
     async def streams(self) -> list[BrokerStream]:
         """The namespace's streams, by name."""
-        infos = await self._all("$JS.API.STREAM.LIST", "streams", STREAMS_MAX, {"subject": self._subjects})
+        infos = await self._all(f"{self.api}.STREAM.LIST", "streams", STREAMS_MAX, {"subject": self._subjects})
         found = ((short_stream(self.namespace, info["config"]["name"]), info) for info in infos)
         named = [_stream(name, info) for name, info in found if name is not None]
         return sorted(named, key=lambda stream: stream.name)
 
     async def consumers(self, stream: StreamName) -> list[BrokerConsumer]:
         """All that read the stream, or left a consumer behind."""
-        request = f"$JS.API.CONSUMER.LIST.{broker_stream(self.namespace, stream)}"
+        request = f"{self.api}.CONSUMER.LIST.{broker_stream(self.namespace, stream)}"
         return [_consumer(stream, info) for info in await self._all(request, "consumers", CONSUMERS_MAX, {})]
 
-    async def missing_rights(self, stream: StreamName) -> list[str]:
-        """Rights that we lack on that stream, which must exist, and on streams as such; empty if all is well."""
-        name, other = broker_stream(self.namespace, stream), broker_stream(self.namespace, StreamName("doctor"))
-        read = f"$JS.API.STREAM.MSG.GET.{name}"
-        tries = {
-            "append": self._refused_with(_OTHER_STREAM, self._append_elsewhere(stream)),
-            "make streams": self._refused_with(
-                _NAMES_DIFFER, self.request(f"$JS.API.STREAM.CREATE.{other}", {"name": name})
-            ),
-            "read messages": self._answered(self.request(read, {"seq": 0})),
-            "make consumers": self._answered(self.request(f"$JS.API.CONSUMER.CREATE.{name}", {"stream_name": other})),
+    async def rights(self, streams: list[StreamName]) -> frozenset[str]:
+        """What our credentials may do on these streams, which must exist; see `broker_accounts.needed_rights`."""
+        tries = {right: trial for stream in streams for right, trial in self._tries(stream).items()}
+        tries |= self._tries_of_owner(streams[0])
+        answered = await asyncio.gather(*(self._answered(trial) for trial in tries.values()))
+        return frozenset(right for right, is_allowed in zip(tries, answered, strict=True) if is_allowed)
+
+    def _tries(self, stream: StreamName) -> dict[str, Awaitable[object]]:
+        """Requests that the broker answers, by the right that each takes; they change nothing."""
+        name, other = broker_stream(self.namespace, stream), broker_stream(self.namespace, _NO_STREAM)
+        return {
+            f"append to {stream}": self._append_elsewhere(stream),
+            f"read {stream}": self.request(f"{self.api}.STREAM.MSG.GET.{name}", {"seq": 0}),
+            f"follow {stream}": self.request(f"{self.api}.CONSUMER.CREATE.{name}", {"stream_name": other}),
         }
-        allowed = await asyncio.gather(*tries.values())
-        return [right for right, is_allowed in zip(tries, allowed, strict=True) if not is_allowed]
+
+    def _tries_of_owner(self, stream: StreamName) -> dict[str, Awaitable[object]]:
+        """The same for the rights on streams as such: each request contradicts itself, so the broker refuses it."""
+        name, other = broker_stream(self.namespace, stream), broker_stream(self.namespace, _NO_STREAM)
+        requests: dict[str, tuple[str, dict[str, Any]]] = {
+            MAKE: (f"CREATE.{other}", {"name": name}),
+            CHANGE: (f"UPDATE.{name}", {"name": other}),
+            PURGE: (f"PURGE.{name}", {"seq": 1, "keep": 1}),
+            DELETE: (f"DELETE.{name}", {"not": "empty"}),
+        }
+        return {right: self.request(f"{self.api}.STREAM.{verb}", body) for right, (verb, body) in requests.items()}
 
     @property
     def _subjects(self) -> str:
@@ -153,7 +162,7 @@ class BrokerInspection(NatsClient):
         best = (0.0, float("inf"))
         for _ in range(CLOCK_SAMPLES):
             asked_ms = time.time() * 1000
-            answer = await self.request("$JS.API.STREAM.LIST", {"subject": self._subjects})
+            answer = await self.request(f"{self.api}.STREAM.LIST", {"subject": self._subjects})
             received_ms = time.time() * 1000
             server_time = [info["ts"] for info in answer.get("streams") or [] if "ts" in info]
             if server_time and received_ms - asked_ms < best[1]:
@@ -172,20 +181,14 @@ class BrokerInspection(NatsClient):
 
     async def _append_elsewhere(self, stream: StreamName) -> dict[str, Any]:
         to = subject(self.namespace, stream, "doctor")
-        headers = header_block({"Nats-Expected-Stream": broker_stream(self.namespace, StreamName("doctor"))})
+        headers = header_block({"Nats-Expected-Stream": broker_stream(self.namespace, _NO_STREAM)})
         return decoded(await self.exchange(to, b"", headers), to)
-
-    async def _refused_with(self, code: int, trial: Awaitable[dict[str, Any]]) -> bool:
-        try:
-            return err_code(await trial) == code
-        except PeerError:
-            return not self.connected  # silence is how a right that is not there shows
 
     async def _answered(self, trial: Awaitable[object]) -> bool:
         try:
             await trial
         except PeerError:
-            return not self.connected
+            return not self.connected  # silence is how a right that is not there shows
         return True
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 
-from core.errors import Refused, Unavailable
+from core.errors import PeerError, Refused, Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import broker_stream, check_namespace, short_stream
 from streams.jetstream.broker_errors import NAME_IN_USE, NO_MESSAGE, NO_ROOM, NO_STREAM, err_code
@@ -90,7 +90,7 @@ class JetStreamLog:
         return await self._get(stream, {"seq": seq}, f"{stream}:{seq}")
 
     async def _get(self, stream: StreamName, which: dict[str, object], what: str) -> Record | None:
-        request = f"$JS.API.STREAM.MSG.GET.{self._broker_name(stream)}"
+        request = f"{self._connection.api}.STREAM.MSG.GET.{self._broker_name(stream)}"
         answer = await self._connection.request(request, which, what)
         if err_code(answer) == NO_MESSAGE:
             return None
@@ -100,7 +100,9 @@ class JetStreamLog:
         return Record(stream, StreamSeq(int(found["seq"])), _ms(found["time"]), found["subject"], payload)
 
     async def state(self, stream: StreamName) -> StreamState:
-        info = await self._connection.call(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}", None, f"stream {stream}")
+        info = await self._connection.call(
+            f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}", None, f"stream {stream}"
+        )
         held = info["state"]
         last_seq = int(held["last_seq"])
         first_seq = int(held["first_seq"]) if held["messages"] else last_seq + 1
@@ -124,8 +126,10 @@ class JetStreamLog:
             "num_replicas": 1,
         }
         body = {"stream_name": name, "config": config}
-        made = await self._connection.call(f"$JS.API.CONSUMER.CREATE.{name}", body, f"seeking in {stream}")
-        await self._connection.request(f"$JS.API.CONSUMER.DELETE.{name}.{made['name']}")
+        made = await self._connection.call(
+            f"{self._connection.api}.CONSUMER.CREATE.{name}", body, f"seeking in {stream}"
+        )
+        await self._connection.request(f"{self._connection.api}.CONSUMER.DELETE.{name}.{made['name']}")
         return StreamSeq(int(made["delivered"]["stream_seq"]) + 1)
 
     async def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
@@ -176,7 +180,7 @@ class JetStreamLog:
         names: list[str] = []
         while True:
             body = {"offset": len(names)}
-            answer = await self._connection.call("$JS.API.STREAM.NAMES", body, "list of streams")
+            answer = await self._connection.call(f"{self._connection.api}.STREAM.NAMES", body, "list of streams")
             page = answer.get("streams") or []
             names += page
             if not page or len(names) >= int(answer["total"]):
@@ -200,7 +204,14 @@ class JetStreamLog:
         At the start a stream that does not fit is Refused: what is configured is wrong. Later it may fit again.
         """
         config = self._topology.config(name).as_json(self.namespace)
-        answer = await self._connection.request(f"$JS.API.STREAM.CREATE.{config['name']}", config)
+        try:
+            answer = await self._connection.request(f"{self._connection.api}.STREAM.CREATE.{config['name']}", config)
+        except PeerError as error:
+            if await self._exists(name):
+                return  # these credentials have no right to make it
+            raise Unavailable(
+                f"stream {name} is missing, and it cannot be made by these credentials: {error}"
+            ) from error
         if err_code(answer) == NAME_IN_USE:
             logger.warning("stream %s exists with other limits than configured; it keeps them", name)
             return
@@ -223,7 +234,7 @@ class JetStreamLog:
 
     async def _exists(self, stream: StreamName) -> bool:
         """False only if the broker says that it has no such stream."""
-        answer = await self._connection.request(f"$JS.API.STREAM.INFO.{self._broker_name(stream)}")
+        answer = await self._connection.request(f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}")
         if err_code(answer) == NO_STREAM:
             return False
         self._connection.check(answer, f"stream {stream}")

@@ -56,7 +56,7 @@ class QueueConsumer:
     ) -> None:
         self.ack_wait_s = limits.ack_wait_s
         """As it is settled, once the consumer was made."""
-        self.next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{broker_stream}.{name}"
+        self.next_subject = f"{connection.api}.CONSUMER.MSG.NEXT.{broker_stream}.{name}"
         self._connection = connection
         self._stream = broker_stream
         self._name = name
@@ -105,10 +105,12 @@ class QueueConsumer:
     async def _found_or_made(self, config: dict[str, Any]) -> dict[str, Any]:
         what = f"queue {self._name}"
         body = {"stream_name": self._stream, "config": config, "action": "create"}
-        create = f"$JS.API.CONSUMER.CREATE.{self._stream}.{self._name}"
+        create = f"{self._connection.api}.CONSUMER.CREATE.{self._stream}.{self._name}"
         answer = await self._connection.request(create, body, what)
         if err_code(answer) in _EXISTS:
-            answer = await self._connection.request(f"$JS.API.CONSUMER.INFO.{self._stream}.{self._name}", None, what)
+            answer = await self._connection.request(
+                f"{self._connection.api}.CONSUMER.INFO.{self._stream}.{self._name}", None, what
+            )
         self._connection.check(answer, what)
         return answer
 

@@ -125,6 +125,8 @@ class NatsClient:
         """Called when the connection is lost."""
         self._servers = ServerList(servers)
         self._credentials = credentials or NatsCredentials()
+        self.api = self._credentials.api_prefix
+        """Prefix of JetStream's requests."""
         self._name = name
         self._nc = Client()
         self._wire: NatsProtocol | None = None
@@ -264,6 +266,9 @@ class NatsClient:
             self._on_error(error, client)
 
         given = self._credentials
+        key = given.key()
+        if key is not None and given.creds_file is None:
+            client._public_nkey = key.public  # noqa: SLF001 - the library would take the seed, and needs a package for it
         return {
             "name": self._name,
             "allow_reconnect": False,
@@ -277,7 +282,8 @@ class NatsClient:
             "user": given.user,
             "password": given.password,
             "token": given.token,
-            "user_credentials": None if given.creds_file is None else str(given.creds_file),
+            "signature_cb": None if key is None else key.sign,
+            "user_jwt_cb": None if given.creds_file is None else given.user_jwt,
             "tls": given.tls_context(),
         }
 
@@ -367,6 +373,6 @@ async def _finish_closing(client: Client) -> None:
 def decoded(answer: NatsReply, what: str) -> dict[str, Any]:
     """The answer's JSON. Raises Unavailable if no server was there to answer."""
     if answer.headers and status_of(answer.headers) == "503":
-        raise Unavailable(f"{what}: nobody answers at the broker (no such stream, or no leader now)")
+        raise Unavailable(f"{what}: no answer from the broker (no such stream, no leader now, or no right to it)")
     found: dict[str, Any] = orjson.loads(answer.payload)
     return found

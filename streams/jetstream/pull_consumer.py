@@ -89,11 +89,11 @@ class PullConsumer:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        create = f"$JS.API.CONSUMER.CREATE.{self._broker_stream}"
+        create = f"{self._connection.api}.CONSUMER.CREATE.{self._broker_stream}"
         body = {"stream_name": self._broker_stream, "config": config}
         answer = await self._connection.call(create, body, f"reading {self._stream}")
         self._consumer = f"{self._broker_stream}.{answer['name']}"
-        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._consumer}"
+        self._next_subject = f"{self._connection.api}.CONSUMER.MSG.NEXT.{self._consumer}"
         self._connection.on_lost.add(self._break_off)
         self._subscription = self._connection.subscribe(self._inbox, self._on_message)
         self.received_s = time.monotonic()
@@ -108,7 +108,7 @@ class PullConsumer:
             self._connection.unsubscribe(self._subscription)
         if self._consumer and self._connection.connected:
             with suppress(Unavailable):  # the library hears later than we that a connection is closing
-                self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._consumer}", b"", self._inbox)
+                self._connection.publish(f"{self._connection.api}.CONSUMER.DELETE.{self._consumer}", b"", self._inbox)
 
     def top_up(self) -> None:
         """Enough is asked for, less what is `held` and not yet used."""

@@ -54,8 +54,8 @@ async def speak(folder: Path, log: EventLog) -> None:
 async def main(folder: str, *broker: str) -> None:
     log: EventLog
     if broker:
-        url, user, password = broker
-        credentials = NatsCredentials(user=user, password=password)
+        url, nkey = broker
+        credentials = NatsCredentials(nkey_file=Path(nkey))
         log = await JetStreamLog.connect([url], NAMESPACE, Topology(max_bytes=10**8), credentials)
         await log.ensure([ROUTING])
     else:

@@ -115,7 +115,7 @@ async def deployed(folder: Path, nats: EmbeddedNats, etcd: EmbeddedEtcd, **more:
         "nats": [nats.url],
         "etcd": [etcd.endpoint],
         "max_bytes": "64MiB",
-        "credentials": {"user": nats.credentials.user, "password": nats.credentials.password},
+        "credentials": {"nkey": str(nats.credentials.nkey_file)},
         "etcd_credentials": {"user": etcd.credentials.user, "password": etcd.credentials.password},
     }
     file.write_text(json.dumps({"version": 1, "namespace": namespace, **more, "log": log | more.get("log", {})}))

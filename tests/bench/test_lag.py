@@ -15,9 +15,7 @@ from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.nats_credentials import NatsCredentials
 
 Made = Callable[[str], Replica]
-SERVER = cast(
-    EmbeddedNats, SimpleNamespace(url="nats://nowhere", credentials=NatsCredentials(user="user", password="password"))
-)
+SERVER = cast(EmbeddedNats, SimpleNamespace(url="nats://nowhere", credentials=NatsCredentials(nkey_file=Path("nkey"))))
 
 
 @pytest.fixture

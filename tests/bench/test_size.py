@@ -20,8 +20,9 @@ TOPOLOGY = Topology(max_bytes=1 << 28)
 
 async def test_every_stream_of_a_deployment_may_be_there(nats_server: EmbeddedNats) -> None:
     """Those that do not grow with requests are left out."""
-    where: Any = SimpleNamespace(nats=[nats_server.url], nats_credentials=nats_server.credentials, namespace="sizes")
-    log = await JetStreamLog.connect(where.nats, where.namespace, TOPOLOGY, where.nats_credentials)
+    given = nats_server.credentials
+    where: Any = SimpleNamespace(nats=[nats_server.url], nats_credentials=lambda _: given, namespace="sizes")
+    log = await JetStreamLog.connect(where.nats, where.namespace, TOPOLOGY, given)
     try:
         await log.ensure([kv_stream(0), kv_stream(1), ROUTING, LOAD, JOBS, SNAPSHOTS])
         event = encode_event(LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from core.ids import StreamName
 from core.subjects import broker_stream
+from streams.jetstream.broker_accounts import ADMIN
 from streams.jetstream.nats_client import NatsClient
 from tests.e2e.deployment import Running
 
@@ -67,7 +68,7 @@ class Broker:
 async def broker_of(running: Running) -> AsyncIterator[Broker]:
     """The deployment's broker."""
     it = running.connection
-    connection = NatsClient(it.nats, it.nats_credentials, "contrail tests")
+    connection = NatsClient(it.nats, it.nats_credentials(ADMIN), "contrail tests")
     await connection.open()
     try:
         yield Broker(connection, it.namespace)

@@ -11,6 +11,7 @@ from core.codec import decode_message
 from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillPulled, PrefillRequested, PrefillStarted
 from core.ids import StreamSeq
 from core.subjects import JOBS, asked_wildcard, owner
+from streams.jetstream.broker_accounts import ADMIN
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import Record, Tail
 from tests.e2e.deployment import Running
@@ -62,7 +63,7 @@ class JobsLog:
         """Everything that was said is known, and what will be."""
         it = running.connection
         self._asked = asked_wildcard(it.namespace).removesuffix(".*")
-        self._log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials)
+        self._log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials(ADMIN))
         self._tail = await self._log.tail(JOBS, StreamSeq(1), self._on_record)
 
     async def stop(self) -> None:

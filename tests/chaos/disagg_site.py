@@ -146,7 +146,7 @@ class Site:
         """The deployment file."""
         nats, etcd = self.nats.credentials, self.etcd.credentials
         log: dict[str, Any] = {"nats": [self.nats.url], "etcd": [self.etcd.endpoint], "max_bytes": "1GiB"}
-        log |= {"credentials": {"user": nats.user, "password": nats.password}}
+        log |= {"credentials": {"nkey": str(nats.nkey_file)}}
         log |= {"etcd_credentials": {"user": etcd.user, "password": etcd.password}}
         anchor = {"name": "anchor", "count": 1, "engine": self.kind.name, "remote_prefill": True}
         file = self._folder / "disagg.yaml"

@@ -35,7 +35,7 @@ class OwnPlanes:
         """A deployment file with the addresses of both."""
         nats, etcd = self.nats.credentials, self.etcd.credentials
         log: dict[str, Any] = {"nats": [self.nats.url], "etcd": [self.etcd.endpoint], "max_bytes": "1GiB"}
-        log |= {"credentials": {"user": nats.user, "password": nats.password}}
+        log |= {"credentials": {"nkey": str(nats.nkey_file)}}
         log |= {"etcd_credentials": {"user": etcd.user, "password": etcd.password}}
         workers = [{"engine": "simulated", "count": self.workers, "engine_args": ENGINE_ARGS}]
         file = self._folder / "own.yaml"

@@ -25,6 +25,7 @@ from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
 from projections.folds.state import State
 from streams.embedded.loopback_ports import free_port
+from streams.jetstream.broker_accounts import ADMIN
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.fixtures.eventually import eventually
 
@@ -81,7 +82,7 @@ class Running:
     async def log(self) -> AsyncIterator[JetStreamLog]:
         """The deployment's log."""
         it = self.connection
-        log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials)
+        log = await JetStreamLog.connect(it.nats, it.namespace, it.topology, it.nats_credentials(ADMIN))
         try:
             yield log
         finally:

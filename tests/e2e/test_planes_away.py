@@ -48,8 +48,7 @@ async def test_nats_away_for_ten_seconds(tmp_path: Path) -> None:
     await nats.start()
     try:
         file = tmp_path / "own-nats.yaml"
-        assert nats.credentials is not None
-        access = {"user": nats.credentials.user, "password": nats.credentials.password}
+        access = {"nkey": str(nats.credentials.nkey_file)}
         log = {"nats": [nats.url], "credentials": access, "max_bytes": "1GiB"}
         workers = [{"engine": "simulated", "count": 2, "engine_args": {"capacity_blocks": 200, "eos_every": 0}}]
         file.write_text(json.dumps({"version": 1, "log": log, "workers": workers}))

@@ -45,8 +45,8 @@ class Fleet:
         self._folder, self._nats, self._versions = folder, nats, versions
         self._where = [f"--nats={nats.url}", f"--etcd={etcd.endpoint}", f"--namespace={NAMESPACE}"]
         self._where += [f"--key-file={folder / 'key'}"]
-        access = {"NATS_USER": nats.credentials.user, "NATS_PASSWORD": nats.credentials.password}
-        access |= {"ETCD_USER": etcd.credentials.user, "ETCD_PASSWORD": etcd.credentials.password}
+        access = {"NATS_NKEY": str(nats.credentials.nkey_file), "ETCD_USER": etcd.credentials.user}
+        access |= {"ETCD_PASSWORD": etcd.credentials.password}
         self._access = {f"CONTRAIL_{name}": value for name, value in access.items() if value is not None}
 
     async def start_frontend(self, version: str) -> None:

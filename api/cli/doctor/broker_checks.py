@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from api.cli.doctor.finding import NATS_CLI, Finding
 from api.cli.quantities import bytes_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
+from core.ids import StreamName
 from core.subjects import JOBS
 from streams.etcd.etcd_inspection import EtcdStatus
 from streams.etcd.etcd_version import SOUND_TEXT, EtcdVersion
+from streams.jetstream.broker_accounts import ADMIN, MAKE, READER, REPLICA, WORKER, needed_rights
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.jetstream.pull_consumer import INACTIVE_S
 from streams.topology import PAYLOAD_MIN
@@ -36,12 +38,30 @@ def check_server(server: BrokerServer) -> Iterator[Finding]:
     yield _clock(server)
 
 
-def check_rights(missing: list[str]) -> Finding:
-    """The user may do all that the log needs."""
-    if missing:
-        text = f"NATS does not let us {', '.join(missing)}: give the user of log.credentials these rights."
-        return Finding("broker_rights", PROBLEM, text, {"missing": missing})
-    return Finding("broker_rights", OK, "NATS lets us append, read, and make streams and consumers.", {"missing": []})
+def check_rights(rights: Mapping[str, frozenset[str]], streams: list[StreamName]) -> Iterator[Finding]:
+    """The credentials of each role may do what the role does, and no more. `rights` by role, for those that are here.
+
+    A credential that stands for several roles needs the rights of all, and may do more than each.
+    """
+    missing = {role: sorted(needed_rights(role, streams) - found) for role, found in rights.items()}
+    missing[ADMIN] = [MAKE] if MAKE not in rights.get(ADMIN, {MAKE}) else []  # its other rights are for people
+    lacks = [f"the {role} {right}" for role, lacking in missing.items() for right in lacking]
+    if lacks:
+        text = f"NATS does not let {', '.join(lacks)}: give the user of log.credentials these rights."
+        yield Finding("broker_rights", PROBLEM, text, {"missing": lacks})
+    else:
+        yield Finding("broker_rights", OK, "NATS lets each role do what it needs.", {"missing": []})
+    beyond = {role: sorted(found - needed_rights(role, streams)) for role, found in rights.items()}
+    beyond = {role: excess for role, excess in beyond.items() if excess}
+    if beyond:
+        role, excess = next((role, beyond[role]) for role in (WORKER, REPLICA, READER) if role in beyond)
+        text = (
+            f"The NATS credential of the {role} may also {', '.join(excess)}: give each role an account of its own "
+            "(docs/deploy.md, Roles at NATS)."
+        )
+        yield Finding("broker_roles", WARNING, text, {"beyond": beyond})
+    else:
+        yield Finding("broker_roles", OK, "No NATS credential may do more than its role does.", {"beyond": {}})
 
 
 def check_consumers(consumers: list[BrokerConsumer]) -> Finding:

@@ -29,9 +29,11 @@ from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import named_remedy, open_log, open_registry
 from core.clock import SystemClock
 from core.errors import CallerError, PeerError
+from core.ids import StreamName
 from core.subjects import LOAD, subject
 from projections.digest import FOLD_VERSION
 from streams.etcd.etcd_inspection import etcd_status
+from streams.jetstream.broker_accounts import READER, ROLES
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.snapshot_store import SnapshotStore
@@ -116,21 +118,34 @@ async def _answers(name: str, where: list[str], found: Findings, ask: Callable[[
 
 
 async def _broker(connection: DeploymentRef, found: Findings) -> None:
-    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials(READER), connection.namespace) as broker:
         server = await broker.server()
         found += check_server(server)
         streams = await broker.streams()
         found += check_streams(streams, connection.topology, server.cluster)
         if streams:
-            found.append(check_rights(await broker.missing_rights(streams[0].name)))
+            names = [stream.name for stream in streams]
+            found += check_rights(await _rights(connection, names), names)
             found.append(check_consumers([one for it in streams for one in await broker.consumers(it.name)]))
     if (folder := _private_store(connection)) is not None:
         free = (await asyncio.to_thread(shutil.disk_usage, folder.path)).free
         found.append(check_disk(str(folder.path), free, streams))
 
 
+async def _rights(connection: DeploymentRef, streams: list[StreamName]) -> dict[str, frozenset[str]]:
+    """The rights at the broker by role; a role whose credentials are not on this machine is left out."""
+    rights: dict[str, frozenset[str]] = {}
+    for role in ROLES:
+        credentials = connection.nats_credentials(role)
+        if credentials is not None and credentials.nkey_file is not None and not credentials.nkey_file.exists():
+            continue
+        async with BrokerInspection(connection.nats, credentials, connection.namespace) as broker:
+            rights[role] = await broker.rights(streams)
+    return rights
+
+
 async def _record(connection: DeploymentRef, found: Findings) -> None:
-    async with BrokerInspection(connection.nats, connection.nats_credentials, connection.namespace) as broker:
+    async with BrokerInspection(connection.nats, connection.nats_credentials(READER), connection.namespace) as broker:
         streams = await broker.streams()
     async with open_log(connection) as log:
         chain_key = connection.key.chain_key

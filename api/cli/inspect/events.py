@@ -11,6 +11,7 @@ import click
 import orjson
 
 from api.config.deployment_ref import DeploymentRef, deployment_options
+from api.process.planes import open_log
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt
@@ -18,7 +19,6 @@ from core.event_json import message_lines
 from core.ids import StreamName, StreamSeq
 from core.subjects import SNAPSHOTS
 from replay.recording.moment import FIRST, Moment, parse_moment, position_in_log
-from streams.jetstream.jetstream_log import JetStreamLog
 from streams.log import EventLog, Record
 
 
@@ -55,18 +55,13 @@ def events(connection: DeploymentRef, chosen: str | None, start: str | None, end
 
 
 async def _print(connection: DeploymentRef, chosen: str | None, span: EventRange, follow: bool) -> None:
-    log = await JetStreamLog.connect(
-        connection.nats, connection.namespace, connection.topology, connection.nats_credentials
-    )
-    try:
+    async with open_log(connection) as log:
         names = _chosen(await log.streams(), chosen)
         if follow:
             await _follow(log, names, span)
         else:
             async for record in merge_by_time([_within(log, stream, span) for stream in names]):
                 show(record)
-    finally:
-        await log.close()
 
 
 def _chosen(there: list[StreamName], chosen: str | None) -> list[StreamName]:

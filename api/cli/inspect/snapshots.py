@@ -31,6 +31,7 @@ from core.snapshot_manifest import Manifest
 from core.subjects import SNAPSHOTS
 from projections.digest import FOLD_VERSION
 from projections.runner.rebuild import take_snapshot
+from streams.jetstream.broker_accounts import READER, REPLICA
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.snapshot_store import Coverage, SnapshotStore, coverage
 
@@ -193,8 +194,8 @@ def verified_text(found: SnapshotVerification) -> Text:
 
 
 @asynccontextmanager
-async def _open(connection: DeploymentRef) -> AsyncIterator[tuple[JetStreamLog, SnapshotStore]]:
-    async with open_log(connection) as log:
+async def _open(connection: DeploymentRef, role: str = READER) -> AsyncIterator[tuple[JetStreamLog, SnapshotStore]]:
+    async with open_log(connection, role) as log:
         yield log, SnapshotStore(log, connection.namespace, connection.key.chain_key)
 
 
@@ -208,7 +209,7 @@ async def _listing(connection: DeploymentRef) -> SnapshotListing:
 
 async def _take(connection: DeploymentRef, fence: int | None, by: str) -> Manifest:
     chain_key = connection.key.chain_key
-    async with _open(connection) as (log, store):
+    async with _open(connection, REPLICA) as (log, store):
         await log.ensure([SNAPSHOTS])
         async with _progress():
             if fence is not None:

@@ -83,7 +83,7 @@ async def test_in_the_middle_of_appending(tmp_path: Path, seed: int) -> None:
     journals = tmp_path / "journals"
     try:
         events = random.Random(seed).randrange(1, 2000)
-        given = (str(journals), server.url, str(credentials.user), str(credentials.password))
+        given = (str(journals), server.url, str(credentials.nkey_file))
         replica, said = killed_after(events, *given)
         log = await JetStreamLog.connect([server.url], NAMESPACE, TOPOLOGY, credentials)
         await JournalRecovery(journals, NAMESPACE, log, SystemClock(), DEPLOYMENT).recover()

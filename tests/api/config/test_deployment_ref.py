@@ -17,6 +17,7 @@ from api.config.schema import Deployment, EtcdAccess, LogCredentials, LogSection
 from api.process.planes import named_remedy
 from core.errors import CallerError, Refused
 from core.keys import DeploymentKey
+from streams.jetstream.broker_accounts import WORKER
 
 DEPLOYMENT = Deployment(
     namespace="prod",
@@ -70,8 +71,9 @@ def test_a_data_folder_says_everything(tmp_path: Path) -> None:
     assert connection.deployment == DEPLOYMENT
     assert (connection.namespace, connection.nats, connection.etcd) == ("prod", ["nats://127.0.0.1:1"], "127.0.0.1:2")
     assert DeploymentKey.load(data.key) == connection.key
-    assert connection.nats_credentials is not None
-    assert (connection.nats_credentials.user, connection.nats_credentials.password) == ("u", "p")
+    found = connection.nats_credentials(WORKER)
+    assert found is not None
+    assert (found.user, found.password) == ("u", "p")
     assert connection.etcd_credentials is not None
     assert (connection.etcd_credentials.user, connection.etcd_credentials.password) == ("root", "q")
     assert connection.topology.max_bytes == 2**30
@@ -86,7 +88,7 @@ def test_addresses_and_a_key_do_as_well(tmp_path: Path) -> None:
     connection = asked(*addresses, "--key-file", str(key))
 
     assert connection.nats == ["nats://a:1", "nats://b:1"]
-    assert (connection.etcd, connection.namespace, connection.nats_credentials) == ("e:2", "prod", None)
+    assert (connection.etcd, connection.namespace, connection.nats_credentials(WORKER)) == ("e:2", "prod", None)
     assert connection == asked(
         "--namespace", "prod", "--key-file", str(key), CONTRAIL_NATS="nats://a:1,nats://b:1", CONTRAIL_ETCD="e:2"
     )

@@ -14,8 +14,10 @@ from core.errors import CallerError
 from core.ids import StreamSeq
 from core.subjects import LOAD, subject
 from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.broker_accounts import ROLES
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.jetstream.nats_credentials import NatsCredentials
+from streams.jetstream.nkey import Nkey
 from streams.topology import Topology
 
 SMALL = Topology(max_bytes=10_000_000)
@@ -31,7 +33,7 @@ async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
 
 @pytest.mark.parametrize("how", ["stop", "kill", "another object"])
 async def test_the_same_again(server: EmbeddedNats, how: str, tmp_path: Path) -> None:
-    """After a stop or a kill it starts again with its store and password, and the same object with its port."""
+    """After a stop or a kill it starts again with its store and keys, and the same object with its port."""
     url, pid = server.url, server.pid
     log = await JetStreamLog.connect([url], "test", SMALL, server.credentials)
     await log.ensure([LOAD])
@@ -78,16 +80,16 @@ async def test_port_in_use(tmp_path: Path) -> None:
 
 
 async def test_private(server: EmbeddedNats, tmp_path: Path) -> None:
-    """Loopback only; what holds the password is the owner's alone, and no `repr` shows it."""
+    """Loopback only; the files with the seeds are the owner's alone, and no `repr` shows one."""
     with socket.socket() as probe:  # a server on all addresses would have this one
         probe.bind(("127.0.0.2", int(server.url.rsplit(":", 1)[1])))
-    password = server.credentials.password
-    assert password
-    assert len(password) >= 32
-    assert password not in repr(server.credentials) + repr(server)
-    holding = [path for path in (tmp_path / "data").iterdir() if path.is_file() and password in path.read_text()]
-    assert {path.name for path in holding} == {"nats-server.conf", "nats-server.json"}
-    assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
+    seeds = {role: (tmp_path / "data" / f"{role}.nk").read_text() for role in ROLES}
+    assert len(set(seeds.values())) == len(ROLES)
+    for role, seed in seeds.items():
+        assert seed not in repr(server.credentials_of(role)) + repr(server) + repr(Nkey.parse(seed))
+        holding = [path for path in (tmp_path / "data").iterdir() if path.is_file() and seed in path.read_text()]
+        assert [path.name for path in holding] == [f"{role}.nk"]
+        assert {path.stat().st_mode & 0o777 for path in holding} == {0o600}
     assert re.fullmatch(r"<EmbeddedNats .* pid \d+>", repr(server))
 
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
-import nats
 import pytest
 
 from core.errors import Refused, Unavailable, WrongSequence
@@ -17,7 +16,9 @@ from core.subjects import LOAD, broker_stream, subject
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.broker_errors import refusal
 from streams.jetstream.jetstream_log import JetStreamLog
+from streams.jetstream.nats_client import NatsClient
 from streams.jetstream.nats_credentials import NatsCredentials
+from streams.jetstream.nkey import Nkey
 from streams.jetstream.pull_consumer import INACTIVE_S
 from streams.log import Record, StreamState
 from streams.topology import Topology
@@ -65,10 +66,11 @@ class TestJetStreamLog(EventLogContract):
         with pytest.raises(Refused, match="more than"):
             await log.append(KV, self.subject(log, "a"), bytes(log.max_payload + 1), "a:0", StreamSeq(0))
 
-    async def test_wrong_password(self, nats_server: EmbeddedNats) -> None:
+    async def test_wrong_credentials(self, nats_server: EmbeddedNats, tmp_path: Path) -> None:
         """Who is not let in is told so, at once."""
-        wrong = NatsCredentials(user=nats_server.credentials.user, password="wrong")
-        for credentials in (wrong, None):
+        key = tmp_path / "other.nk"
+        key.write_text(Nkey.generate().seed)
+        for credentials in (NatsCredentials(user="contrail", password="wrong"), NatsCredentials(nkey_file=key), None):
             with pytest.raises(Refused, match="Authorization"):
                 await JetStreamLog.connect([nats_server.url], "t", SMALL, credentials)
 
@@ -185,9 +187,9 @@ async def test_remade_stream(server: EmbeddedNats, log: JetStreamLog) -> None:
     await eventually(lambda: len(seen) == 5)
     epoch = (await log.state(KV)).epoch
 
-    given = server.credentials
-    raw = await nats.connect(server.url, user=given.user, password=given.password)
-    await raw.jetstream().delete_stream(broker_stream(log.namespace, KV))
+    raw = NatsClient([server.url], server.credentials, "test")
+    await raw.open()
+    await raw.call(f"$JS.API.STREAM.DELETE.{broker_stream(log.namespace, KV)}")
     await raw.close()
     second = subject(log.namespace, KV, "v")
     with pytest.raises(Unavailable):

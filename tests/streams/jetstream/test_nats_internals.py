@@ -10,7 +10,7 @@ from nats.aio.transport import TcpTransport
 
 from streams import jetstream
 
-CLIENT = {"_close", "_current_server", "_server_info", "_server_pool", "_sid", "_status", "_transport"}
+CLIENT = {"_close", "_current_server", "_public_nkey", "_server_info", "_server_pool", "_sid", "_status", "_transport"}
 TRANSPORT = {"_io_writer"}
 
 

@@ -39,6 +39,7 @@ from streams.embedded.embedded_nats import EmbeddedNats
 from streams.embedded.loopback_ports import free_port
 from streams.etcd.etcd_inspection import EtcdStatus
 from streams.etcd.etcd_version import SOUND_TEXT
+from streams.jetstream.broker_accounts import PURGE, ROLES, needed_rights
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.topology import Topology
 from tests.api.deployed import DECODE, Deployed, deployed
@@ -189,7 +190,21 @@ def test_the_broker_itself() -> None:
     assert [it.status for it in old] == [PROBLEM, PROBLEM, PROBLEM]
     late = list(check_server(SERVER._replace(clock_ahead_ms=2500.0)))
     assert found("broker_clock", late) == (WARNING, "The broker's clock is 2.5s ahead of ours: let both follow NTP.")
-    assert check_rights(["append", "make streams"]).status == PROBLEM
+
+
+def test_rights_of_roles() -> None:
+    """A role that lacks a right is a problem; one that may do more than it needs is a warning."""
+    names = [kv_stream(0), LOAD, JOBS, ROUTING, SNAPSHOTS]
+    rights = {role: needed_rights(role, names) for role in ROLES}
+    assert [it.status for it in check_rights(rights, names)] == [OK, OK]
+    lacking, _ = check_rights(rights | {"worker": rights["worker"] - {"append to load"}}, names)
+    assert (lacking.status, lacking.facts) == (PROBLEM, {"missing": ["the worker append to load"]})
+    _, beyond = check_rights(rights | {"worker": rights["worker"] | {PURGE}, "reader": rights["replica"]}, names)
+    assert beyond.status == WARNING
+    assert "credential of the worker may also purge streams: give each role" in beyond.text
+    assert beyond.facts["beyond"]["reader"] == [f"append to {name}" for name in sorted(names)]
+    one = dict.fromkeys(ROLES, rights["admin"])
+    assert [it.status for it in check_rights(one, names)] == [OK, WARNING]
 
 
 def test_readers_that_are_gone() -> None:
