@@ -88,6 +88,7 @@ COMMANDS = {
         "api.cli.inspect.settings:settings", "Show and change what decisions go by, while it runs."
     ),
     "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke API keys."),
+    "nats": LazyCommand("api.cli.nats_commands:nats", "Set up a NATS of your own, with an account for each role."),
     "doctor": LazyCommand("api.cli.doctor.doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": LazyCommand("api.cli.replay.explain:explain_command", "Say why a request went where it went."),
     "replay": LazyCommand("api.cli.replay.replay:replay", "Verify the past, look at it, ask what if."),

@@ -105,7 +105,6 @@ class EmbeddedNats(EmbeddedServer):
     def _prepare(self) -> None:
         (self._data / "nats-server.json").unlink(missing_ok=True)  # the password of an earlier version
         if self._credentials is None:
-            self._make_seeds()
             self._move_store()
         self._gave_up = False
         self._read_to = 0
@@ -137,16 +136,11 @@ class EmbeddedNats(EmbeddedServer):
         """The part of the configuration that says which clients are let in."""
         if (given := self._credentials) is not None:
             return {"authorization": {"user": given.user, "password": given.password}}
-        users = {role: [{"nkey": Nkey.load(self._seed(role)).public}] for role in ROLES}
+        users = {role: [{"nkey": Nkey.load_or_create(self._seed(role)).public}] for role in ROLES}
         return {"accounts": broker_accounts(self._namespace, self._kv_partitions, users)}
 
     def _seed(self, role: str) -> Path:
         return self._data / f"{role}.nk"
-
-    def _make_seeds(self) -> None:
-        for path in map(self._seed, ROLES):
-            if not path.exists():
-                write_private(path, Nkey.generate().seed)
 
     def _move_store(self) -> None:
         """The streams of an earlier version belong to their account, which is the global one no more."""

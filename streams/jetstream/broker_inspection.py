@@ -126,7 +126,7 @@ class BrokerInspection(NatsClient):
         return [_consumer(stream, info) for info in await self._all(request, "consumers", CONSUMERS_MAX, {})]
 
     async def rights(self, streams: list[StreamName]) -> frozenset[str]:
-        """What our credentials may do on these streams, which must exist; see `broker_accounts.needed_rights`."""
+        """The rights of our credentials on these streams, which must exist; see `broker_accounts.needed_rights`."""
         tries = {right: trial for stream in streams for right, trial in self._tries(stream).items()}
         tries |= self._tries_of_owner(streams[0])
         answered = await asyncio.gather(*(self._answered(trial) for trial in tries.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import secrets
 from pathlib import Path
 
@@ -59,6 +60,13 @@ class Nkey:
         return Nkey(body[2:])
 
     @staticmethod
+    def load_or_create(path: Path) -> Nkey:
+        """The key whose seed stands in the file, which is made with mode 600 if it is missing."""
+        if not path.exists():
+            _write(path, Nkey.generate().seed)
+        return Nkey.load(path)
+
+    @staticmethod
     def load(path: Path) -> Nkey:
         """The key whose seed stands in the file, alone or in a `.creds` file; CallerError if none does."""
         try:
@@ -68,6 +76,16 @@ class Nkey:
             raise CallerError(f"NATS credentials: {path} cannot be read: {error.strerror}") from error
         except (StopIteration, ValueError) as error:  # binascii.Error is one
             raise CallerError(f"NATS credentials: {path} holds no seed of a user (SU…)") from error
+
+
+def _write(path: Path, seed: str) -> None:
+    """The file holds the whole seed, and is its owner's alone."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(seed)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
 
 
 def _encode(body: bytes) -> str:

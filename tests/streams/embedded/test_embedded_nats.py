@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import CallerError
+from core.errors import CallerError, Refused
 from core.ids import StreamSeq
 from core.subjects import LOAD, subject
 from streams.embedded.embedded_nats import EmbeddedNats
@@ -57,6 +57,30 @@ async def test_the_same_again(server: EmbeddedNats, how: str, tmp_path: Path) ->
     await again.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(again.pid, 0)
+
+
+async def test_the_folder_of_an_earlier_version(tmp_path: Path) -> None:
+    """Streams of the time before accounts are there after the first start, and the password of that time is gone."""
+    before = EmbeddedNats(tmp_path / "data", credentials=NatsCredentials(user="contrail", password="secret"))
+    await before.start()
+    log = await JetStreamLog.connect([before.url], "test", SMALL, before.credentials)
+    await log.ensure([LOAD])
+    await log.append(LOAD, subject("test", LOAD, "w"), b"x", "w:0", StreamSeq(0))
+    epoch = (await log.state(LOAD)).epoch
+    await log.close()
+    await before.stop()
+    (tmp_path / "data" / "nats-server.json").write_text('{"user": "contrail", "password": "secret"}')
+    for _ in range(2):
+        after = EmbeddedNats(tmp_path / "data")
+        await after.start()
+        log = await JetStreamLog.connect([after.url], "test", SMALL, after.credentials)
+        state = await log.state(LOAD)
+        assert (state.epoch, state.last_seq) == (epoch, 1)
+        await log.close()
+        with pytest.raises(Refused, match="Authorization"):
+            await JetStreamLog.connect([after.url], "test", SMALL, before.credentials)
+        await after.stop()
+    assert not (tmp_path / "data" / "nats-server.json").exists()
 
 
 async def test_folder_in_use(server: EmbeddedNats, tmp_path: Path) -> None:
