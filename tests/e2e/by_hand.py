@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from streams.jetstream.broker_accounts import WORKER
 from tests.e2e.deployment import CONTRAIL, Running
 from tests.fixtures.eventually import eventually
 
@@ -19,14 +20,14 @@ END_S = 30.0
 class Access:
     """What it takes to be let in from elsewhere: addresses and a key as options, credentials in the environment."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, role: str = WORKER) -> None:
         it = running.connection
-        nats, etcd = it.deployment.log.credentials, it.deployment.log.etcd_credentials
+        nats, etcd = it.nats_credentials(role), it.deployment.log.etcd_credentials
         assert nats is not None
         assert etcd is not None
         self.options = [f"--nats={it.nats[0]}", f"--etcd={it.etcd}", f"--namespace={it.namespace}"]
         self.options += [f"--key-file={running.data / 'key'}"]
-        given = {"NATS_USER": nats.user, "NATS_PASSWORD": nats.password}
+        given: dict[str, str | None] = {"NATS_NKEY": str(nats.nkey_file), "NATS_API_PREFIX": nats.api_prefix}
         given |= {"ETCD_USER": etcd.user, "ETCD_PASSWORD": etcd.password}
         self.environment = {f"CONTRAIL_{name}": value for name, value in given.items() if value is not None}
 

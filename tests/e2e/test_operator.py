@@ -24,6 +24,7 @@ from core.errors import ContrailError
 from core.ids import WorkerId
 from core.keys import DeploymentKey
 from streams.embedded.loopback_ports import free_port
+from streams.jetstream.broker_accounts import REPLICA
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import CONTRAIL, Running, up
@@ -139,7 +140,7 @@ async def _parts_join_and_leave_by_hand(running: Running) -> None:
     async with (
         by_hand(folder / "second.log", *second, access=access),
         by_hand(folder / "third.log", *third),
-        by_hand(folder / "front.log", *front, access=access) as its,
+        by_hand(folder / "front.log", *front, access=Access(running, REPLICA)) as its,
     ):
         url = f"http://{await its.address()}"
         for address in (running.url, url):

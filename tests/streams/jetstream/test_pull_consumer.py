@@ -18,7 +18,9 @@ def test_closing_asks_nothing_of_a_connection_that_closes() -> None:
         tried.append(subject)
         raise Unavailable("not connected to NATS")
 
-    connection = SimpleNamespace(new_inbox=lambda: "inbox", connected=True, on_lost=set(), publish=publish)
+    connection = SimpleNamespace(
+        api="$JS.API", new_inbox=lambda: "inbox", connected=True, on_lost=set(), publish=publish
+    )
     pull = PullConsumer(cast(Any, connection), ROUTING, "contrail_test_routing", lambda *_: None)
     pull._consumer = "contrail_test_routing.c"
     pull.close()
