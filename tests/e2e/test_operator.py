@@ -24,7 +24,7 @@ from core.errors import ContrailError
 from core.ids import WorkerId
 from core.keys import DeploymentKey
 from streams.embedded.loopback_ports import free_port
-from streams.jetstream.broker_accounts import REPLICA
+from streams.jetstream.broker_accounts import REPLICA, ROLES
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import CONTRAIL, Running, up
@@ -180,8 +180,9 @@ def _nothing_lies_open(running: Running) -> None:
     assert log.credentials is not None
     assert log.etcd_credentials is not None
     key = (running.data / "key").read_text().strip()
-    secrets = [text.encode() for text in (key, log.credentials.password, log.etcd_credentials.password) if text]
-    assert len(secrets) == 3
+    seeds = [(running.data / "nats" / f"{role}.nk").read_text() for role in ROLES]
+    secrets = [text.encode() for text in (key, log.etcd_credentials.password, *seeds) if text]
+    assert len(secrets) == 2 + len(ROLES)
     for file in [path for path in running.data.rglob("*") if path.is_file()]:
         content = file.read_bytes()
         assert MARKER.encode() not in content, file
