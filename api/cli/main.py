@@ -12,6 +12,7 @@ import click
 
 from api.cli.output import EXIT_INTERRUPTED, EXIT_NOT_ASKED
 from core.errors import ContrailError
+from core.printable import printable_lines
 
 
 class LazyCommand(NamedTuple):
@@ -132,7 +133,7 @@ def main() -> None:
         contrail.main(prog_name="contrail")
     except ContrailError as error:
         logging.getLogger(__name__).debug("the command failed", exc_info=True)
-        click.echo(f"contrail: {error}", err=True)
+        click.echo(f"contrail: {printable_lines(str(error))}", err=True)
         sys.exit(EXIT_NOT_ASKED)
 
 

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from api.cli.renderer import Text, render
+from core.printable import printable_json
 
 EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
 """Exit statuses: the answer is no; the command could not do its work; Ctrl-C ended it, as shells have it."""
@@ -40,8 +41,8 @@ def colours_allowed() -> bool:
 
 
 def json_text(value: Any) -> str:
-    """Indented."""
-    return msgspec.json.format(msgspec.json.encode(value)).decode()
+    """Indented; control characters stand as escapes."""
+    return printable_json(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
 Progress = Callable[[int, int], None]

@@ -1,6 +1,7 @@
 """The renderer of all commands: lines, tables, facts and notes become text for a pipe, or for a terminal.
 
 In a pipe each row is one line, of the width that it needs, without colour. On a terminal text is wrapped to its width.
+Control characters stand as escapes: names and reasons come from logs and files that others wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from textwrap import wrap
 from typing import NamedTuple
 
 import click
+
+from core.printable import printable
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 COLOURS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}
@@ -81,11 +84,11 @@ def _lines(block: Block, width: int | None, coloured: bool) -> Iterator[str]:
             for title, text in rows:
                 yield from _wrapped(f"{indent}{title:<{column}}{text}", width, len(indent) + column)
         case Notes(title, lines):
-            yield title
+            yield printable(title)
             for line in lines:
                 yield from _wrapped(f"- {line}", min(width or NOTES_WIDTH, NOTES_WIDTH), 2)
         case Command(text):
-            yield text
+            yield printable(text)
         case Mark(text, status):
             yield from (_styled(line, status, coloured) for line in _lines(text, width, coloured))
         case str():
@@ -94,6 +97,7 @@ def _lines(block: Block, width: int | None, coloured: bool) -> Iterator[str]:
 
 def _wrapped(text: str, width: int | None, hanging: int) -> list[str]:
     """The text in lines of the width; all but the first begin at `hanging`."""
+    text = printable(text)
     if width is None or len(text) <= width:
         return [text]
     return wrap(text, width, subsequent_indent=" " * hanging, break_long_words=False, break_on_hyphens=False)
@@ -104,7 +108,7 @@ def _styled(text: str, status: str, coloured: bool) -> str:
 
 
 def _table(table: Table, width: int | None, coloured: bool) -> Iterator[str]:
-    body = [[cell if isinstance(cell, Mark) else Mark(cell, "") for cell in row] for row in table.rows]
+    body = [[_mark(cell) for cell in row] for row in table.rows]
     rows = [[Mark(head, "") for head in table.heads], *body] if table.heads else body
     widths = [max(len(cell.text) for cell in column) for column in zip(*rows, strict=True)]
     if width is not None:
@@ -120,6 +124,11 @@ def _table(table: Table, width: int | None, coloured: bool) -> Iterator[str]:
                 for text, space, align, cell in zip(texts, widths, table.align, row, strict=True)
             ]
             yield (table.indent + GAP.join(cells)).rstrip()
+
+
+def _mark(cell: Cell) -> Mark:
+    text, status = cell if isinstance(cell, Mark) else (cell, "")
+    return Mark(printable(text), status)
 
 
 def _cell(text: str, width: int, align: str, status: str, coloured: bool) -> str:

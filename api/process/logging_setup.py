@@ -11,6 +11,8 @@ from typing import Any, TextIO
 
 import orjson
 
+from core.printable import printable_json, printable_lines
+
 EXTRA = ("request_id", "worker", "replica", "model", "stream")
 """Fields that a record may carry through `extra`."""
 
@@ -34,7 +36,7 @@ class JsonLines(logging.Formatter):
         line |= {name: str(getattr(record, name)) for name in EXTRA if hasattr(record, name)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line).decode()
+        return printable_json(orjson.dumps(line).decode())
 
 
 class ShortLines(logging.Formatter):
@@ -45,7 +47,7 @@ class ShortLines(logging.Formatter):
         fields = " ".join(f"{name}={getattr(record, name)}" for name in EXTRA if hasattr(record, name))
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
         text = f"{time} {level}{record.getMessage()}{f' [{fields}]' if fields else ''}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        return printable_lines(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
 def configure_logging(level: int = logging.INFO, stream: TextIO = sys.stderr) -> None:

@@ -29,6 +29,8 @@ CHECKSUM_BYTES = 16
 CHAIN_KEY_BYTES = 32
 BLOCK_BYTES = 512 * 1024
 """A block is closed once its payloads are this long."""
+ROW_BYTES = 64
+"""Approximate bytes of a row beside its payload, as a block counts them."""
 ZSTD_LEVEL = 3
 
 

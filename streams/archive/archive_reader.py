@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 import msgspec
-import zstandard
 
 from core.errors import CallerError, Corrupt
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import subject
 from streams.archive.archive_format import END, FOOTER, MAGIC, ArchiveBlock, Contents, FileExtent, Row, Span, checksum
+from streams.archive.unpacking import Unpacker
 from streams.log import Record
 
 CACHED_BLOCKS = 8
 """Unpacked blocks that are kept for jumps to and fro: those read last."""
-BLOCK_BYTES_MAX = 256 * 1024**2
-SNAPSHOT_BYTES_MAX = 4 * 1024**3
-"""A piece that claims to unpack to more is an attack: checksums do not prevent that."""
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 
@@ -50,6 +47,7 @@ class ArchiveReader:
             for stream, blocks in self._blocks.items()
         }
         """The latest time up to the end of each block: a log's clock may go back."""
+        self._unpacker = Unpacker(path, os.fstat(file.fileno()).st_size)
         self._unpacked: OrderedDict[int, list[Row]] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -128,7 +126,7 @@ class ArchiveReader:
         """The content. Corrupt if it is damaged."""
         for saved in self.contents.snapshots:
             if saved.manifest.id == manifest.id:
-                content = self._unpack(saved.piece, SNAPSHOT_BYTES_MAX)
+                content = self._unpacker.snapshot(saved.piece, self._raw(saved.piece))
                 if len(content) != manifest.size_bytes:
                     raise Corrupt(f"{self.path}: snapshot {manifest.id!r} has another size than its manifest says")
                 return content
@@ -159,7 +157,7 @@ class ArchiveReader:
 
     def _read_rows(self, block: ArchiveBlock) -> list[Row]:
         try:
-            rows = _rows.decode(self._unpack(block.piece, BLOCK_BYTES_MAX))
+            rows = _rows.decode(self._unpacker.block(block, self._raw(block.piece)))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Corrupt(f"{self.path}: a block of {block.stream!r} cannot be read: {error}") from error
         claimed = (block.messages, block.first_seq, block.last_seq)
@@ -167,17 +165,6 @@ class ArchiveReader:
         if not rows or (len(rows), rows[0].seq, rows[-1].seq) != claimed or not in_order:
             raise Corrupt(f"{self.path}: a block of {block.stream!r} holds other messages than the contents say")
         return rows
-
-    def _unpack(self, piece: FileExtent, size_max: int) -> bytes:
-        data = self._raw(piece)
-        try:
-            size = zstandard.frame_content_size(data)
-            if not 0 <= size <= size_max:  # what it says is taken from memory before a byte is unpacked
-                raise Corrupt(f"{self.path}: the piece at {piece.offset} says that it unpacks to {size} bytes")
-            unpacked: bytes = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise Corrupt(f"{self.path}: the piece at {piece.offset} cannot be unpacked: {error}") from error
-        return unpacked
 
     def _raw(self, piece: FileExtent) -> bytes:
         try:

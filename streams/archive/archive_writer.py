@@ -22,6 +22,7 @@ from streams.archive.archive_format import (
     END,
     FOOTER,
     MAGIC,
+    ROW_BYTES,
     ZSTD_LEVEL,
     ArchiveBlock,
     Contents,
@@ -36,9 +37,6 @@ from streams.archive.archive_format import (
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.message_envelope import envelope
 from streams.log import Record
-
-ROW_BYTES = 64
-"""Approximate bytes of a row beside its payload."""
 
 
 class _Open(NamedTuple):

@@ -17,6 +17,7 @@ from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.event_json import message_lines
 from core.ids import StreamName, StreamSeq
+from core.printable import printable_json
 from core.subjects import SNAPSHOTS
 from replay.recording.moment import FIRST, Moment, parse_moment, position_in_log
 from streams.log import EventLog, Record
@@ -121,5 +122,6 @@ def show(record: Record) -> None:
         lines = [{"type": "Corrupt", "stream": record.stream, "seq": record.seq, "error": str(error)}]
     else:
         lines = message_lines(record.stream, record.seq, record.time_ms, message)
-    sys.stdout.buffer.write(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines))
+    text = b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines).decode()
+    sys.stdout.buffer.write(printable_json(text).encode())
     sys.stdout.buffer.flush()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-import zstandard
 
 from api.debug.timeline.decision_table import DecisionTable
 from api.debug.timeline.timeline import Timeline
@@ -25,7 +24,8 @@ from core.subjects import ROUTING
 from projections.folds.state import is_folded
 from replay.recording.messages import Row
 from streams.archive.archive_format import ArchiveBlock, checksum
-from streams.archive.archive_reader import BLOCK_BYTES_MAX, ArchiveReader
+from streams.archive.archive_reader import ArchiveReader
+from streams.archive.unpacking import Unpacker
 
 _decoder = msgspec.msgpack.Decoder(list[Row])
 
@@ -36,6 +36,7 @@ class BlockReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("rb")
+        self._unpacker = Unpacker(path, os.fstat(self._file.fileno()).st_size)
 
     def __repr__(self) -> str:
         return f"<BlockReader of {self._path.name}>"
@@ -53,10 +54,8 @@ class BlockReader:
         if checksum(data).hex() != piece.checksum:
             raise Corrupt(f"{self._path} is damaged in the {piece.size} bytes from {piece.offset} on: copy it again")
         try:
-            if zstandard.frame_content_size(data) > BLOCK_BYTES_MAX:
-                raise Corrupt(f"{self._path}: the block at {piece.offset} says that it unpacks to too many bytes")
-            return _decoder.decode(zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False))
-        except (zstandard.ZstdError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            return _decoder.decode(self._unpacker.block(block, data))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"{self._path}: the block at {piece.offset} cannot be read: {error}") from error
 
 
