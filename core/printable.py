@@ -12,7 +12,7 @@ _in_json = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """The text with its control characters as escapes, newlines and tabs included: one line, whatever its maker."""
+    """The text as one line: its control characters, newlines and tabs stand as escapes."""
     return _in_line.sub(_escaped, text)
 
 
