@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import click
 
 from api.cli.output import EXIT_INTERRUPTED, EXIT_NOT_ASKED
+from api.process.printable import printable_lines
 from core.errors import ContrailError
-from core.printable import printable_lines
 
 
 class LazyCommand(NamedTuple):

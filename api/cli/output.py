@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from api.cli.renderer import Text, render
-from core.printable import printable_json
+from api.process.printable import printable_json
 
 EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
 """Exit statuses: the answer is no; the command could not do its work; Ctrl-C ended it, as shells have it."""

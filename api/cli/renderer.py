@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from core.printable import printable
+from api.process.printable import printable
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 COLOURS = {OK: "green", WARNING: "yellow", PROBLEM: "red"}

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from core.printable import printable_json, printable_lines
+from api.process.printable import printable_json, printable_lines
 
 EXTRA = ("request_id", "worker", "replica", "model", "stream")
 """Fields that a record may carry through `extra`."""

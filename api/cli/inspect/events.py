@@ -12,12 +12,12 @@ import orjson
 
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_log
+from api.process.printable import printable_json
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt
 from core.event_json import message_lines
 from core.ids import StreamName, StreamSeq
-from core.printable import printable_json
 from core.subjects import SNAPSHOTS
 from replay.recording.moment import FIRST, Moment, parse_moment, position_in_log
 from streams.log import EventLog, Record

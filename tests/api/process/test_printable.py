@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from core.printable import printable, printable_json, printable_lines
+from api.process.printable import printable, printable_json, printable_lines
 
 
 @pytest.mark.parametrize(
