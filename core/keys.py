@@ -44,7 +44,7 @@ class DeploymentKey:
 
     @property
     def transfer_key(self) -> bytes:
-        """32 bytes by which simulated engines prove themselves to each other when they move blocks."""
+        """32 bytes by which engines prove themselves to each other when they move blocks."""
         return self._derived(b"transfer", 32)
 
     @property

@@ -31,7 +31,7 @@ class EngineArguments:
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
     transfer_key: bytes = field(default=b"", repr=False)
-    """The key by which simulated engines prove themselves to each other."""
+    """The key by which engines prove themselves to each other when they move blocks."""
     reasoning_parser: str = ""
     """Parser of the reasoning; a guided answer begins behind it."""
 
@@ -61,6 +61,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
         arguments.model_path,
         arguments.engine_args,
         moves_blocks=moves_blocks,
+        transfer_key=arguments.transfer_key,
         reasoning_parser=arguments.reasoning_parser,
     )
 

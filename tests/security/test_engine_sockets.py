@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import pytest
+import zmq
+
 from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.engines.vllm.vllm_side_channel import Sizes, ask
+from core.errors import EngineDead
+from core.kv_transfer import KvAddress
 from tests.fixtures.engines import Pair
 from tests.fixtures.listeners import listeners
 from tests.security.conftest import LocalUser
@@ -48,6 +56,32 @@ async def test_engines_of_one_machine_are_reached_by_no_other_machine_and_no_oth
         with socket.socket(socket.AF_UNIX) as ours:
             ours.connect(path)
     assert local_user.run(CONNECT, *paths) == ""
+
+
+async def test_a_stranger_learns_nothing_from_the_side_channel_and_does_not_end_it(vllm_pair: Pair) -> None:
+    """vLLM's own answers every question with the way to the engine's memory, and ends at the first malformed one."""
+    assert vllm_pair.prefill.transfer is not None
+    where = vllm_pair.prefill.transfer.address
+    heard = await asyncio.to_thread(_question, where, msgspec.msgpack.encode((b"get_meta_msg", 0, 0)))
+    assert not heard, "the engine told a stranger how to reach its memory"
+    await asyncio.to_thread(_question, where, b"GET / HTTP/1.0")
+    with pytest.raises(EngineDead):
+        await asyncio.to_thread(ask, where.host, where.port, Sizes(1, 1, 1), b"another key")
+    facts = await asyncio.to_thread(ask, where.host, where.port, Sizes(1, 1, 1), b"")
+    assert facts.engine_id == where.engine_id
+
+
+def _question(where: KvAddress, question: bytes) -> bytes:
+    """The answer to a client without a key; empty if none comes."""
+    with zmq.Context() as context, context.socket(zmq.REQ) as client:
+        client.linger = 0
+        client.rcvtimeo = 2000
+        client.connect(f"tcp://{where.host}:{where.port}")
+        client.send(question)
+        try:
+            return client.recv_multipart()[0]
+        except zmq.Again:
+            return b""
 
 
 def _pids(engine: VllmEngine) -> list[int]:

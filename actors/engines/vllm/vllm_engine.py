@@ -74,6 +74,7 @@ class VllmEngine:
     """One vLLM engine with one cache. `adapters` maps LoRA names to their folders.
 
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
+    Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
     """
 
@@ -90,6 +91,7 @@ class VllmEngine:
         start_timeout_s: float = START_TIMEOUT_S,
         moves_blocks: str = "",
         keep_ms: int = KEEP_MS,
+        transfer_key: bytes = b"",
         reasoning_parser: str = "",
     ) -> None:
         assert not moves_blocks or moves_blocks in ROLES
@@ -99,6 +101,7 @@ class VllmEngine:
         self._adapters = dict(adapters or {})
         self._start_timeout_s = start_timeout_s
         self._moves_blocks = moves_blocks
+        self._transfer_key = transfer_key
         self._reasoning_parser = reasoning_parser
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
         self.transfer = self._transfer
@@ -121,7 +124,7 @@ class VllmEngine:
         vllm_args.set_defaults(vllm_args.environment(self._model_path))
         self._vllm = await asyncio.to_thread(_import_vllm)
         if self._transfer is not None:
-            self._side_channel = _side_channel(self._engine_args)
+            self._side_channel = _side_channel(self._engine_args, self._transfer_key)
         self._prepare(on_cache)
         construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
@@ -355,13 +358,13 @@ class VllmEngine:
             self._feed = None
 
 
-def _side_channel(engine_args: Mapping[str, Any]) -> NixlSideChannel:
+def _side_channel(engine_args: Mapping[str, Any], key: bytes) -> NixlSideChannel:
     """A port for an engine that is to move blocks; CallerError if it cannot be one."""
     if "kv_transfer_config" in engine_args:
         raise CallerError("kv_transfer_config is set by Contrail for an engine that moves blocks: leave it out")
     if find_spec("nixl") is None:
         raise CallerError("blocks are moved by NIXL, which is not installed: `pip install nixl`")
-    return NixlSideChannel(os.environ)
+    return NixlSideChannel(os.environ, key)
 
 
 def _numbers_to(note: Callable[[Any], None], vllm: Any) -> Callable[..., Any]:

@@ -5,12 +5,14 @@
 2. What the engine says of itself is asked of the engine: the digest by which it refuses peers, and the bytes of its
    blocks. The form is that of connector version 14; an engine that answers otherwise is not used for transfers.
 3. vLLM listens at one host and tells it to others: across machines that is VLLM_NIXL_SIDE_CHANNEL_HOST.
-4. UCX, which moves the blocks, asks for no credential and listens on every network interface. On a loopback host it is
+4. Both ends prove the deployment's key (`secure`), in the engine as well (`nixl_connector`).
+5. UCX, which moves the blocks, asks for no credential and listens on every network interface. On a loopback host it is
    bound to the loopback interface, so that no other machine can read blocks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
 from actors.engines.vllm import vllm_args
 from core.errors import CallerError, EngineDead
@@ -28,8 +31,13 @@ from core.kv_transfer import KvAddress
 
 HOST_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 PORT_VARIABLE = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+KEY_VARIABLE = "CONTRAIL_TRANSFER_KEY"
+"""The key of side channels, in the environment of the engine's processes; hex digits."""
 UCX_VARIABLE = "UCX_NET_DEVICES"
 HOST = "127.0.0.1"
+CURVE_KEY_BYTES = 32
+PROVED = "proved side channel"
+"""Part of a layout: engines of an earlier version, which prove nothing, are not asked for blocks in vain."""
 LOOPBACK_DEVICE = "lo"
 ASK_TIMEOUT_MS = 10_000
 """Bound on the answer of a running engine about its blocks."""
@@ -42,8 +50,10 @@ SHARED_MEMORY = frozenset({"all", "sm", "shm", "mm", "posix", "sysv", "cma", "xp
 class NixlSideChannel:
     """A host and a port that are this engine's, from now until `close`; the engine may listen there meanwhile."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        """As the environment says, else a free port of this machine alone. CallerError if that cannot be had."""
+    def __init__(self, environment: Mapping[str, str], key: bytes = b"") -> None:
+        """As the environment says, else a free port of this machine alone; engines with the same key reach each other.
+        CallerError if that cannot be had."""
+        self.key = key
         self.host = environment.get(HOST_VARIABLE) or HOST
         port = environment.get(PORT_VARIABLE, "")
         if port and not (port.isdecimal() and 0 < int(port) < 1 << 16):
@@ -70,7 +80,7 @@ class NixlSideChannel:
 
     def environment(self) -> dict[str, str]:
         """Variables for the engine's environment while its processes start."""
-        variables = {HOST_VARIABLE: self.host, PORT_VARIABLE: str(self.port)}
+        variables = {HOST_VARIABLE: self.host, PORT_VARIABLE: str(self.port), KEY_VARIABLE: self.key.hex()}
         return variables | ({UCX_VARIABLE: LOOPBACK_DEVICE} if self.is_local else {})
 
     def close(self) -> None:
@@ -113,7 +123,22 @@ class _Agent(msgspec.Struct):
     physical_blocks_per_logical_kv_block: int
 
 
-def ask(host: str, port: int, sizes: Sizes) -> BlockFacts:
+def secure(channel: zmq.Socket[bytes], key: bytes, *, listens: bool) -> None:
+    """The socket speaks CURVE: only ends with the key understand each other.
+
+    The listener's key pair is derived from the key. Its public half is published nowhere and never sent, so that a
+    client proves the key by having it, and the listener by having the other half.
+    """
+    secret = z85.encode(hashlib.blake2b(b"side channel", key=key, digest_size=CURVE_KEY_BYTES).digest())
+    if listens:
+        channel.curve_server = True
+        channel.curve_secretkey = secret
+    else:
+        channel.curve_serverkey = zmq.curve_public(secret)
+        channel.curve_publickey, channel.curve_secretkey = zmq.curve_keypair()
+
+
+def ask(host: str, port: int, sizes: Sizes, key: bytes) -> BlockFacts:
     """The block facts of the engine at this address; blocks briefly. EngineDead without a known answer."""
     facts: BlockFacts | None = None
     block_bytes = 0
@@ -121,6 +146,7 @@ def ask(host: str, port: int, sizes: Sizes) -> BlockFacts:
         with zmq.Context() as context, context.socket(zmq.REQ) as requests:
             requests.linger = 0
             requests.rcvtimeo = ASK_TIMEOUT_MS
+            secure(requests, key, listens=False)
             requests.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
             for pp, tp in product(range(sizes.pp), range(sizes.tp)):
                 requests.send(msgspec.msgpack.encode((b"get_meta_msg", pp, tp)))
@@ -150,13 +176,14 @@ def address(channel: NixlSideChannel, config: Any, version: str) -> tuple[KvAddr
     parallel, model = config.parallel_config, config.model_config
     dcp = parallel.decode_context_parallel_size
     sizes = Sizes(max(parallel.tensor_parallel_size, dcp), dcp, parallel.pipeline_parallel_size)
-    facts = ask(channel.host, channel.port, sizes)
+    facts = ask(channel.host, channel.port, sizes, channel.key)
     digest = vllm_args.model_digest(model.model, model.hf_config.to_json_string(), model.revision)
     layout = (
         f"{facts.attention} {facts.order}",
         f"{model.dtype}, cache {config.cache_config.cache_dtype}",
         f"vllm {version} {facts.compatibility[:16]}",
         f"model {digest}",
+        PROVED,
     )
     found = KvAddress(
         engine_id=facts.engine_id,

@@ -51,6 +51,7 @@ def connector(moves_blocks: str, keep_ms: int) -> dict[str, Any]:
     """The arguments of vLLM's KVTransferConfig."""
     return {
         "kv_connector": "NixlConnector",
+        "kv_connector_module_path": "actors.engines.vllm.nixl_connector",
         "kv_role": ROLES[moves_blocks],
         "kv_load_failure_policy": "fail",  # else vLLM computes the prompt itself without a word
         "kv_connector_extra_config": {"kv_lease_duration": -(-keep_ms // 1000)},

@@ -9,6 +9,7 @@ import zmq
 
 from actors.engines.vllm.vllm_side_channel import (
     HOST_VARIABLE,
+    KEY_VARIABLE,
     PORT_VARIABLE,
     UCX_VARIABLE,
     NixlSideChannel,
@@ -31,7 +32,12 @@ def test_a_free_port_is_found_and_kept() -> None:
     """Two engines get two ports; ZeroMQ can listen on one while it is kept, as the engine will."""
     one, other = NixlSideChannel({}), NixlSideChannel({})
     assert one.port != other.port
-    assert one.environment() == {HOST_VARIABLE: "127.0.0.1", PORT_VARIABLE: str(one.port), UCX_VARIABLE: "lo"}
+    assert one.environment() == {
+        HOST_VARIABLE: "127.0.0.1",
+        PORT_VARIABLE: str(one.port),
+        KEY_VARIABLE: "",
+        UCX_VARIABLE: "lo",
+    }
     with zmq.Context() as context, context.socket(zmq.ROUTER) as server:
         server.bind(f"tcp://{one.host}:{one.port}")
     one.close()
@@ -76,7 +82,7 @@ def test_silent_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that says nothing of its blocks is of no use."""
     monkeypatch.setattr("actors.engines.vllm.vllm_side_channel.ASK_TIMEOUT_MS", 100)
     with listening() as server, pytest.raises(EngineDead, match="what its blocks are"):
-        ask("127.0.0.1", server.getsockname()[1], Sizes(1, 1, 1))
+        ask("127.0.0.1", server.getsockname()[1], Sizes(1, 1, 1), b"")
 
 
 @pytest.mark.parametrize(
