@@ -22,6 +22,7 @@ from tests.e2e.deployment import Running, contrail, up
 
 KV = kv_stream(0)
 STREAMS = (KV, LOAD, JOBS, ROUTING, SNAPSHOTS)
+MADE_AGAIN_S = 20.0
 SETTLE_S = 0.3
 """What the server publishes on behalf of a request is stored by then."""
 
@@ -193,3 +194,14 @@ async def test_doctor_knows_the_rights(running: Running) -> None:
     output = contrail("doctor", "--data", str(running.data), "--json").stdout
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
     assert (checks["broker_rights"]["status"], checks["broker_roles"]["status"]) == ("ok", "ok"), checks
+
+
+async def test_a_stream_that_is_gone_is_made_again(running: Running) -> None:
+    """No process may make a stream, so the deployment's own hand does, also while it runs."""
+    async with attacker(running, ADMIN) as it:
+        assert await it.is_taken(f"{API}.STREAM.DELETE.{it.stream(LOAD)}")
+        info = f"{API}.STREAM.INFO.{it.stream(LOAD)}"
+        async with asyncio.timeout(MADE_AGAIN_S):
+            while not await it.is_taken(info):
+                await asyncio.sleep(0.1)
+    await ask(running)
