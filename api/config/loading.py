@@ -120,6 +120,9 @@ SETTINGS = (
     Setting("link.old_handshake_until", None, "CONTRAIL_OLD_HANDSHAKE_UNTIL"),
     Setting("log.etcd_credentials.user", None, "CONTRAIL_ETCD_USER"),
     Setting("log.etcd_credentials.password", None, "CONTRAIL_ETCD_PASSWORD"),
+    Setting("log.etcd_credentials.tls.ca", None, "CONTRAIL_ETCD_CA"),
+    Setting("log.etcd_credentials.tls.cert", None, "CONTRAIL_ETCD_CERT"),
+    Setting("log.etcd_credentials.tls.key", None, "CONTRAIL_ETCD_KEY"),
 )
 """All values that the environment or a flag can give; everything else stands in the file."""
 SECRET_VARIABLES = {setting.path: setting.variable for setting in SETTINGS if setting.path.endswith(SECRETS)}

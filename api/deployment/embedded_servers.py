@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from api.config.data_folder import DataFolder
-from api.config.schema import EtcdAccess, LogCredentials, LogSection, NatsLogin
+from api.config.schema import EtcdAccess, LogCredentials, LogSection, NatsLogin, Tls
 from api.config.units import size_bytes
 from api.deployment.managed_process import KILL_WAIT_MAX_S
 from streams.embedded.embedded_etcd import EmbeddedEtcd
@@ -120,7 +120,7 @@ class EmbeddedServers:
                 store_bytes_max=STORE_FACTOR * size_bytes(log.max_bytes),
             )
         )
-        self._etcd = None if log.etcd else EmbeddedEtcd(data.etcd, port=log.etcd_port or None)
+        self._etcd = None if log.etcd else EmbeddedEtcd(data.etcd, port=log.etcd_port or None, certified=True)
         self.parts: list[ManagedServer] = []
         """In the order in which they are to go at the end."""
         if (etcd := self._etcd) is not None:
@@ -137,7 +137,8 @@ class EmbeddedServers:
             log = msgspec.structs.replace(log, nats=(self._nats.url,), credentials=access)
         if self._etcd is not None:
             etcd = self._etcd.credentials
-            login = EtcdAccess(user=etcd.user, password=etcd.password)
+            tls = Tls(ca=str(etcd.ca), cert=str(etcd.cert), key=str(etcd.key))
+            login = EtcdAccess(user=etcd.user, password=etcd.password, tls=tls)
             log = msgspec.structs.replace(log, etcd=(self._etcd.endpoint,), etcd_credentials=login)
         return log
 

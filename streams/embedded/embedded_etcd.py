@@ -2,10 +2,13 @@
 
 In the folder: `etcd/` (its data; etcd takes 128 MB at once for its write-ahead log, which no flag changes), `etcd.log`
 (of its last start), `etcd.lock`, `etcd.json` (user and password, readable by the owner alone), `etcd.version` (of the
-release that wrote the data) and `peer:0`.
+release that wrote the data), `peer:0`, and `etcd-cert.pem` with `etcd-key.pem` if clients need a certificate.
 
 etcd asks peers for no password: a raft message can switch authentication off. A single member has no peers, but always
 listens for them. It listens on the unix socket `peer:0`, which only the owner of the folder reaches.
+
+etcd asks clients for no password in some calls: a client could raise the space alarm, compact, grant leases and keep
+any lease alive. With a certificate no call is answered without it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from core.errors import CallerError, Refused, Unavailable
 from streams.embedded.embedded_server import EmbeddedServer, write_private
 from streams.embedded.etcd_binary import EtcdBinary, bundled_version, choose_binary, clean_environment
+from streams.embedded.own_certificate import ensure_certificate
 from streams.etcd.etcd_client import EtcdConnection
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.etcd.etcd_version import EtcdVersion
@@ -39,8 +43,10 @@ class EmbeddedEtcd(EmbeddedServer):
 
     kind = "etcd"
 
-    def __init__(self, data: Path, *, port: int | None = None) -> None:
+    def __init__(self, data: Path, *, port: int | None = None, certified: bool = False) -> None:
+        """If `certified`, clients need the folder's certificate beside the password, for every call."""
         super().__init__(data, port)
+        self._certificate = (data.absolute() / "etcd-cert.pem", data.absolute() / "etcd-key.pem") if certified else None
         self._password: str | None = None
         self._binary: EtcdBinary | None = None
 
@@ -48,11 +54,16 @@ class EmbeddedEtcd(EmbeddedServer):
     def credentials(self) -> EtcdCredentials:
         """Credentials of clients; known once started."""
         assert self._password is not None
-        return EtcdCredentials(user=USER, password=self._password)
+        if self._certificate is None:
+            return EtcdCredentials(user=USER, password=self._password)
+        cert, key = self._certificate
+        return EtcdCredentials(user=USER, password=self._password, ca=cert, cert=cert, key=key)
 
     def _prepare(self) -> None:
         self._binary = choose_binary(self._data / "etcd", _written_by(self._data))
         self._password = self._password or _load_password(self._data)
+        if self._certificate is not None:
+            ensure_certificate(*self._certificate)
         self.log.unlink(missing_ok=True)  # it does not turn its log over
 
     def _reuses_port(self) -> bool:
@@ -61,7 +72,7 @@ class EmbeddedEtcd(EmbeddedServer):
 
     def _command(self) -> tuple[Sequence[str | Path], Mapping[str, str]]:
         assert self._binary is not None
-        client, peer = f"http://{self.endpoint}", f"unix://{PEER_SOCKET}"
+        client, peer = f"http{'s' if self._certificate else ''}://{self.endpoint}", f"unix://{PEER_SOCKET}"
         settings: dict[str, object] = {
             "data-dir": self._data / "etcd",
             "listen-client-urls": client,
@@ -80,6 +91,9 @@ class EmbeddedEtcd(EmbeddedServer):
             "log-level": "warn",
             "log-outputs": "stderr",
         }
+        if self._certificate is not None:
+            cert, key = self._certificate
+            settings |= {"cert-file": cert, "key-file": key, "trusted-ca-file": cert, "client-cert-auth": "true"}
         if not self._binary.version.sound:
             # it may commit the index of a write before the write itself; a crash between the two commits loses the
             # write. With this limit the write is committed before it is acknowledged

@@ -29,6 +29,8 @@ class Access:
         self.options += [f"--key-file={running.data / 'key'}"]
         given: dict[str, str | None] = {"NATS_NKEY": str(nats.nkey_file), "NATS_API_PREFIX": nats.api_prefix}
         given |= {"ETCD_USER": etcd.user, "ETCD_PASSWORD": etcd.password}
+        assert etcd.tls is not None
+        given |= {"ETCD_CA": etcd.tls.ca, "ETCD_CERT": etcd.tls.cert, "ETCD_KEY": etcd.tls.key}
         self.environment = {f"CONTRAIL_{name}": value for name, value in given.items() if value is not None}
 
 
