@@ -167,8 +167,9 @@ class Loaded:
 
     def _origin(self, path: str) -> str:
         """The layer of the value itself, or of what it was given within; of a secret, how to give it again."""
-        if path in SECRET_VARIABLES and path in self.origins:
-            return f"{self.origins[path]}, not shown: give it by {SECRET_VARIABLES[path]}"
+        if path in self.origins and path.endswith(SECRETS):
+            again = f": give it by {variable}" if (variable := SECRET_VARIABLES.get(path)) else ""
+            return f"{self.origins[path]}, not shown{again}"
         while path and path not in self.origins:
             path = path.rpartition(".")[0]
         return self.origins.get(path, DEFAULT)

@@ -175,6 +175,9 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) 
     assert "password: null" in secret.to_yaml()
     assert "# CONTRAIL_NATS_PASSWORD, not shown: give it by CONTRAIL_NATS_PASSWORD\n" in secret.to_yaml()
     assert load(printed, environment={"CONTRAIL_NATS_PASSWORD": "s3cret"}).deployment.log == secret.deployment.log
+    role = load(written(tmp_path, "version: 1\nlog: {credentials: {worker: {user: w, password: s3cret}}}\n"))
+    assert "s3cret" not in role.to_yaml() + str(role.to_json())
+    assert role.to_yaml().count("deployment.yaml, not shown\n") == 1
 
 
 def test_the_deployments_that_come_along() -> None:
