@@ -25,6 +25,7 @@ from api.auth.cross_origin import CrossOriginProtection
 from api.auth.tenancy import Tenancy
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
+from api.openai.request.body_reader import BodyIntake
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.tokenization import DetokenizeRequest, Tokenization, TokenizeRequest
 from api.openai.types.backend import Backend
@@ -119,9 +120,10 @@ def post_routes(
 ) -> PostRoutes:
     """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back."""
     models = LoadedModels(isolate_tenants=isolate_tenants)
-    preprocessor = Preprocessor(backend, settings, models)
-    generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock)
-    unary = partial(UnaryRoute, metrics, settings, clock)
+    intake = BodyIntake(settings, models.pool)
+    preprocessor = Preprocessor(backend, settings, models, intake)
+    generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock, intake)
+    unary = partial(UnaryRoute, metrics, intake, clock)
     embeddings = Embeddings(backend, settings, models)
     tokenization = Tokenization(backend, settings, models)
     return PostRoutes(

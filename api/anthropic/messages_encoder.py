@@ -194,5 +194,6 @@ class TokenCount:
 
     async def answer(self, body: CountRequest, unary_request: UnaryRequest) -> bytes:
         """Anthropic's JSON of the count."""
-        tokens = await self._tokenization.prompt(to_chat_request(body), unary_request, COUNTED_MAX)
+        request = await self._tokenization.translate(lambda: to_chat_request(body), unary_request)
+        tokens = await self._tokenization.prompt(request, unary_request, COUNTED_MAX)
         return orjson.dumps({"input_tokens": len(tokens) // TOKEN_BYTES})

@@ -30,6 +30,7 @@ from api.openai.types.request_types import (
     Tool,
     ToolCall,
     ToolName,
+    as_json,
 )
 from api.server.errors import bad_parameter, not_supported
 
@@ -177,7 +178,7 @@ def _format(output: OutputFormat | None) -> ResponseFormat | None:
         return None
     if output.type != "json_schema" or output.schema is None:
         raise bad_parameter("output_config.format", "must be a json_schema with its schema")
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="output", schema=output.schema))
+    return ResponseFormat(type="json_schema", json_schema=JsonSchema(name="output", schema=as_json(output.schema)))
 
 
 def _messages(body: CountRequest) -> Iterator[ChatMessage]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from api.openai.types.request_types import AtLeastOne, Salt, Temperature, TopK, TopP
+from api.openai.types.request_types import AtLeastOne, Kind, ModelName, Salt, Temperature, TopK, TopP
 
 
 class Block(msgspec.Struct, frozen=True):
     """One piece of a message: which fields it has depends on its type."""
 
-    type: str
+    type: Kind
     text: str | None = None
     thinking: str | None = None
     id: str | None = None
@@ -32,13 +32,13 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class InputMessage(msgspec.Struct, frozen=True):
-    role: str
+    role: Kind
     content: str | list[Block]
 
 
 class MessagesTool(msgspec.Struct, frozen=True):
     name: str = ""
-    type: str | None = None
+    type: Kind | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
@@ -46,23 +46,23 @@ class MessagesTool(msgspec.Struct, frozen=True):
 class ToolChange(msgspec.Struct, frozen=True):
     """The tool that a conversation adds or removes: one of `tools` by its name, or a new one by its definition."""
 
-    type: str
+    type: Kind
     name: str | None = None
     definition: MessagesTool | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    type: str
+    type: Kind
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    type: str
+    type: Kind
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
-    type: str
+    type: Kind
     schema: dict[str, Any] | None = None
 
 
@@ -74,7 +74,7 @@ class OutputConfig(msgspec.Struct, frozen=True):
 class CountRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a body that make up the prompt."""
 
-    model: str
+    model: ModelName
     messages: list[InputMessage]
     system: str | list[Block] | None = None
     tools: list[MessagesTool] | None = None
@@ -92,7 +92,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, msgspec.Raw] | None = None
     """Its `user_id` may name a session."""
     cache_salt: Salt | None = None
     """vLLM's."""

@@ -9,15 +9,16 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 import orjson
+from msgspec import UNSET
 
 from api.openai.request.prompts import word_too_long
 from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
 from api.openai.types.backend import Backend
-from api.openai.types.request_types import AtLeastOne, Int32, Salt, TokenId
+from api.openai.types.request_types import AtLeastOne, Int32, Int64, ModelName, Salt, TokenId, Undecoded, is_given
 from api.openai.unary_route import UnaryRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
@@ -37,8 +38,9 @@ ENCODING_FORMATS = ("float", "base64")
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /v1/embeddings."""
 
-    model: str
-    input: str | list[int | str | list[TokenId]]
+    holds_token_ids: ClassVar[bool] = True
+    model: ModelName
+    input: str | list[Int64 | str | list[TokenId]]
     encoding_format: str | None = None
     dimensions: AtLeastOne | None = None
     user: str | None = None
@@ -46,7 +48,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     cache_salt: Salt | None = None
     priority: Int32 | None = None
-    truncate_prompt_tokens: Any = None
+    truncate_prompt_tokens: Undecoded = UNSET
 
 
 def embedding_tokens(
@@ -59,7 +61,7 @@ def embedding_tokens(
     """Each input's token ids as little-endian uint32; ApiError names what cannot be embedded."""
     if body.encoding_format not in {None, *ENCODING_FORMATS}:
         raise bad_parameter("encoding_format", f"must be one of {', '.join(ENCODING_FORMATS)}")
-    if body.truncate_prompt_tokens is not None:
+    if is_given(body.truncate_prompt_tokens):
         raise not_supported("truncate_prompt_tokens")
     if card.embedding_size:
         _check_dimensions(body, card.embedding_size)

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.openai.generation import Generation
 from api.openai.openai_encoder import ChatEncoder, CompletionEncoder
+from api.openai.request.body_reader import BodyIntake, BodyReader
 from api.openai.request.preprocessor import PreparedRequest, Preprocessor
 from api.openai.request.request_metadata import parse_headers
-from api.openai.request.validation import decode
 from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
@@ -28,6 +28,7 @@ from api.server.caller import effective_tenant
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
 from api.server.limits import ApiSettings
+from api.tokenizer.tokenizer_pool import SMALL_BYTES_MAX
 from core.clock import Clock
 from core.errors import ContrailError
 
@@ -79,6 +80,7 @@ class GenerationRoute(Generic[Body]):
         metrics: FrontendMetrics,
         settings: ApiSettings,
         clock: Clock,
+        intake: BodyIntake,
         adapter: ApiAdapter[Body],
     ) -> None:
         self._preprocessor = preprocessor
@@ -86,54 +88,67 @@ class GenerationRoute(Generic[Body]):
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
-        self._decoder = msgspec.json.Decoder(adapter.body_type)
+        self._intake = intake
+        self._reader = BodyReader(adapter.body_type, intake)
         self._adapter = adapter
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = HttpExchange.of(scope)
-        body: Body | None = None
         try:
-            raw = await exchange.read_body(self._settings.body_bytes_max)
-            await self._preprocessor.acquire_turn(len(raw))
-            body = self._unsealed(decode(self._decoder, raw), exchange)
-            exchange.asks_for(getattr(body, "model", ""))
-            request = self._adapter.to_request(body)
-            self._name_request(exchange, request)
-            self._report_omitted_tools(body, exchange)
-            prepared = await self._prepare(exchange, raw, request)
+            generation = await self._accept(exchange, arrived_ms)
         except ClientDisconnected:
             self._metrics.rejected("abort")
-        except ContrailError as error:
-            failure = self._failure(error, exchange)
-            self._metrics.rejected(metric_outcome(failure))
-            await self._refuse(exchange, body, failure)
         except Exception:  # counted here, told and logged where it arrives
             self._metrics.rejected("error")
             raise
         else:
-            encoder = self._adapter.encoder(body, prepared, exchange.request_id, self._clock)
-            metrics = self._metrics.of_model(prepared.model)
-            generation = Generation(
-                exchange, prepared, encoder, self._clock, metrics, arrived_ms, self._settings.ping_s
-            )
+            if generation is None:
+                return
             outcome = "error"
             try:
                 outcome = await self._serve(generation)
             finally:
                 generation.count(outcome)
 
-    def _unsealed(self, body: Body, exchange: HttpExchange) -> Body:
-        if self._adapter.unseal_reasoning is None:
-            return body
-        tenant = effective_tenant(parse_headers(exchange.headers).tenant)
-        return self._adapter.unseal_reasoning(body, tenant, exchange.request_id)
+    async def _accept(self, exchange: HttpExchange, arrived_ms: int) -> Generation | None:
+        """The generation that the body asks for, without the body; None if it was refused."""
+        body: Body | None = None
+        with self._intake.lease() as lease:
+            try:
+                body, size = await self._reader.read(exchange, lease)
+                exchange.asks_for(getattr(body, "model", ""))
+                tenant = parse_headers(exchange.headers).tenant
+                body, request = await self._translate(exchange, body, size, tenant)
+                self._name_request(exchange, request)
+                self._report_omitted_tools(body, exchange)
+                prepared = await self._prepare(exchange, size, request)
+                encoder = self._adapter.encoder(body, prepared, exchange.request_id, self._clock)
+                metrics = self._metrics.of_model(prepared.model)
+                return Generation(exchange, prepared, encoder, self._clock, metrics, arrived_ms, self._settings.ping_s)
+            except ContrailError as error:
+                await self._refuse(exchange, body, error)
+                return None
+
+    async def _translate(
+        self, exchange: HttpExchange, body: Body, size: int, tenant: str | None
+    ) -> tuple[Body, ChatRequest | CompletionRequest]:
+        """The body with what was sealed in it, and the chat or completion that it asks for."""
+        adapter, of = self._adapter, effective_tenant(tenant)
+
+        def translated() -> tuple[Body, ChatRequest | CompletionRequest]:
+            unseal = adapter.unseal_reasoning
+            opened = body if unseal is None else unseal(body, of, exchange.request_id)
+            return opened, adapter.to_request(opened)
+
+        translating = self._preprocessor.translate(translated, size, tenant)
+        return await translating if size <= SMALL_BYTES_MAX else await exchange.run_until_disconnect(translating)
 
     async def _prepare(
-        self, exchange: HttpExchange, raw: bytes, request: ChatRequest | CompletionRequest
+        self, exchange: HttpExchange, size: int, request: ChatRequest | CompletionRequest
     ) -> PreparedRequest:
-        preparing = self._preprocessor.prepare(request, exchange.headers, exchange.request_id, len(raw))
-        if len(raw) <= self._settings.inline_bytes_max:
+        preparing = self._preprocessor.prepare(request, exchange.headers, exchange.request_id, size)
+        if size <= self._settings.inline_bytes_max:
             return await preparing
         # a long one takes a while: its client may hang up meanwhile
         return await exchange.run_until_disconnect(preparing)
@@ -146,15 +161,22 @@ class GenerationRoute(Generic[Body]):
         except ClientDisconnected:
             return "abort"
         except ContrailError as error:
-            failure = self._failure(error, exchange)
-            if not exchange.started:
-                await exchange.refuse(failure)
-            elif prepared.stream:
-                await exchange.close_stream(generation.encoder.encode_error(failure))
-            return metric_outcome(failure)
+            return await self._break_off(generation, error)
         return prepared.finish or "error"
 
-    async def _refuse(self, exchange: HttpExchange, body: Body | None, failure: ApiError) -> None:
+    async def _break_off(self, generation: Generation, error: ContrailError) -> str:
+        """The client knows of the error; returns the outcome."""
+        exchange, failure = generation.exchange, self._failure(error, generation.exchange)
+        if not exchange.started:
+            await exchange.refuse(failure)
+        elif generation.prepared.stream:
+            await exchange.close_stream(generation.encoder.encode_error(failure))
+        return metric_outcome(failure)
+
+    async def _refuse(self, exchange: HttpExchange, body: Body | None, error: ContrailError) -> None:
+        """The error is in no variable of a frame that it holds: the two would keep the body until a collection."""
+        failure = self._failure(error, exchange)
+        self._metrics.rejected(metric_outcome(failure))
         stream = None
         if body is not None and self._adapter.refused_stream is not None:
             stream = self._adapter.refused_stream(body, failure, exchange.request_id, self._clock)

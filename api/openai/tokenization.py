@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import msgspec
 import orjson
@@ -11,7 +12,7 @@ from api.openai.request.prompts import tokenize_prompts
 from api.openai.request.request_metadata import parse_headers
 from api.openai.request.validation import check
 from api.openai.types.backend import Backend
-from api.openai.types.request_types import ChatMessage, ChatRequest, CompletionRequest, TokenId, Tool
+from api.openai.types.request_types import ChatMessage, ChatRequest, CompletionRequest, ModelName, TokenId, Tool
 from api.openai.unary_route import UnaryRequest
 from api.parsers.loaded_models import LoadedModels
 from api.server.errors import ContextExceeded, bad_parameter, not_supported
@@ -31,7 +32,7 @@ DECODED_AT_ONCE = 8192
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /tokenize: a prompt, or the messages of a chat."""
 
-    model: str | None = None
+    model: ModelName | None = None
     """May be left out where one model is served."""
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -47,7 +48,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The body of /detokenize."""
 
-    model: str | None = None
+    holds_token_ids: ClassVar[bool] = True
+    model: ModelName | None = None
     tokens: list[TokenId]
 
 
@@ -67,6 +69,11 @@ class Tokenization:
         tokens = tokens_from_bytes(await self.prompt(_parameters(body, card), unary_request))
         answer = {"count": len(tokens), "max_model_len": card.context_max, "tokens": tokens, "token_strs": None}
         return orjson.dumps(answer)
+
+    async def translate(self, work: Callable[[], ChatRequest], unary_request: UnaryRequest) -> ChatRequest:
+        """The result of `work` on the request's body."""
+        tenant = parse_headers(unary_request.headers).tenant
+        return await self._models.pool.run_if_large(work, unary_request.size, tenant)
 
     async def prompt(
         self, parameters: ChatRequest | CompletionRequest, unary_request: UnaryRequest, tokens_max: int = TOKENIZED_MAX

@@ -9,10 +9,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
-from api.openai.request.validation import decode
+from api.openai.request.body_reader import BodyIntake, BodyReader
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
-from api.server.limits import ApiSettings
 from core.clock import Clock
 from core.errors import ContrailError
 
@@ -46,7 +45,7 @@ class UnaryRoute(Generic[Body]):
     def __init__(
         self,
         metrics: FrontendMetrics,
-        settings: ApiSettings,
+        intake: BodyIntake,
         clock: Clock,
         body_type: type[Body],
         work: Callable[[Body, UnaryRequest], Awaitable[bytes]],
@@ -54,9 +53,9 @@ class UnaryRoute(Generic[Body]):
     ) -> None:
         """`to_error` puts an error into the words of another API."""
         self._metrics = metrics
-        self._settings = settings
+        self._intake = intake
         self._clock = clock
-        self._decoder = msgspec.json.Decoder(body_type)
+        self._reader = BodyReader(body_type, intake)
         self._work = work
         self._to_error = to_error
 
@@ -66,22 +65,25 @@ class UnaryRoute(Generic[Body]):
         unary_request = UnaryRequest(exchange)
         outcome = "error"
         try:
-            raw = await exchange.read_body(self._settings.body_bytes_max)
-            unary_request.size = len(raw)
-            await exchange.run_until_disconnect(self._answer(exchange, raw, unary_request))
+            with self._intake.lease() as lease:
+                body, unary_request.size = await self._reader.read(exchange, lease)
+                await exchange.run_until_disconnect(self._answer(exchange, body, unary_request))
             outcome = ANSWERED
         except ClientDisconnected:
             outcome = "abort"
         except ContrailError as error:
-            failure = report_error(error, exchange.request_id)
-            outcome = metric_outcome(failure)
-            if not exchange.started:
-                await exchange.refuse(self._to_error(failure, exchange.request_id))
+            outcome = await self._refuse(exchange, error)
         finally:
             self._count(unary_request, outcome, self._clock.monotonic_ms() - arrived_ms)
 
-    async def _answer(self, exchange: HttpExchange, raw: bytes, unary_request: UnaryRequest) -> None:
-        body = decode(self._decoder, raw)
+    async def _refuse(self, exchange: HttpExchange, error: ContrailError) -> str:
+        """The outcome. The error is in no variable of the caller, whose frame it holds: the two would keep the body."""
+        failure = report_error(error, exchange.request_id)
+        if not exchange.started:
+            await exchange.refuse(self._to_error(failure, exchange.request_id))
+        return metric_outcome(failure)
+
+    async def _answer(self, exchange: HttpExchange, body: Body, unary_request: UnaryRequest) -> None:
         exchange.asks_for(getattr(body, "model", None) or "")
         await exchange.answer(await self._work(body, unary_request))
 

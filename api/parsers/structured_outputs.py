@@ -9,16 +9,28 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
-from api.openai.types.request_types import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs, Tool
+from api.openai.types.request_types import (
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    StructuredOutputs,
+    Tool,
+    Undecoded,
+    is_given,
+)
 from api.parsers.tool_choice import NAMED, REQUIRED, ToolOffer, read_tool_offer
 from api.server.errors import bad_parameter, not_supported
+from api.server.json_limits import UNTYPED
 from core.generation import Guided
 
 SCHEMA_BYTES_MAX = 256 * 1024
 """Longest schema, grammar, or regular expression, and all choices together; an engine compiles them."""
 SCHEMA_DEPTH_MAX = 64
 """Objects and lists within each other; vLLM's bound too."""
+BLANK_PER_BYTE_MAX = 8
+"""A schema may be so many times longer with blanks and line breaks than without."""
 CHOICES_MAX = 1024
 
 
@@ -39,18 +51,20 @@ def _of_response_format(asked: ResponseFormat) -> Guided | None:
         case "json_object":
             return Guided(json_object=True)
         case "json_schema":
-            schema = None if asked.json_schema is None else asked.json_schema.schema
-            if schema is None:
+            schema = UNSET if asked.json_schema is None else asked.json_schema.schema
+            if not is_given(schema):
                 missing = "response_format.json_schema" + (".schema" if asked.json_schema else "")
                 raise bad_parameter(missing, "is required with type 'json_schema'")
-            return Guided(json_schema=schema_text(schema, "response_format.json_schema.schema"))
+            place = "response_format.json_schema.schema"
+            return Guided(json_schema=schema_text(_read(schema, place), place))
     raise bad_parameter("response_format.type", "must be 'text', 'json_object' or 'json_schema'")
 
 
 def _of_structured(asked: StructuredOutputs) -> Guided:
-    if asked.structural_tag is not None:
+    if is_given(asked.structural_tag):
         raise not_supported("structured_outputs.structural_tag")
-    given = [name for name in ("json", "regex", "choice", "grammar") if getattr(asked, name) is not None]
+    given = ["json"] if is_given(asked.json) else []
+    given += [name for name in ("regex", "choice", "grammar") if getattr(asked, name) is not None]
     given += ["json_object"] if asked.json_object else []
     if len(given) != 1:
         which = f"not {' and '.join(given)}" if given else "none is given"
@@ -64,7 +78,7 @@ def _guided(asked: StructuredOutputs, name: str) -> Guided:
     place = f"structured_outputs.{name}"
     match name:
         case "json":
-            return Guided(json_schema=schema_text(_decoded(asked.json, place), place))
+            return Guided(json_schema=schema_text(_decoded(_read(asked.json, place), place), place))
         case "regex":
             return Guided(regex=_bounded(asked.regex or "", place))
         case "choice":
@@ -74,13 +88,26 @@ def _guided(asked: StructuredOutputs, name: str) -> Guided:
     return Guided(json_object=True)
 
 
-def _decoded(schema: Any, place: str) -> Any:
-    if not isinstance(schema, str):
-        return schema
+def _read(schema: Undecoded, place: str) -> Any:
+    """The values of a schema; ApiError if it is longer than an engine would be given."""
+    raw = bytes(schema) if isinstance(schema, msgspec.Raw) else b"null"
+    if len(raw) > SCHEMA_BYTES_MAX:
+        if len(raw) <= BLANK_PER_BYTE_MAX * SCHEMA_BYTES_MAX:
+            raw = msgspec.json.format(raw, indent=-1)
+        if len(raw) > SCHEMA_BYTES_MAX:
+            raise bad_parameter(place, f"is longer than {SCHEMA_BYTES_MAX} bytes")
+    return _json(raw, place)
+
+
+def _json(text: str | bytes, place: str) -> Any:
     try:
-        return msgspec.json.decode(_bounded(schema, place))
+        return UNTYPED.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise bad_parameter(place, f"is not JSON: {error}") from error
+
+
+def _decoded(schema: Any, place: str) -> Any:
+    return _json(_bounded(schema, place), place) if isinstance(schema, str) else schema
 
 
 def _choices(choices: list[str], place: str) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
+from msgspec import UNSET
 
 from api.openai.types.request_types import (
     CalledFunction,
@@ -21,6 +21,7 @@ from api.openai.types.request_types import (
     ResponseFormat,
     ToolCall,
     ToolName,
+    as_json,
 )
 from api.parsers.structured_outputs import check_depth
 from api.responses.responses_types import AllowedTool, ChosenTool, Item, ItemPart, ResponsesRequest, TextFormat
@@ -39,13 +40,13 @@ def messages_of(instructions: str | None, given: str | Sequence[Item], catalog: 
     have the names under which the catalog offers their tools."""
     conversation = _Conversation(catalog)
     if instructions:
-        conversation.messages.append(ChatMessage(role="system", content=instructions))
+        conversation.append(ChatMessage(role="system", content=instructions))
     if isinstance(given, str):
-        conversation.messages.append(ChatMessage(role="user", content=given))
-        return conversation.messages
+        conversation.append(ChatMessage(role="user", content=given))
+        return conversation.messages()
     for index, item in enumerate(given):
         conversation.add(f"input[{index}]", item)
-    return conversation.messages
+    return conversation.messages()
 
 
 class _Conversation:
@@ -53,9 +54,11 @@ class _Conversation:
 
     def __init__(self, catalog: ToolCatalog) -> None:
         self._catalog = catalog
-        self.messages: list[ChatMessage] = []
-        self._reasoning = ""
+        self._messages: list[ChatMessage] = []
+        self._thoughts: list[str] = []
         """Reasoning that belongs to the next message or call."""
+        self._turn: _Turn | None = None
+        """The assistant's message that goes on."""
 
     def add(self, place: str, item: Item) -> None:
         match item.type:
@@ -63,7 +66,7 @@ class _Conversation:
                 self._message(place, item)
             case "reasoning":
                 thought: Content = item.content or item.summary or ""
-                self._reasoning += _text(place, thought)
+                self._thoughts.append(_text(place, thought))
             case "function_call":
                 self._call(place, item, item.arguments)
             case "custom_tool_call":
@@ -79,43 +82,64 @@ class _Conversation:
             case other:
                 raise not_supported(place, f"{place}: an item of type {other!r}")
 
+    def append(self, message: ChatMessage) -> None:
+        """The message follows; the assistant's turn before it is over."""
+        self._end_turn()
+        self._messages.append(message)
+        self._thoughts.clear()
+
+    def messages(self) -> list[ChatMessage]:
+        """All of them."""
+        self._end_turn()
+        return self._messages
+
     def _message(self, place: str, item: Item) -> None:
         role = _given(item.role, f"{place}.role")
         content = _content(item.content, f"{place}.content")
         if role != "assistant":
             shown = content if isinstance(content, str) else _parts(place, content, "content")
-            self._append(ChatMessage(role=role, content=shown))
+            self.append(ChatMessage(role=role, content=shown))
             return
-        turn = self._turn()
-        text = turn.content if isinstance(turn.content, str) else ""
-        self._replace(turn, content=text + _text(place, content))
+        self._present_turn().texts.append(_text(place, content))
 
     def _result(self, place: str, item: Item) -> None:
         if isinstance(item.output, dict):
             raise bad_parameter(f"{place}.output", "must be a string or a list of content")
         output = _content(item.output, f"{place}.output")
         call = _given(item.call_id, f"{place}.call_id")
-        self._append(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
+        self.append(ChatMessage(role="tool", content=_text(place, output, "output"), tool_call_id=call))
 
     def _call(self, place: str, item: Item, arguments: str | dict[str, Any] | None) -> None:
         name = self._catalog.flat_name(_given(item.name, f"{place}.name"), item.namespace)
         function = CalledFunction(name=name, arguments=arguments)
         call = ToolCall(function=function, id=_given(item.call_id, f"{place}.call_id"))
-        turn = self._turn()
-        self._replace(turn, tool_calls=[*(turn.tool_calls or ()), call])
+        self._present_turn().calls.append(call)
 
-    def _turn(self) -> ChatMessage:
+    def _present_turn(self) -> _Turn:
         """The assistant's message that goes on, or a new one."""
-        if not self.messages or self.messages[-1].role != "assistant" or self._reasoning:
-            self._append(ChatMessage(role="assistant", reasoning=self._reasoning or None))
-        return self.messages[-1]
+        if self._turn is None or any(self._thoughts):
+            self._end_turn()
+            self._turn = _Turn("".join(self._thoughts), [], [])
+            self._thoughts.clear()
+        return self._turn
 
-    def _replace(self, turn: ChatMessage, **fields: object) -> None:
-        self.messages[-1] = msgspec.structs.replace(turn, **fields)
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            reasoning, texts, calls = self._turn
+            content = "".join(texts) if texts else None
+            message = ChatMessage(
+                role="assistant", content=content, reasoning=reasoning or None, tool_calls=calls or None
+            )
+            self._messages.append(message)
+            self._turn = None
 
-    def _append(self, message: ChatMessage) -> None:
-        self.messages.append(message)
-        self._reasoning = ""
+
+class _Turn(NamedTuple):
+    """A message of the assistant in pieces: to join it again with each item takes seconds for many."""
+
+    reasoning: str
+    texts: list[str]
+    calls: list[ToolCall]
 
 
 def _given(value: str | None, param: str) -> str:
@@ -152,6 +176,7 @@ def _part(place: str, part: ItemPart) -> Part:
 
 STORED = ("background", "previous_response_id", "conversation", "prompt")
 """Parameters that need storage between requests: refused."""
+UNSTORED = (b"null", b"false", b'""')
 LOGPROBS = "message.output_text.logprobs"
 SERVICE_TIERS = ("auto", "default", "flex", "priority", "scale", "fast", "ultrafast")
 """OpenAI's words; all are served alike, and the answer says `default`."""
@@ -199,7 +224,8 @@ def rename_parameter(error: ApiError) -> ApiError:
 
 def _check(body: ResponsesRequest) -> None:
     for name in STORED:
-        if getattr(body, name) not in (None, False, ""):
+        given = getattr(body, name)
+        if given is not UNSET and bytes(given) not in UNSTORED:
             raise bad_parameter(
                 name, "nothing is stored here: send the whole input, and leave this out", "unsupported_parameter"
             )
@@ -261,6 +287,9 @@ def _format(text_format: TextFormat | None) -> ResponseFormat | None:
     if not text_format.name:
         raise bad_parameter("text.format.name", "is required")
     schema = JsonSchema(
-        name=text_format.name, schema=text_format.schema, description=text_format.description, strict=text_format.strict
+        name=text_format.name,
+        schema=as_json(text_format.schema),
+        description=text_format.description,
+        strict=text_format.strict,
     )
     return ResponseFormat(type="json_schema", json_schema=schema)

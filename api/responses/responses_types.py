@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from api.openai.types.request_types import (
     AtLeastOne,
     Count,
     Int32,
     Int64,
+    Kind,
+    ModelName,
     Repetition,
     Salt,
     Share,
@@ -20,6 +22,7 @@ from api.openai.types.request_types import (
     Top,
     TopK,
     TopP,
+    Undecoded,
 )
 
 Metadata = Annotated[dict[str, str], Meta(max_length=16, description="an object of at most 16 strings")]
@@ -28,7 +31,7 @@ Metadata = Annotated[dict[str, str], Meta(max_length=16, description="an object 
 class ItemPart(msgspec.Struct, frozen=True):
     """One piece of an item's content."""
 
-    type: str
+    type: Kind
     text: str | None = None
     refusal: str | None = None
 
@@ -36,8 +39,8 @@ class ItemPart(msgspec.Struct, frozen=True):
 class Item(msgspec.Struct, frozen=True):
     """One item of the input: which fields it has depends on its type."""
 
-    type: str = "message"
-    role: str | None = None
+    type: Kind = "message"
+    role: Kind | None = None
     """Of a message."""
     content: str | list[ItemPart] | None = None
     """Of a message; of reasoning, what was thought."""
@@ -54,16 +57,16 @@ class Item(msgspec.Struct, frozen=True):
     """Of a function_call."""
     input: str | None = None
     """Of a custom_tool_call."""
-    output: str | list[ItemPart] | dict[str, Any] | None = None
+    output: str | list[ItemPart] | dict[str, msgspec.Raw] | None = None
     """Of a call's output; hosted tools alone have objects there."""
-    tools: list[Any] | None = None
+    tools: list[msgspec.Raw] | None = None
     """Of additional_tools."""
 
 
 class TextFormat(msgspec.Struct, frozen=True):
     """`text`, `json_object`, or `json_schema` with one."""
 
-    type: str
+    type: Kind
     name: str | None = None
     schema: dict[str, Any] | bool | None = None
     description: str | None = None
@@ -84,7 +87,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 class CustomFormat(msgspec.Struct, frozen=True):
     """The form of a custom tool's input: `text`, or `grammar` with one."""
 
-    type: str
+    type: Kind
     syntax: str | None = None
     definition: str | None = None
 
@@ -92,7 +95,7 @@ class CustomFormat(msgspec.Struct, frozen=True):
 class ResponsesTool(msgspec.Struct, frozen=True):
     """A tool: `function`, `custom`, or `namespace` with tools of these two types. Others are hosted by OpenAI."""
 
-    type: str
+    type: Kind
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -108,7 +111,7 @@ class ResponsesTool(msgspec.Struct, frozen=True):
 class AllowedTool(msgspec.Struct, frozen=True):
     """A tool that `allowed_tools` names."""
 
-    type: str
+    type: Kind
     name: str | None = None
     namespace: str | None = None
 
@@ -116,7 +119,7 @@ class AllowedTool(msgspec.Struct, frozen=True):
 class ChosenTool(msgspec.Struct, frozen=True):
     """`tool_choice` that names a tool, or with type `allowed_tools` several."""
 
-    type: str
+    type: Kind
     name: str | None = None
     namespace: str | None = None
     mode: str | None = None
@@ -126,9 +129,9 @@ class ChosenTool(msgspec.Struct, frozen=True):
 
 
 class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /v1/responses. Fields of type Any are known and refused unless they are off."""
+    """The body of /v1/responses. Undecoded fields are known and refused unless they are off."""
 
-    model: str
+    model: ModelName
     input: str | list[Item]
     instructions: str | None = None
     max_output_tokens: AtLeastOne | None = None
@@ -143,7 +146,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    client_metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, msgspec.Raw] | None = None
     """Codex's: it names its session in it."""
     stream: bool | None = None
     truncation: str | None = None
@@ -155,10 +158,10 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     store: bool | None = None
     """Taken; the answer says that nothing was stored."""
     # what would have to be kept here
-    background: Any = None
-    previous_response_id: Any = None
-    conversation: Any = None
-    prompt: Any = None
+    background: Undecoded = UNSET
+    previous_response_id: Undecoded = UNSET
+    conversation: Undecoded = UNSET
+    prompt: Undecoded = UNSET
     # vLLM's
     stop: str | list[str] | None = None
     seed: Int64 | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -11,9 +11,10 @@ import msgspec
 
 from api.openai.types.request_types import Function, Tool
 from api.parsers.structured_outputs import check_depth
-from api.parsers.tool_choice import NAME
+from api.parsers.tool_choice import NAME, TOOLS_MAX
 from api.responses.responses_types import ResponsesRequest, ResponsesTool
 from api.server.errors import ApiError, bad_parameter, not_supported
+from api.server.json_limits import json_decoder
 
 FLAT_NAME_CHARS_MAX = 64
 """Longest name of a function that a chat offers; NAME says so too."""
@@ -36,6 +37,7 @@ HOSTED_ITEMS = frozenset(
     "program_output",
 }  # fmt: skip
 """Items that such tools left in a conversation."""
+_TOOL = json_decoder(ResponsesTool)
 CUSTOM_INPUT = "input"
 """The one parameter of the function that stands for a custom tool."""
 CUSTOM_PARAMETERS: dict[str, Any] = {
@@ -65,6 +67,10 @@ class ToolCatalog:
     def __init__(self, body: ResponsesRequest) -> None:
         self._offered: dict[str, OfferedTool] = {}
         self._flat: dict[tuple[str | None, str], str] = {}
+        self._local: dict[str, dict[str | None, str]] = {}
+        """The model's names of the tools that share a name, by namespace."""
+        self._spelled: dict[str, set[str]] = {}
+        """The model's names by namespace and name, joined."""
         placed = list(_placed(body))
         self._own = {tool.name for _, tool, namespace in placed if namespace is None}
         """Names of tools without a namespace: a flattened name gives way to them."""
@@ -92,14 +98,14 @@ class ToolCatalog:
         tool has this name. ApiError if there is none."""
         if namespace is None and name in self._offered:
             return name
-        spelled = {flat for (of, own), flat in self._flat.items() if of and f"{of}{SEPARATOR}{own}" == name}
-        local = {flat for (of, own), flat in self._flat.items() if own == name and namespace in (None, of)}
-        found = spelled or local
-        if not found:
+        local = self._local.get(name, {})
+        found = self._spelled.get(name) or (local.values() if namespace is None else [local.get(namespace)])
+        names = {flat for flat in found if flat is not None}
+        if not names:
             raise bad_parameter("tool_choice", f"names {name!r}, which is not among the tools that can be called here")
-        if len(found) > 1:
+        if len(names) > 1:
             raise bad_parameter("tool_choice", f"names {name!r}, which several namespaces have: give the namespace")
-        return found.pop()
+        return names.pop()
 
     def within(self, namespace: str) -> set[str]:
         """The model's names for all tools of the namespace."""
@@ -114,6 +120,9 @@ class ToolCatalog:
             flat = tool.name if namespace is None else self._free(namespace, tool.name)
         check_depth(tool.parameters, f"{place}.parameters")
         self._flat[namespace, tool.name] = flat
+        self._local.setdefault(tool.name, {})[namespace] = flat
+        if namespace:
+            self._spelled.setdefault(f"{namespace}{SEPARATOR}{tool.name}", set()).add(flat)
         self._offered[flat] = OfferedTool(_as_chat(tool, flat), tool.name, namespace, tool.type == "custom")
 
     def _free(self, namespace: str, name: str) -> str:
@@ -177,22 +186,33 @@ def _placed(body: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool, str | 
 
 
 def _declared(body: ResponsesRequest) -> Iterator[tuple[str, ResponsesTool]]:
-    """All tools of the body, with their places in it."""
+    """All tools of the body, with their places in it; ApiError for more than a chat may offer."""
+    left = TOOLS_MAX - sum(1 + len(tool.tools or ()) for tool in body.tools or ())
+    _check_count(left)
     yield from ((f"tools[{index}]", tool) for index, tool in enumerate(body.tools or ()))
     for at, item in enumerate(_items(body)):
         if item.type == "additional_tools":
             place = f"input[{at}].tools"
-            yield from ((f"{place}[{index}]", tool) for index, tool in enumerate(_decoded(place, item.tools)))
+            _check_count(left - len(item.tools or ()))
+            tools = _decoded(place, item.tools or ())
+            left -= sum(1 + len(tool.tools or ()) for tool in tools)
+            _check_count(left)
+            yield from ((f"{place}[{index}]", tool) for index, tool in enumerate(tools))
+
+
+def _check_count(left: int) -> None:
+    if left < 0:
+        raise bad_parameter("tools", f"must hold at most {TOOLS_MAX} tools, those in namespaces and in items included")
 
 
 def _items(body: ResponsesRequest) -> Iterable[Any]:
     return () if isinstance(body.input, str) else body.input
 
 
-def _decoded(place: str, tools: list[Any] | None) -> list[ResponsesTool]:
+def _decoded(place: str, tools: Sequence[msgspec.Raw]) -> list[ResponsesTool]:
     try:
-        return msgspec.convert(tools or [], list[ResponsesTool])
-    except msgspec.ValidationError as error:
+        return [_TOOL.decode(tool) for tool in tools]
+    except msgspec.DecodeError as error:
         raise bad_parameter(place, f"must be a list of tools: {error}") from error
 
 

@@ -16,6 +16,8 @@ from core.errors import CallerError, ContrailError, Unavailable
 from core.failure import safe_message
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded, RateLimited, UnknownModel
 
+MESSAGE_CHARS_MAX = 2000
+"""Of an error: a client's own words in it may be as long as a body."""
 RETRY_AFTER_S = 1
 """The default of the retry-after header."""
 
@@ -33,6 +35,7 @@ class ApiError(ContrailError):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
+        message = message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} …"
         super().__init__(message)
         self.status = status
         self.message = message

@@ -8,13 +8,14 @@ wait where they come from, and `HttpProtocol` cuts a connection that takes nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from api.server.body_budget import FREE_BYTES_MAX, BodyLease
 from api.server.errors import ApiError, stopping, too_large
 from core.clock import Clock
 from core.models import DeadlineExceeded
@@ -93,6 +94,8 @@ class HttpExchange(RequestResponseCycle):
         """Of this answer alone, if its status is 200."""
         self.shared_headers: Headers = ()
         """Of every answer to a page of another site (CORS)."""
+        self.on_unread: Callable[[], None] | None = None
+        """Ends the connection in place of `close` while the rest of the body may still come."""
         self._task: asyncio.Task[Any] | None = None
         """Works for the client, and ends with it."""
         self._why: Exception | None = None
@@ -134,23 +137,27 @@ class HttpExchange(RequestResponseCycle):
         traced = () if self.trace is None else self.trace.headers()
         return [(b"x-request-id", self.request_id.encode()), *traced]
 
-    async def read_body(self, bytes_max: int) -> bytes:
-        """The whole body. ApiError 413 as soon as it is known to be longer, ClientDisconnected if its end never
-        comes."""
-        if int(self.headers.get(b"content-length", b"0")) > bytes_max:
+    async def read_body(self, bytes_max: int, lease: BodyLease) -> bytes:
+        """The whole body, which the lease has memory for. ApiError 413 as soon as it is known to be longer,
+        ClientDisconnected if its end never comes."""
+        size = int(self.headers.get(b"content-length", b"0"))
+        if size > bytes_max:
             raise too_large(bytes_max)
-        pieces: list[bytes] = []
-        size, more = 0, True
+        await lease.grow(size)
+        body = bytearray()
+        more = True
         while more:
             message = await self.receive()
             if message["type"] != "http.request":
                 raise ClientDisconnected
-            pieces.append(message["body"])
-            size += len(message["body"])
-            if size > bytes_max:
+            body += message["body"]
+            if len(body) > bytes_max:
                 raise too_large(bytes_max)
             more = message["more_body"]
-        return b"".join(pieces)
+            if more and len(body) > max(size, FREE_BYTES_MAX):
+                await lease.grow(bytes_max)  # it comes in chunks: its end is unknown
+        lease.shrink(len(body))
+        return bytes(body)
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of the work. If the client hangs up first the work has been cancelled, and ClientDisconnected is
@@ -268,8 +275,15 @@ class HttpExchange(RequestResponseCycle):
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
-            self.transport.close()
+            self._close()
         self.on_response()
+
+    def _close(self) -> None:
+        """The connection ends. With bytes unread that would reset it, and the client would not get the answer."""
+        if self.more_body and self.on_unread is not None:
+            self.on_unread()
+        else:
+            self.transport.close()
 
     async def send(self, message: ASGISendEvent) -> None:
         """ASGI's; an answer of no known length ends with an HTTP/1.0 connection."""
@@ -282,7 +296,14 @@ class HttpExchange(RequestResponseCycle):
                 endless = self.expected_content_length > ENDLESS >> 1
                 if endless and not message.get("more_body", False):
                     self.expected_content_length = len(message.get("body", b""))
+        unread = self.more_body and not self.keep_alive and message["type"] == "http.response.body"
+        if unread:
+            self.keep_alive = True  # else the connection is closed there
         await super().send(message)
+        if unread:
+            self.keep_alive = False
+            if self.response_complete:
+                self._close()
 
 
 def head_and_body(error: ApiError, default_headers: Headers) -> bytes:

@@ -23,7 +23,8 @@ HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 30.0
 """From there to the end of its body …"""
 BODY_BYTES_PER_S_MIN = 8 * 1024
-"""… and a second more for so many bytes that have come: a slow sender of a large body is no attacker."""
+"""… and a second more for so many bytes that have come, up to BODY_TIMEOUT_S from then: a slow sender of a large body
+is no attacker, one that stops is."""
 KEEP_ALIVE_S = 75.0
 """Idle connections are kept so long: longer than common load balancers do, so that they never meet a closed one."""
 IDLE_LINGER_S = 2.0

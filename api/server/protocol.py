@@ -91,6 +91,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._held = b""
         """The last few bytes that came of a head, if they may begin an Upgrade header: the parser has not had them."""
         self._body_bytes = 0
+        self._body_bytes_paid = 0
+        """Those for which the client was given time."""
+        self._body_until_s = 0.0
+        """The present body must be whole by then, or more of it be here."""
         self._body_bytes_ever = 0
         self._framing_bytes = 0
         self._refused = False
@@ -194,6 +198,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._fail(ApiError(400, "too many requests wait on this connection"))
         self._in_head, self._in_body, self._body_bytes, self._framing_bytes = False, True, 0, 0
         self.since_s = self.loop.time()
+        self._body_bytes_paid, self._body_until_s = 0, self.since_s + self._limits.body_timeout_s
         self.scope = self._scope(version)
         # a client that waits for 100 Continue and is refused may or may not send its body then
         ends = server_state.stopping or self.expect_100_continue or version == "1.0"
@@ -211,6 +216,7 @@ class HttpProtocol(HttpToolsProtocol):
             keep_alive=not ends and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
+        cycle.on_unread = self._linger
         self.cycle = self.scope["state"][EXCHANGE_KEY] = cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
@@ -264,6 +270,8 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             self._discard(len(body))
             return
+        if cycle.body and not isinstance(cycle.body, bytearray):
+            cycle.body = bytearray(cycle.body)  # to add a byte to bytes copies all of them
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -277,6 +285,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
+        if self._refused:
+            return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         elif not self._in_body:
@@ -305,9 +315,12 @@ class HttpProtocol(HttpToolsProtocol):
             if took_s > limits.head_timeout_s:
                 self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
         elif self._in_body:
-            if self.flow.read_paused:
-                self.since_s = now_s - self._body_bytes / limits.body_bytes_per_s_min  # we are slow, not the client
-            elif took_s > limits.body_timeout_s + self._body_bytes / limits.body_bytes_per_s_min:
+            latest_s = now_s + limits.body_timeout_s
+            earned_s = (self._body_bytes - self._body_bytes_paid) / limits.body_bytes_per_s_min
+            self._body_bytes_paid = self._body_bytes
+            # while reading is paused, we are slow and not the client
+            self._body_until_s = latest_s if self.flow.read_paused else min(self._body_until_s + earned_s, latest_s)
+            if now_s > self._body_until_s:
                 self._refuse(ApiError(408, "the request's body came too slowly"))
         elif took_s > limits.keep_alive_s and self.idle:
             self.transport.close()
@@ -350,7 +363,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True  # its request never came whole: the application is to forget it
             self.cycle.message_event.set()
         self.transport.write(head_and_body(error, self.server_state.default_headers))
-        # closing with bytes unread would reset the connection, and the client would never read the answer
+        self._linger()
+
+    def _linger(self) -> None:
+        """The connection closes when the client has had time to read the answer; more that it sends is dropped.
+
+        Closing with bytes unread would reset the connection, and the client would never read the answer.
+        """
+        self._refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)

@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from api.openai.types.request_types import CalledFunction, ChatMessage, ChatRequest, Part, Tool, ToolCall
 from api.server.errors import bad_parameter, not_supported
+from api.server.json_limits import check_json_size
 from api.tokenizer.detokenizer import replace_lone_surrogates
 from api.tokenizer.template_traits import reads_parts, takes_system_anywhere
 from core.errors import Corrupt
@@ -264,6 +265,7 @@ def _arguments(function: CalledFunction) -> dict[str, Any]:
     """As an object. What is none becomes an empty one: it stands in the past, and would fail every later turn."""
     given = function.arguments
     if isinstance(given, str):
+        check_json_size(given.encode("utf-8", "surrogatepass"))
         try:
             given = _decoded(given)
         except (ValueError, RecursionError):

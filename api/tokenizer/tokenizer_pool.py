@@ -80,6 +80,13 @@ class TokenizerPool:
             return await asyncio.shield(running)
         finally:
             over.set()
+            del running  # a failure holds this frame, and the future the failure: the two would keep the request
+
+    async def run_if_large(self, work: Callable[[], Result], size: int, tenant: str | None = None) -> Result:
+        """The result of `work`, or its exception; computed in a thread if the body is so large that it takes long."""
+        if size <= SMALL_BYTES_MAX:
+            return work()
+        return await self.run(lambda _proceed: work(), size, tenant)
 
     def _may_begin(self, job: _Job) -> bool:
         last = self._threads - 1

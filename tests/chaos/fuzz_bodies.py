@@ -85,7 +85,7 @@ def _change(random: Random, body: dict[str, Any]) -> None:
         case 2:
             del holder[key]
         case 3:
-            holder[key] = _deep(random.randint(1, DEPTH_MAX // 10))
+            holder[key] = _deep(random.randint(1, DEPTH_MAX // 25))
         case 4 if isinstance(holder, dict):
             holder[random.choice(KEYS)] = copy.deepcopy(random.choice(PLAIN))
         case _:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from api.openai.request.body_reader import BodyIntake
 from api.openai.request.choice import Choice, Echo, PendingTokens, Transcript
 from api.openai.request.prompts import PromptTokens, tokenize_prompts
 from api.openai.request.request_metadata import RequestHeaders, Session, find_session, parse_headers
@@ -25,6 +24,8 @@ from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
 from core.models import ModelCard
 from core.prompt import TOKEN_BYTES
+
+Result = TypeVar("Result")
 
 
 class Usage(NamedTuple):
@@ -110,51 +111,18 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         )
 
 
-class EventLoopThrottle:
-    """Serves callers in their order. The number of waiting callers is bounded by the requests in flight."""
-
-    def __init__(self) -> None:
-        self._taken = False
-        """True if a piece of work has begun in the present turn of the loop."""
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def __repr__(self) -> str:
-        return f"<EventLoopThrottle {len(self._waiting)} waiting>"
-
-    async def acquire(self) -> None:
-        """A turn of the loop in which nothing else of this has begun: what follows without waiting has it."""
-        loop = asyncio.get_running_loop()
-        if self._taken:
-            turn = loop.create_future()
-            self._waiting.append(turn)
-            await turn
-            return
-        self._taken = True
-        loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # else its request is over
-                turn.set_result(None)
-                asyncio.get_running_loop().call_soon(self._next)
-                return
-        self._taken = False
-
-
 class Preprocessor:
     """Turns requests into generations; of their prompts it holds nothing."""
 
-    def __init__(self, backend: Backend, settings: ApiSettings, models: LoadedModels) -> None:
+    def __init__(self, backend: Backend, settings: ApiSettings, models: LoadedModels, intake: BodyIntake) -> None:
         self._backend = backend
         self._settings = settings
         self._models = models
-        self._throttle = EventLoopThrottle()
+        self._intake = intake
 
-    async def acquire_turn(self, size: int) -> None:
-        """The caller has a turn of the loop for itself, if the body is so large that decoding it takes milliseconds."""
-        if size > self._settings.inline_bytes_max:
-            await self._throttle.acquire()
+    async def translate(self, work: Callable[[], Result], size: int, tenant: str | None) -> Result:
+        """The result of `work` on a body of this size."""
+        return await self._models.pool.run_if_large(work, size, tenant)
 
     async def prepare(
         self, parameters: ChatRequest | CompletionRequest, headers: Mapping[bytes, bytes], request_id: str, size: int
@@ -176,7 +144,7 @@ class Preprocessor:
                 size,
                 request_headers.tenant,
             )
-            await self.acquire_turn(size)
+            await self._intake.acquire_turn(size)
         session = find_session(headers, parameters)
         return _ChoiceBuilder(parameters, card, model, request_headers, session, request_id).build(prompts)
 

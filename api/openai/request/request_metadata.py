@@ -175,9 +175,10 @@ def _of_body(body: object) -> Session:
     return NO_SESSION
 
 
-def _in_user_id(user_id: object) -> Session:
+def _in_user_id(value: object) -> Session:
     """The session in Claude Code's `user_id`: an object as JSON, or earlier `user_…_account_…_session_…`."""
-    if not isinstance(user_id, str) or len(user_id) > USER_ID_MAX:
+    user_id = _string(value, USER_ID_MAX)
+    if user_id is None:
         return NO_SESSION
     if user_id.startswith("{"):
         try:
@@ -213,4 +214,22 @@ def _token(headers: Mapping[bytes, bytes], name: bytes) -> str:
 
 def _text(value: object) -> str:
     """The value, if it may be a name; else empty."""
-    return value if isinstance(value, str) and len(value) <= NAME_MAX and value.isprintable() else ""
+    text = _string(value, NAME_MAX)
+    return text if text is not None and text.isprintable() else ""
+
+
+ESCAPED_BYTES_MAX = 12
+"""A character as JSON has at most so many bytes."""
+
+
+def _string(value: object, chars_max: int) -> str | None:
+    """The value, if it is a string of at most so many characters, or JSON of one."""
+    if isinstance(value, msgspec.Raw):
+        raw = bytes(value)
+        if not raw.startswith(b'"') or len(raw) > ESCAPED_BYTES_MAX * chars_max:
+            return None
+        try:
+            value = msgspec.json.decode(raw, type=str)
+        except (msgspec.DecodeError, UnicodeError):
+            return None
+    return value if isinstance(value, str) and len(value) <= chars_max else None

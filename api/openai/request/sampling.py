@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from api.openai.request.validation import read_biases
 from api.openai.types.request_types import COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from api.parsers.structured_outputs import read_guided
 from api.server.errors import ContextExceeded, bad_parameter
@@ -85,7 +86,7 @@ def build_sampling(parameters: ChatRequest | CompletionRequest, tokenizer: Model
         stop_token_ids=stops,
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
-        logit_bias=_biases(parameters.logit_bias, tokenizer) if parameters.logit_bias else (),
+        logit_bias=() if parameters.logit_bias is msgspec.UNSET else _biases(read_biases(parameters), tokenizer),
         allowed_token_ids=_known_ids("allowed_token_ids", parameters.allowed_token_ids, tokenizer)
         if parameters.allowed_token_ids
         else (),
@@ -133,5 +134,6 @@ def _biases(given: dict[str, float], tokenizer: ModelTokenizer) -> tuple[tuple[i
     if not all(token.isascii() and token.isdecimal() and len(token) <= 10 for token in given):
         raise bad_parameter("logit_bias", "each key must be a token id in decimal digits")
     biases = {int(token): bias for token, bias in given.items()}
-    _known_ids("logit_bias", list(biases), tokenizer)
+    if biases:
+        _known_ids("logit_bias", list(biases), tokenizer)
     return tuple(sorted(biases.items()))

@@ -7,16 +7,51 @@ formats do not say is checked where it is used, so that the error can name the p
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
+
+Undecoded = msgspec.Raw | UnsetType
+"""JSON as it was sent: syntax checked, no objects made. Null is four bytes here."""
+OFF = (b"", b"null", b"false", b'""', b"[]", b"{}")
+"""Undecoded values that switch a parameter off."""
+
+
+def as_json(value: Any) -> Undecoded:
+    """The value as a client sends it; unset for None."""
+    return UNSET if value is None else msgspec.Raw(msgspec.json.encode(value))
+
+
+def is_given(value: Undecoded) -> bool:
+    """True for a value other than null."""
+    return value is not UNSET and bytes(value) != b"null"
+
+
+def is_off(value: Undecoded) -> bool:
+    """True for no value, and for one that is null, false or empty."""
+    return value is UNSET or (len(bytes(value)) <= OFF_BYTES_MAX and bytes(value).translate(None, BLANKS) in OFF)
+
+
+OFF_BYTES_MAX = 64
+"""A longer value is not looked into."""
+BLANKS = b" \t\r\n"
+
+
+KIND_CHARS_MAX = 256
+"""Of words such as the type of a part and the role of a message, which an error may name."""
+MODEL_CHARS_MAX = 1024
+"""Of a model's name."""
+Kind = Annotated[str, Meta(max_length=KIND_CHARS_MAX, description=f"a string of at most {KIND_CHARS_MAX} characters")]
+ModelName = Annotated[
+    str, Meta(max_length=MODEL_CHARS_MAX, description=f"a string of at most {MODEL_CHARS_MAX} characters")
+]
 
 
 class Part(msgspec.Struct, frozen=True):
     """One piece of a message's content; only text is read."""
 
-    type: str
+    type: Kind
     text: str | None = None
     refusal: str | None = None
 
@@ -32,11 +67,11 @@ class CalledFunction(msgspec.Struct, frozen=True):
 class ToolCall(msgspec.Struct, frozen=True):
     function: CalledFunction
     id: str | None = None
-    type: str = "function"
+    type: Kind = "function"
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    role: str
+    role: Kind
     content: str | list[Part] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -62,7 +97,7 @@ class Function(msgspec.Struct, frozen=True):
 
 class Tool(msgspec.Struct, frozen=True):
     function: Function
-    type: str = "function"
+    type: Kind = "function"
 
 
 class ToolName(msgspec.Struct, frozen=True):
@@ -72,7 +107,7 @@ class ToolName(msgspec.Struct, frozen=True):
 class NamedChoice(msgspec.Struct, frozen=True):
     """`tool_choice` that names a tool."""
 
-    type: str = "function"
+    type: Kind = "function"
     function: ToolName | None = None
 
 
@@ -82,7 +117,7 @@ ToolChoice = str | NamedChoice
 
 class JsonSchema(msgspec.Struct, frozen=True):
     name: str
-    schema: dict[str, Any] | bool | None = None
+    schema: Undecoded = UNSET
     description: str | None = None
     strict: bool | None = None
 
@@ -90,19 +125,19 @@ class JsonSchema(msgspec.Struct, frozen=True):
 class ResponseFormat(msgspec.Struct, frozen=True):
     """`text`, `json_object`, or `json_schema` with one."""
 
-    type: str
+    type: Kind
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
     """vLLM's own way to say the same and more; exactly one field is given."""
 
-    json: str | dict[str, Any] | bool | None = None
+    json: Undecoded = UNSET
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Any = None
+    structural_tag: Undecoded = UNSET
     """Refused."""
 
 
@@ -118,6 +153,8 @@ TOP_LOGPROBS_MAX = 20
 """Likeliest tokens told for each place."""
 BIASES_MAX = 1024
 """Entries of logit_bias, as OpenAI bounds them."""
+BIASES_BYTES_MAX = 64 * 1024
+"""Of logit_bias as JSON; it is not decoded if it is longer."""
 TOKEN_LIST_MAX = 16384
 """Entries of allowed_token_ids and of stop_token_ids."""
 WORDS_MAX = 256
@@ -136,6 +173,11 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="an integer o
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="an integer of 32 bits")]
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1, description="a token id")]
 Bias = Annotated[float, Meta(ge=-100, le=100, description="an object of numbers between -100 and 100")]
+LogitBias = Annotated[
+    msgspec.Raw | UnsetType,
+    Meta(extra_json_schema={"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
+]
+"""Token ids to biases."""
 Top = Annotated[int, Meta(ge=0, le=TOP_LOGPROBS_MAX, description=f"from 0 to {TOP_LOGPROBS_MAX}")]
 Truncation = Annotated[int, Meta(ge=-1, description="at least -1 (-1: what the context has room for)")]
 Salt = Annotated[str, Meta(max_length=1024, description="a string of at most 1024 characters")]
@@ -148,9 +190,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of both routes. Those of type Any are known and refused: see `validation`."""
+    """Parameters of both routes. Undecoded ones are known and refused, but for `logit_bias`: see `validation`."""
 
-    model: str
+    model: ModelName
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
@@ -161,7 +203,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     seed: Int64 | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias = UNSET
     response_format: ResponseFormat | None = None
     user: str | None = None
     # vLLM's
@@ -186,18 +228,18 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    use_beam_search: Any = None
-    logprob_token_ids: Any = None
-    thinking_token_budget: Any = None
-    watermarking: Any = None
-    repetition_detection: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+    use_beam_search: Undecoded = UNSET
+    logprob_token_ids: Undecoded = UNSET
+    thinking_token_budget: Undecoded = UNSET
+    watermarking: Undecoded = UNSET
+    repetition_detection: Undecoded = UNSET
+    kv_transfer_params: Undecoded = UNSET
+    ec_transfer_params: Undecoded = UNSET
+    vllm_xargs: Undecoded = UNSET
+    guided_json: Undecoded = UNSET
+    guided_regex: Undecoded = UNSET
+    guided_choice: Undecoded = UNSET
+    guided_grammar: Undecoded = UNSET
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
@@ -215,36 +257,38 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     store: bool | None = None
     """Ignored: nothing is stored."""
     modalities: list[str] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, msgspec.Raw] | None = None
     prompt_cache_key: str | None = None
-    client_metadata: dict[str, Any] | None = None
+    client_metadata: dict[str, msgspec.Raw] | None = None
     """Codex's."""
     functions: list[Function] | None = None
     """Tools in their deprecated form (`tool_choice.with_tools`)."""
     function_call: str | ToolName | None = None
-    audio: Any = None
-    moderation: Any = None
+    audio: Undecoded = UNSET
+    moderation: Undecoded = UNSET
     verbosity: str | None = None
-    web_search_options: Any = None
+    web_search_options: Undecoded = UNSET
     # vLLM's
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
-    echo: Any = None
-    chat_template: Any = None
-    mm_processor_kwargs: Any = None
-    media_io_kwargs: Any = None
-    return_prompt_text: Any = None
+    echo: Undecoded = UNSET
+    chat_template: Undecoded = UNSET
+    mm_processor_kwargs: Undecoded = UNSET
+    media_io_kwargs: Undecoded = UNSET
+    return_prompt_text: Undecoded = UNSET
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
     """The body of /v1/completions."""
 
-    prompt: str | list[int | str | list[TokenId]]
+    holds_token_ids: ClassVar[bool] = True
+
+    prompt: str | list[Int64 | str | list[TokenId]]
     best_of: Several | None = None
     echo: bool | None = None
     logprobs: Top | None = None
-    suffix: Any = None
-    prompt_embeds: Any = None
+    suffix: Undecoded = UNSET
+    prompt_embeds: Undecoded = UNSET

@@ -14,9 +14,9 @@ import pytest
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from api.app import create_app
-from api.openai.request.validation import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
 from api.openai.tokenization import TOKENIZED_MAX
 from api.server.http_server import HttpServer
+from api.server.json_limits import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
 from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from api.tokenizer.text_encoder import TextEncoder

@@ -60,8 +60,9 @@ def test_a_schema_keeps_its_order() -> None:
     assert list(schema_of(found)["properties"]) == ["b", "a"]
     assert (
         read_guided(
-            msgspec.convert(
-                {"model": "m", "prompt": "?", "structured_outputs": {"json": SCHEMA}}, type=CompletionRequest
+            msgspec.json.decode(
+                msgspec.json.encode({"model": "m", "prompt": "?", "structured_outputs": {"json": SCHEMA}}),
+                type=CompletionRequest,
             )
         )
         == found

@@ -63,12 +63,23 @@ async def test_a_slow_body_is_refused() -> None:
 
 async def test_a_large_body_may_take_longer() -> None:
     """Time grows with what has come: a body at the least rate is served though it takes longer than the timeout."""
+    limits = HttpLimits(body_timeout_s=0.3, body_bytes_per_s_min=1000)
+    async with served(limits) as site:
+        client = await site.client(b"POST /whole HTTP/1.1\r\nhost: a\r\ncontent-length: 2000\r\n\r\n")
+        for _ in range(10):
+            client.writer.write(b"x" * 200)
+            await asyncio.sleep(0.1)
+        assert (await client.answer()).status == 200
+
+
+async def test_a_large_body_that_stops_is_refused() -> None:
+    """The time that its first part earned ends with the timeout: else 16 MiB were held for half an hour."""
     limits = HttpLimits(body_timeout_s=0.1, body_bytes_per_s_min=1000)
     async with served(limits) as site:
-        client = await site.client(b"POST /whole HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n" + b"x" * 900)
-        await asyncio.sleep(0.4)
-        client.writer.write(b"x" * 100)
-        assert (await client.answer()).status == 200
+        head = b"POST /whole HTTP/1.1\r\nhost: a\r\ncontent-length: 60000\r\n\r\n"
+        client = await site.client(head + b"x" * 59_999)
+        async with asyncio.timeout(5):
+            assert (await client.answer()).status == 408
 
 
 async def test_idle_connections_are_closed() -> None:

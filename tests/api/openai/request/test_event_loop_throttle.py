@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from api.openai.request.preprocessor import EventLoopThrottle
+from api.openai.request.body_reader import EventLoopThrottle
 
 
 async def test_one_begins_in_each_turn_of_the_loop() -> None:

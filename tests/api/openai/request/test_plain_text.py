@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from api.openai.openai_encoder import ChatEncoder, CompletionEncoder, OpenAIEncoder
+from api.openai.request.body_reader import BodyIntake
 from api.openai.request.choice import ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.types.request_types import ChatRequest, CompletionRequest
@@ -34,7 +35,10 @@ class Asking:
     """A preprocessor, asked in the way of the routes."""
 
     def __init__(self) -> None:
-        self.preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), LoadedModels())
+        models = LoadedModels()
+        self.preprocessor = Preprocessor(
+            ScriptedBackend(), ApiSettings(), models, BodyIntake(ApiSettings(), models.pool)
+        )
 
     async def __call__(self, kind: Kind, raw: bytes) -> Any:
         parameters = msgspec.json.decode(raw, type=kind)

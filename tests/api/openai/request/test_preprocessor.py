@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.openai.request.body_reader import BodyIntake
 from api.openai.request.choice import Choice, ChoiceDelta
 from api.openai.request.preprocessor import Preprocessor
 from api.openai.types.request_types import ChatRequest, CompletionRequest
@@ -39,7 +40,8 @@ async def test_what_is_plain_text_is_known(
     """Only then do tokens pass without steps, which is what makes them cheap."""
     if kind is ChatRequest and "logprobs" in fields:
         fields = {"logprobs": True}
-    preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), LoadedModels())
+    models = LoadedModels()
+    preprocessor = Preprocessor(ScriptedBackend(), ApiSettings(), models, BodyIntake(ApiSettings(), models.pool))
     parameters = msgspec.json.decode(json.dumps(BODY | fields), type=kind)
     prepared = await preprocessor.prepare(parameters, {}, "id", 100)
     assert prepared.is_plain_text is plain
