@@ -237,6 +237,10 @@ class OperationsSection(Section, frozen=True, kw_only=True):
     token_file: str | None = None
     """File with a token that metrics and state ask for; not given, they ask for nothing."""
 
+    def __post_init__(self) -> None:
+        if not self.host or self.host.count(":") == 1:
+            raise ValueError(f"host: {self.host!r} is no host without a port: each process takes a free one, or --ops")
+
 
 class WorkerGroup(Section, frozen=True, kw_only=True):
     """Some workers that are alike."""

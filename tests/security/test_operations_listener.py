@@ -149,6 +149,13 @@ async def test_a_token_closes_metrics_and_state(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("host", ["", "10.0.0.5:9090"])
+def test_a_host_has_no_port(host: str) -> None:
+    """One port would not do for several processes."""
+    with pytest.raises(ValueError, match="no host without a port"):
+        OperationsSection(host=host)
+
+
 async def test_the_listener_stays_on_loopback(tmp_path: Path) -> None:
     """Front ends and workers that listen beyond loopback keep their operations listener there; commands of a deployment
     with a token send it, and say what is missing without."""
