@@ -62,6 +62,7 @@ async def test_the_port_of_a_dead_worker_cannot_be_taken(tmp_path: Path, local_u
         output, errors = thief.communicate(timeout=30)
         assert output == "never took it\n", errors
         await eventually(running.workers, "the next worker")
+        await eventually(lambda: running.part("decode-0")["address"], "its address in run.json")
         assert running.part("decode-0")["address"] == worker["address"]
         await eventually(lambda: running.state("frontend-0")["workers"], "the front end to know it")
 
