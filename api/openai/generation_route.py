@@ -141,8 +141,9 @@ class GenerationRoute(Generic[Body]):
             opened = body if unseal is None else unseal(body, of, exchange.request_id)
             return opened, adapter.to_request(opened)
 
-        translating = self._preprocessor.translate(translated, size, tenant)
-        return await translating if size <= SMALL_BYTES_MAX else await exchange.run_until_disconnect(translating)
+        if size <= SMALL_BYTES_MAX:
+            return translated()
+        return await exchange.run_until_disconnect(self._preprocessor.translate(translated, size, tenant))
 
     async def _prepare(
         self, exchange: HttpExchange, size: int, request: ChatRequest | CompletionRequest

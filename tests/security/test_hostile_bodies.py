@@ -104,13 +104,15 @@ class LoopMonitor:
 
 @contextmanager
 def monitored() -> Iterator[LoopMonitor]:
-    """A monitor of the running loop; collections count, too, and begin at none."""
+    """A monitor of the running loop. As in a front end, objects from before are never scanned again."""
     gc.collect()
+    gc.freeze()
     monitor = LoopMonitor()
     try:
         yield monitor
     finally:
         monitor.stop()
+        gc.unfreeze()
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import msgspec
 from api.openai.request.validation import decode
 from api.server.body_budget import BODIES_MAX, BodyBudget, BodyLease
 from api.server.exchange import HttpExchange
-from api.server.json_limits import STRUCTURE_MAX, check_json_size, json_decoder
+from api.server.json_limits import STRUCTURE_MAX, UNCHECKED_BYTES_MAX, check_json_size, json_decoder
 from api.server.limits import ApiSettings
 from api.tokenizer.tokenizer_pool import TokenizerPool
 
@@ -97,6 +97,7 @@ class BodyReader(Generic[Body]):
         """The request's body. ApiError for one that is too large or not valid, ClientDisconnected for half of one."""
         raw = await exchange.read_body(self._intake.bytes_max, lease)
         size = len(raw)
-        await self._intake.check(raw, self._structure_max)
+        if size > UNCHECKED_BYTES_MAX:
+            await self._intake.check(raw, self._structure_max)
         await self._intake.acquire_turn(size)
         return DecodedBody(decode(self._decoder, raw), size)
