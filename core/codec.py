@@ -4,7 +4,7 @@
    sealed.
 2. `n` counts the messages of one source in one stream, from 0; `prev` is the digest of the one before (zeros at 0).
 3. The digest is BLAKE2b of the sealed bytes, 16 bytes, keyed with the deployment's chain key: without it,
-   no message can be written that continues a chain.
+   no message can be written that continues a chain. A message names the generation of its key, unless that is 0.
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
 """
@@ -45,6 +45,11 @@ from core.ids import SourceId
 DIGEST_BYTES = 16
 CHAIN_START = bytes(DIGEST_BYTES)
 MESSAGE_VERSION = 1
+CHAIN_KEY_BYTES = 32
+GENERATION_MAX = 99
+"""The last generation of a deployment's key."""
+_GENERATION = b"\xa1v\x01\xa1g"
+_GENERATION_JSON = b'{"v":1,"g":'
 JSON_START = b"{"
 """No msgpack map begins with this byte."""
 READABLE = (
@@ -79,6 +84,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
     v: int
+    source: str
+    n: int
+    prev: bytes
+    sent_ms: int
+    events: list[msgspec.Raw]
+
+
+class _SealedLater(msgspec.Struct, frozen=True, kw_only=True):
+    """As `_Sealed`, under a later generation of the key. Readers skip `g` as a field that they do not know."""
+
+    v: int
+    g: int
     source: str
     n: int
     prev: bytes
@@ -130,11 +147,14 @@ encode_event: Callable[[Event], bytes] = _encoder.encode
 """The event's own bytes; a message holds them as they are."""
 
 
-def encode_message(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[bytes]) -> bytes:
+def encode_message(
+    source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[bytes], generation: int = 0
+) -> bytes:
     """The sealed bytes of a message; its events are encoded already."""
     assert n >= 0
     assert len(prev) == DIGEST_BYTES
-    empty = _encoder.encode(_Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=[]))
+    head = _Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=[])
+    empty = _encoder.encode(head if not generation else _later(head, generation))
     return b"".join((empty[:-1], _array_start(len(events)), *events))  # an empty array is one byte
 
 
@@ -145,18 +165,73 @@ def _array_start(length: int) -> bytes:
     return b"\xdc" + length.to_bytes(2) if length < 2**16 else b"\xdd" + length.to_bytes(4)
 
 
+def _later(head: _Sealed, generation: int) -> _SealedLater:
+    assert 0 < generation <= GENERATION_MAX
+    return _SealedLater(
+        v=head.v, g=generation, source=head.source, n=head.n, prev=head.prev, sent_ms=head.sent_ms, events=head.events
+    )
+
+
 def digest(payload: bytes, chain_key: bytes) -> bytes:
-    """The chain digest of sealed bytes."""
-    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=chain_key).digest()
+    """The chain digest of sealed bytes, by the key of the message's generation.
+
+    `chain_key` holds a key for each generation, one behind the other, and zeros for one that was removed. The digest of
+    a message without a key equals no digest that its source wrote, and cannot be guessed.
+    """
+    key = key_of(chain_key, generation_of(payload))
+    if key is None:
+        return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=newest_key(chain_key), person=b"no key").digest()
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=key).digest()
 
 
-def encode_readable(source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[Event]) -> bytes:
+def generation_of(payload: bytes) -> int:
+    """The generation of the key that sealed the message, as the message says."""
+    if payload[1:6] == _GENERATION:
+        return payload[6] if len(payload) > 6 else 0
+    if payload.startswith(_GENERATION_JSON):
+        text = payload[len(_GENERATION_JSON) :][:3].partition(b",")[0]
+        return int(text) if text.isdigit() else 0
+    return 0
+
+
+def key_of(chain_key: bytes, generation: int) -> bytes | None:
+    """The generation's key; None if it is not known (any more)."""
+    if generation == 0 and len(chain_key) <= CHAIN_KEY_BYTES:
+        return chain_key
+    key = chain_key[CHAIN_KEY_BYTES * generation :][:CHAIN_KEY_BYTES]
+    return key if any(key) else None
+
+
+def known_keys(chain_key: bytes) -> list[bytes]:
+    """The keys of all generations that are known, the newest first."""
+    keys = (key_of(chain_key, generation) for generation in range(newest_generation(chain_key), -1, -1))
+    return [key for key in keys if key is not None]
+
+
+def newest_key(chain_key: bytes) -> bytes:
+    """The key that seals."""
+    return chain_key[-CHAIN_KEY_BYTES:]
+
+
+def newest_generation(chain_key: bytes) -> int:
+    """The generation that seals."""
+    return max(0, len(chain_key) // CHAIN_KEY_BYTES - 1)
+
+
+def through(chain_key: bytes, generation: int) -> bytes:
+    """The chain key as it was when that generation was the newest."""
+    return chain_key if generation == newest_generation(chain_key) else chain_key[: CHAIN_KEY_BYTES * (generation + 1)]
+
+
+def encode_readable(
+    source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[Event], generation: int = 0
+) -> bytes:
     """The same as JSON, which a person can read in any NATS client; for events of low rate (READABLE)."""
     assert n >= 0
     assert len(prev) == DIGEST_BYTES
-    return _json_encoder.encode(
-        _Known(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=tuple(events))
-    )
+    raw = [msgspec.Raw(_json_encoder.encode(event)) for event in events]
+    head = _Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw)
+    return _json_encoder.encode(head if not generation else _later(head, generation))
 
 
 def decode_message(payload: bytes) -> Message:

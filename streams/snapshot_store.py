@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.codec import DIGEST_BYTES
+from core.codec import DIGEST_BYTES, known_keys, newest_key
 from core.errors import Corrupt, Unavailable, WrongSequence
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
@@ -84,14 +84,15 @@ class SnapshotStore:
 
     async def read(self, manifest: Manifest) -> bytes:
         """The snapshot's content, as it was written. Corrupt if it is not whole; Unavailable if it cannot be read."""
-        chunks, checksum = list[bytes](), self._new_checksum()
+        chunks, checksums = list[bytes](), [_checksum(key) for key in known_keys(self._chain_key)]
         async for chunk in self._chunks_of(manifest):
             chunks.append(chunk)
-            checksum.update(chunk)
+            for checksum in checksums:
+                checksum.update(chunk)
         size = sum(map(len, chunks))
         if (len(chunks), size) != (manifest.chunks, manifest.size_bytes):
             raise Corrupt(f"{size} of its {manifest.size_bytes} bytes are still in the log")
-        if checksum.hexdigest() != manifest.checksum:
+        if manifest.checksum not in {checksum.hexdigest() for checksum in checksums}:
             raise Corrupt("its content is not what was written")
         return b"".join(chunks)
 
@@ -113,7 +114,7 @@ class SnapshotStore:
 
     async def _write_chunks(self, content: bytes, id: str) -> tuple[StreamSeq, int, int, str]:
         """Sequence of the first chunk, number of chunks, their bytes and their checksum."""
-        checksum, where, last = self._new_checksum(), self._subject(id), StreamSeq(0)
+        checksum, where, last = _checksum(newest_key(self._chain_key)), self._subject(id), StreamSeq(0)
         seqs: list[StreamSeq] = []
         for start in range(0, len(content), CHUNK_BYTES):
             chunk = content[start : start + CHUNK_BYTES]
@@ -166,9 +167,6 @@ class SnapshotStore:
     def _subject(self, token: str) -> str:
         return subject(self._namespace, SNAPSHOTS, token)
 
-    def _new_checksum(self) -> hashlib.blake2b:
-        return hashlib.blake2b(digest_size=DIGEST_BYTES, key=self._chain_key)
-
     def _parsed(self, record: Record) -> Manifest | None:
         try:
             return Manifest.parse(record.payload)
@@ -177,6 +175,10 @@ class SnapshotStore:
                 self._reported.append(record.seq)
                 _logger.warning("the manifest at %s:%d is passed over: %s", SNAPSHOTS, record.seq, error)
             return None
+
+
+def _checksum(key: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
 
 
 def _placed(record: Record) -> _Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from core.clock import Clock
-from core.codec import CHAIN_START, decode_message, encode_event, encode_message
+from core.codec import CHAIN_START, decode_message, encode_event, encode_message, newest_generation
 from core.errors import ContrailError, Corrupt, WrongSequence
 from core.events import ReplicaLost, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq, WorkerId
@@ -45,7 +45,14 @@ class LossLog:
                 return True  # nothing to end, or the end is there already
             if messages_seen is not None and last is not None and _has_more(source, messages_seen, last):
                 return False
-            payload = encode_message(writer, 0, CHAIN_START, self._clock.wall_ms(), [encode_event(end)])
+            payload = encode_message(
+                writer,
+                0,
+                CHAIN_START,
+                self._clock.wall_ms(),
+                [encode_event(end)],
+                newest_generation(self._state.chain_key),
+            )
             expected = StreamSeq(0 if last is None else last.seq)
             await self._log.append(stream, where, payload, f"{writer}:{self._clock.wall_ms()}", expected)
         except WrongSequence:

@@ -90,6 +90,9 @@ COMMANDS = {
     ),
     "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke API keys."),
     "nats": LazyCommand("api.cli.nats_commands:nats", "Set up a NATS of your own, with an account for each role."),
+    "deployment-key": LazyCommand(
+        "api.cli.deployment_key:deployment_key", "Change the deployment's own secret; old chains still verify."
+    ),
     "doctor": LazyCommand("api.cli.doctor.doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": LazyCommand("api.cli.replay.explain:explain_command", "Say why a request went where it went."),
     "replay": LazyCommand("api.cli.replay.replay:replay", "Verify the past, look at it, ask what if."),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import logging
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -30,8 +32,10 @@ VERSION = b"\x01"
 class ReasoningSeal:
     """Seals and opens under one key; every front end of a deployment has the same."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, older: Sequence[bytes] = ()) -> None:
+        """`older` keys open, and do not seal."""
         self._key = key
+        self._keys = (key, *older)
 
     def __repr__(self) -> str:
         return "<ReasoningSeal>"
@@ -44,7 +48,7 @@ class ReasoningSeal:
     def seal(self, text: str, tenant: str | None) -> str | None:
         """The text for this tenant alone, in letters, digits, - and _; None if that would be too long."""
         salt = secrets.token_bytes(SALT_BYTES)
-        cipher, nonce = self._cipher(salt)
+        cipher, nonce = _cipher(self._key, salt)
         boxed = cipher.encrypt(nonce, text.encode("utf-8", "replace"), _bound_to(tenant))
         sealed = base64.urlsafe_b64encode(VERSION + salt + boxed).decode()
         return sealed if len(sealed) <= SEALED_CHARS_MAX else None
@@ -60,15 +64,16 @@ class ReasoningSeal:
         if not raw.startswith(VERSION) or len(raw) < len(VERSION) + SALT_BYTES:
             return None
         salt, boxed = raw[len(VERSION) :][:SALT_BYTES], raw[len(VERSION) + SALT_BYTES :]
-        cipher, nonce = self._cipher(salt)
-        try:
-            return cipher.decrypt(nonce, boxed, _bound_to(tenant)).decode()
-        except InvalidTag:
-            return None
+        for key in self._keys:
+            cipher, nonce = _cipher(key, salt)
+            with contextlib.suppress(InvalidTag):
+                return cipher.decrypt(nonce, boxed, _bound_to(tenant)).decode()
+        return None
 
-    def _cipher(self, salt: bytes) -> tuple[ChaCha20Poly1305, bytes]:
-        derived = hashlib.blake2b(salt, key=self._key, digest_size=KEY_BYTES + NONCE_BYTES).digest()
-        return ChaCha20Poly1305(derived[:KEY_BYTES]), derived[KEY_BYTES:]
+
+def _cipher(key: bytes, salt: bytes) -> tuple[ChaCha20Poly1305, bytes]:
+    derived = hashlib.blake2b(salt, key=key, digest_size=KEY_BYTES + NONCE_BYTES).digest()
+    return ChaCha20Poly1305(derived[:KEY_BYTES]), derived[KEY_BYTES:]
 
 
 def _bound_to(tenant: str | None) -> bytes:

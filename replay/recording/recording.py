@@ -12,7 +12,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from core.codec import CHAIN_START, Message, decode_message, digest
+from core.codec import (
+    CHAIN_START,
+    Message,
+    decode_message,
+    digest,
+    generation_of,
+    key_of,
+    known_keys,
+    newest_generation,
+)
 from core.errors import CallerError, Corrupt
 from core.events import Event, UnknownEvent
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
@@ -27,7 +36,7 @@ from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.participants import Participants, ReplicaHistory
 from replay.recording.request_history import PLACES, RequestHistory
-from streams.archive.archive_format import key_check
+from streams.archive.archive_format import is_key_of
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
@@ -292,8 +301,17 @@ class Recording:
         spans = self.archive.contents.streams
         return all(stream in spans and spans[stream].epoch == at.epoch for stream, at in manifest.cursor.items())
 
+    def is_keyed(self, payload: bytes) -> bool:
+        """True if the key of the message's generation is known."""
+        return bool(self.chain_key) and key_of(self.chain_key, generation_of(payload)) is not None
+
+    @property
+    def lacks_generations(self) -> bool:
+        """True if an earlier generation was removed from the key."""
+        return len(known_keys(self.chain_key)) <= newest_generation(self.chain_key)
+
     def _head(self, record: Record, message: Message | None) -> bytes:
-        if self.chain_key:
+        if self.is_keyed(record.payload):
             return digest(record.payload, self.chain_key)
         if message is None:
             return CHAIN_START
@@ -350,7 +368,7 @@ def _chain_key(archive: ArchiveReader, key: DeploymentKey | None) -> bytes:
         return bytes.fromhex(contents.chain_key)
     if key is None:
         return b""
-    if key_check(key.chain_key) != contents.key_check:
+    if not is_key_of(key.chain_key, contents.key_check):
         raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
     return key.chain_key
 

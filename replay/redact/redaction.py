@@ -13,7 +13,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from core.codec import JSON_START, Message, encode_event, encode_message, encode_readable
+from core.codec import CHAIN_KEY_BYTES, JSON_START, Message, encode_event, encode_message, encode_readable
 from core.errors import Corrupt
 from core.events import Event, UnknownEvent
 from core.ids import Epoch, SourceId
@@ -24,7 +24,6 @@ from replay.redact.redacted_snapshot import redact_snapshot
 from replay.redact.redaction_rules import redact_event
 from replay.redact.resealing import Resealing
 from streams.archive.archive_export import Progress
-from streams.archive.archive_format import CHAIN_KEY_BYTES
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from core.codec import CHAIN_START, DIGEST_BYTES, Message, decode_message, digest
+from core.codec import CHAIN_START, DIGEST_BYTES, Message, decode_message, digest, generation_of, key_of
 from core.errors import Corrupt
 from core.ids import StreamName
 from core.subjects import owner
@@ -73,7 +73,8 @@ class ResealedChains:
         payload = make(record, message, prev)
         self.last = digest(payload, self._new_key)
         if end is None or message.n > end.n:
-            old = digest(record.payload, self._old_key) if self._old_key else b""
+            is_known = self._old_key and key_of(self._old_key, generation_of(record.payload)) is not None
+            old = digest(record.payload, self._old_key) if is_known else b""
             self._ends[key] = ChainEnd(message.n, old, self.last, message.prev, prev)
         return payload
 
@@ -82,7 +83,7 @@ class ResealedChains:
         return {whose: end for (whose, source), end in self._ends.items() if whose == source}
 
     def _prev(self, message: Message, end: ChainEnd | None) -> bytes:
-        if end is not None and message.n == end.n + 1 and (not self._old_key or message.prev == end.old):
+        if end is not None and message.n == end.n + 1 and (not end.old or message.prev == end.old):
             return end.new
         if end is not None and (message.n, message.prev) == (end.n, end.prev_old):
             return end.prev_new  # stored twice, and the same again

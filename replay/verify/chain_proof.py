@@ -4,7 +4,9 @@
    The last message of a source has none behind it: the export names its digest, and so do the snapshots.
 2. Replicas report in their own chains which message they had read at a place (`ReplicaReported`): a replaced piece of
    history contradicts these reports.
-3. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
+3. A source that begins under an older generation of the key than a source before it in its stream was written with a
+   retired key. Messages of a generation that the key file lacks are not judged.
+4. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest
+from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest, generation_of, known_keys
 from core.errors import Corrupt
 from core.events import ReplicaLeft, ReplicaLost, ReplicaReported
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
@@ -80,6 +82,8 @@ class ChainWalk:
         self._lost: dict[SourceId, StreamSeq] = {}
         """Replicas that others found lost, with the sequence of that message."""
         self._left: set[str] = set()
+        self._generation = 0
+        """The newest generation of the key under which a source began here."""
 
     def __repr__(self) -> str:
         return f"<ChainWalk of {self.stream}: {self.messages} messages of {len(self.sources)} sources>"
@@ -157,6 +161,8 @@ class ChainWalk:
         at = self.sources.get(source)
         if at is None:
             at = self.sources[source] = _Source(0, CHAIN_START if head else b"")
+            if n == 0:
+                yield from self._check_generation(record, source)
         if n < at.n_next:
             if n != at.n_next - 1 or (head and head != at.head):
                 what = f"{self.stream}:{record.seq} is message {n} of {self._who(source)}, which was said before"
@@ -170,6 +176,16 @@ class ChainWalk:
         elif head and prev != at.head:
             yield self._changed(record, source, at, n)
         at.n_next, at.head, at.seq = n + 1, head, record.seq
+
+    def _check_generation(self, record: Record, source: SourceId) -> Iterator[ChainFault]:
+        generation = generation_of(record.payload)
+        if generation < self._generation:
+            what = (
+                f"{self._who(source)} begins at {self.stream}:{record.seq} under generation {generation} of the key, "
+                f"after generation {self._generation} was in use: it was written with a retired key"
+            )
+            yield ChainFault("retired", record.seq, source, 0, what)
+        self._generation = max(self._generation, generation)
 
     def _changed(self, record: Record, source: SourceId, at: _Source, n: int) -> ChainFault:
         self._gaps.append(self._gap(GAP, source, (max(0, n - 1), max(0, n - 1)), (at.seq, record.seq), record.seq))
@@ -251,7 +267,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """One place at which the recording is not what its sources wrote."""
 
     kind: str
-    """`changed`, `missing`, `unreadable`, `twice`, `foreign`, `last`, `witness`, `snapshot`."""
+    """`changed`, `missing`, `unreadable`, `twice`, `foreign`, `retired`, `last`, `witness`, `snapshot`."""
     stream: str
     seq: int
     """The sequence at which it shows; 0 if in no message."""
@@ -275,6 +291,10 @@ class ChainProof(msgspec.Struct, kw_only=True):
     sources: int = 0
     witnessed: int = 0
     """Messages of which a replica or a snapshot states the digest."""
+    unproved: int = 0
+    """Messages and snapshots that are not judged: the key file lacks the generation that sealed them."""
+    missing_generations: list[int] = msgspec.field(default_factory=list)
+    """The generations of those messages."""
     broken: int = 0
     breaks: list[ChainBreak] = msgspec.field(default_factory=list)
     """The first BREAKS_KEPT of them, by stream."""
@@ -284,8 +304,8 @@ class ChainProof(msgspec.Struct, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """True if nothing is broken."""
-        return not self.broken
+        """True if nothing is broken, and nothing was left unproved for want of a generation of the key."""
+        return not self.broken and not self.unproved
 
     @property
     def foreign(self) -> bool:
@@ -346,10 +366,12 @@ class _Prover:
             if known is not None and record.seq > known.seq:
                 walk.start_from(_chains(base, stream))
                 known = None
-            head = digest(record.payload, recording.chain_key) if recording.chain_key else b""
+            head = digest(record.payload, recording.chain_key) if recording.is_keyed(record.payload) else b""
+            if not head and recording.chain_key:
+                self._note_unproved(record.payload)
             for found in walk.check(record, head):
                 self._break(stream, found)
-            for witness in witnesses.get(record.seq, ()):
+            for witness in witnesses.get(record.seq, ()) if head else ():
                 self._proof.witnessed += 1
                 if witness.head != head:
                     what = f"{witness.who} read another message at {stream}:{record.seq} than stands there"
@@ -363,9 +385,19 @@ class _Prover:
 
     def _check_snapshot(self, manifest: Manifest) -> None:
         content = self._recording.archive.snapshot(manifest)
-        if digest(content, self._recording.chain_key).hex() != manifest.checksum:
+        checksums = {digest(content, key).hex() for key in known_keys(self._recording.chain_key)}
+        if manifest.checksum in checksums:
+            return
+        if self._recording.lacks_generations:
+            self._proof.unproved += 1
+        else:
             what = f"snapshot {manifest.id} holds something else than was taken"
             self._break(StreamName("snapshots"), ChainFault("snapshot", 0, "", -1, what))
+
+    def _note_unproved(self, payload: bytes) -> None:
+        self._proof.unproved += 1
+        if (generation := generation_of(payload)) not in self._proof.missing_generations:
+            self._proof.missing_generations.append(generation)
 
     def _break(self, stream: StreamName, found: ChainFault) -> None:
         self._proof.broken += 1

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from core.codec import CHAIN_KEY_BYTES, known_keys, newest_key
 from core.errors import Corrupt
 from core.snapshot_manifest import Manifest
 
@@ -26,7 +27,6 @@ END = b"CTRLEND\x01"
 FOOTER = struct.Struct("<QQ16s8s")
 """Offset, size and checksum of the contents, then END."""
 CHECKSUM_BYTES = 16
-CHAIN_KEY_BYTES = 32
 BLOCK_BYTES = 512 * 1024
 """A block is closed once its payloads are this long."""
 ROW_BYTES = 64
@@ -176,8 +176,13 @@ def _is_hex(text: str, size: int) -> bool:
 
 
 def key_check(chain_key: bytes) -> str:
-    """Text that differs between chain keys, and reveals nothing of them."""
-    return hashlib.blake2b(b"archive", key=chain_key, digest_size=CHECKSUM_BYTES).hexdigest()
+    """Text that differs between chain keys, by their newest generation, and reveals nothing of them."""
+    return hashlib.blake2b(b"archive", key=newest_key(chain_key), digest_size=CHECKSUM_BYTES).hexdigest()
+
+
+def is_key_of(chain_key: bytes, check: str) -> bool:
+    """True if one of the key's generations was the newest of the deployment with this `key_check`."""
+    return check in {key_check(key) for key in known_keys(chain_key)}
 
 
 class _Version(msgspec.Struct):

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.codec import READABLE
+from core.codec import READABLE, newest_key
 from core.errors import Corrupt
 from core.events import Event
 from core.ids import SourceId, StreamName
@@ -57,7 +57,7 @@ _READABLE = frozenset(READABLE)
 
 def identity(namespace: str, stream: StreamName, source: str, chain_key: bytes) -> JournalIdentity:
     """The identity in a journal's header; the key itself cannot be derived from it."""
-    check = hashlib.blake2b(b"journal", key=chain_key, digest_size=16).digest()
+    check = hashlib.blake2b(b"journal", key=newest_key(chain_key), digest_size=16).digest()
     return JournalIdentity(check, namespace, stream, source)
 
 

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.clock import Clock
-from core.codec import CHAIN_START, Message, decode_message, digest, encode_event
+from core.codec import (
+    CHAIN_START,
+    Message,
+    decode_message,
+    digest,
+    encode_event,
+    key_of,
+    newest_generation,
+    through,
+)
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.events import ReplicaLeft, UnknownEvent
 from core.ids import StreamSeq
@@ -227,15 +236,15 @@ class JournalRecovery:
             self._set_aside(path, str(error))
 
     async def _take_over(self, path: Path) -> None:
-        ours = identity(self._namespace, ROUTING, "", self._key.chain_key)
-        journal = Journal.open_left(path, ours, LIMITS)
-        if journal is None:
+        found = self._opened(path)
+        if found is None:
             return
+        journal, chain_key = found
         is_drained = False
         try:
             for _ in journal.scan():
                 await asyncio.sleep(0)
-            events = await JournalDrain(journal, self._namespace, self._log, self._clock, self._key.chain_key).drain()
+            events = await JournalDrain(journal, self._namespace, self._log, self._clock, chain_key).drain()
             is_drained = True
         finally:
             journal.close(delete=is_drained)
@@ -243,6 +252,22 @@ class JournalRecovery:
         self.counts.recovered += 1
         self.counts.events += events
         _logger.warning("appended %d events of a dead process's journal", events, extra={"replica": journal.source})
+
+    def _opened(self, path: Path) -> tuple[Journal, bytes] | None:
+        """The journal, and the chain key as its process had it: a chain goes on under the generation of its start."""
+        newest = self._key.chain_key
+        generations = range(newest_generation(newest), -1, -1)
+        keys = [through(newest, generation) for generation in generations if key_of(newest, generation) is not None]
+        for chain_key in keys:
+            try:
+                ours = identity(self._namespace, ROUTING, "", chain_key)
+                journal = Journal.open_left(path, ours, LIMITS)
+            except Refused:
+                if chain_key is keys[-1]:
+                    raise
+            else:
+                return None if journal is None else (journal, chain_key)
+        raise AssertionError("unreachable")
 
     def _set_aside(self, path: Path, why: str) -> None:
         aside = path.with_name(path.name + BROKEN_SUFFIX)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.codec import CHAIN_START, decode_message, digest, encode_message, encode_readable
+from core.codec import CHAIN_START, decode_message, digest, encode_message, encode_readable, newest_generation
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.events import Event, UnknownEvent
 from core.ids import LOST_SUFFIX, SourceId, StreamSeq
@@ -165,6 +165,7 @@ class SourceChain:
         self.superseded: Record | None = None
         """The message by which another ended the chain."""
         self._chain_key = chain_key
+        self._generation = newest_generation(chain_key)
         self._limits = limits
         self._backlog = MemoryBacklog(limits) if backlog is None else backlog
         self._is_idle = False
@@ -306,7 +307,15 @@ class SourceChain:
 
     def _seal(self, now_us: int) -> SealedMessage:
         batch, now_ms = self._backlog.take(), now_us // 1000 + self.wall_offset_ms
-        sealed = seal(self.source, self.n_acked, self.head, now_ms, batch.encodings, readable=batch.readable)
+        sealed = seal(
+            self.source,
+            self.n_acked,
+            self.head,
+            now_ms,
+            batch.encodings,
+            readable=batch.readable,
+            generation=self._generation,
+        )
         self.sealed = sealed
         self._backlog.seal(sealed)
         return sealed
@@ -415,13 +424,20 @@ class SourceChain:
 
 
 def seal(
-    source: SourceId, n: int, head: bytes, now_ms: int, encodings: list[bytes], *, readable: bool
+    source: SourceId,
+    n: int,
+    head: bytes,
+    now_ms: int,
+    encodings: list[bytes],
+    *,
+    readable: bool,
+    generation: int = 0,
 ) -> SealedMessage:
     """The source's message n behind the one with the digest `head`; as JSON if its events are all readable."""
-    payload = encode_message(source, n, head, now_ms, encodings)
+    payload = encode_message(source, n, head, now_ms, encodings, generation)
     if readable:
-        events = decode_message(payload).events
-        payload = encode_readable(source, n, head, now_ms, [e for e in events if not isinstance(e, UnknownEvent)])
+        known = [event for event in decode_message(payload).events if not isinstance(event, UnknownEvent)]
+        payload = encode_readable(source, n, head, now_ms, known, generation)
     return SealedMessage(n, payload, len(encodings))
 
 

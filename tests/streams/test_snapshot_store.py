@@ -10,6 +10,7 @@ import pytest
 from core.clock import ManualClock
 from core.errors import Corrupt, Unavailable, WrongSequence
 from core.ids import StreamName, StreamSeq
+from core.keys import DeploymentKey
 from core.snapshot_manifest import At, Manifest
 from core.subjects import LOAD, SNAPSHOTS, kv_stream, subject
 from streams import snapshot_store as snapshots_module
@@ -279,3 +280,20 @@ async def test_snapshots_of_another_epoch_cover_nothing(log: MemoryLog, store: S
 async def test_the_repr_is_one_line(store: SnapshotStore) -> None:
     """What a person sees in a log."""
     assert repr(store) == "<SnapshotStore of test>"
+
+
+async def test_snapshots_of_earlier_generations_of_the_key_are_read(log: MemoryLog) -> None:
+    """By the generation that wrote them, while the key has it; the newest writes."""
+    first = DeploymentKey(bytes(32))
+    second = first.rotated()
+    old = await SnapshotStore(log, "test", first.chain_key).write(CONTENT, draft("old"))
+    store = SnapshotStore(log, "test", second.chain_key)
+    new = await store.write(CONTENT, draft("new"))
+    assert await store.read(old) == await store.read(new) == b"".join(CONTENT)
+    assert old.checksum != new.checksum
+    with pytest.raises(Corrupt, match="not what was written"):
+        await SnapshotStore(log, "test", first.chain_key).read(new)
+    forgotten = SnapshotStore(log, "test", second.without(0).chain_key)
+    assert await forgotten.read(new) == b"".join(CONTENT)
+    with pytest.raises(Corrupt, match="not what was written"):
+        await forgotten.read(old)

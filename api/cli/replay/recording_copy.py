@@ -21,7 +21,7 @@ from core.subjects import ROUTING, SNAPSHOTS
 from projections.digest import FOLD_VERSION
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
-from streams.archive.archive_format import key_check
+from streams.archive.archive_format import is_key_of
 from streams.archive.archive_log import ArchiveLog
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
@@ -57,7 +57,7 @@ async def copy_archive(
 ) -> ExportedRange:
     """The same of an archive. Proofs by the key hold for the copy too."""
     contents = source.contents
-    if key is not None and not contents.redacted and key_check(key.chain_key) != contents.key_check:
+    if key is not None and not contents.redacted and not is_key_of(key.chain_key, contents.key_check):
         raise CallerError(f"the key is not that of the deployment {contents.namespace!r} from which this log comes")
     chain_key = bytes.fromhex(contents.chain_key) if contents.redacted else key.chain_key if key is not None else b""
     writer = ArchiveWriter(

@@ -30,7 +30,7 @@ from core.subjects import ROUTING
 from replay.recording.moment import Moment
 from replay.recording.recording import Recording
 from streams.archive.archive_export import ExportedRange, Progress
-from streams.archive.archive_format import Contents, key_check
+from streams.archive.archive_format import Contents, is_key_of
 from streams.archive.archive_reader import ArchiveReader
 
 
@@ -73,7 +73,7 @@ class RecordingSource:
         if self.key is None and not contents.redacted:
             for path in self.spare_keys:
                 key = _loaded(path)
-                if key is not None and key_check(key.chain_key) == contents.key_check:
+                if key is not None and is_key_of(key.chain_key, contents.key_check):
                     return key
         return self.key
 

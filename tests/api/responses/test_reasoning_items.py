@@ -260,3 +260,17 @@ def test_a_seals_length_is_bounded() -> None:
     assert seal.open(whole, None)
     assert seal.seal("x" * (fits + 1), None) is None
     assert seal.open(whole + "AAAA", None) is None
+
+
+def test_an_earlier_generation_of_the_key_opens_and_does_not_seal() -> None:
+    """Clients keep their reasoning over a change of the key, until its generation is forgotten."""
+    old, new = b"1" * 32, b"2" * 32
+    sealed = ReasoningSeal(old).seal("so", "team")
+    assert sealed is not None
+    both = ReasoningSeal(new, [old])
+    assert both.open(sealed, "team") == "so"
+    assert both.open(sealed, "other") is None
+    fresh = both.seal("so", "team")
+    assert fresh is not None
+    assert ReasoningSeal(old).open(fresh, "team") is None
+    assert ReasoningSeal(new).open(sealed, "team") is None

@@ -253,6 +253,34 @@ async def test_journals_that_are_not_told(tmp_path: Path, log: MemoryLog, caplog
     living.close(delete=True)
 
 
+@pytest.mark.parametrize("rotations", [1, 2])
+async def test_a_journal_outlives_a_new_generation_of_the_key(tmp_path: Path, log: MemoryLog, rotations: int) -> None:
+    """The chain goes on, and ends, under the generation under which its process began it."""
+    journal = new_journal(tmp_path)
+    await told(journal, log, "a")
+    put(journal, "b")
+    journal.close(delete=False)
+    key = DEPLOYMENT
+    for _ in range(rotations):
+        key = key.rotated()
+    by = successor(tmp_path, log, key)
+    await by.recover()
+    assert await history(log) == ["a", "b", END]
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_journal_of_a_forgotten_generation_is_left_alone(tmp_path: Path, log: MemoryLog) -> None:
+    """No key proves where it comes from."""
+    journal = new_journal(tmp_path)
+    put(journal, "a")
+    journal.close(delete=False)
+    by = successor(tmp_path, log, DEPLOYMENT.rotated().without(0))
+    await by.recover()
+    assert await history(log) == []
+    assert by.counts.refused == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 async def test_drafts_are_swept(tmp_path: Path, log: MemoryLog) -> None:
     """What a process left that was killed while it made its journal goes after a while; a fresh one stays."""
     old, fresh = tmp_path / "old.journal-draft", tmp_path / "fresh.journal-draft"

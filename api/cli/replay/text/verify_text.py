@@ -68,7 +68,7 @@ def _verdict(found: VerifyResult) -> str:
     if not found.proof.holds:
         differ = different + refusals
         and_differ = f", and {count_text(differ, 'decision')} {_follow(differ)} from it" if differ else ""
-        return f"The record does not hold: {count_text(found.proof.broken, 'break')} in its chains{and_differ}."
+        return f"{_unproved_record(found.proof)}{and_differ}."
     if different or refusals:
         refused = f", nor {count_text(refusals, 'refusal')}" if refusals else ""
         return f"{different:,} of {decisions} {_follow(different)} from the log{refused}."
@@ -194,8 +194,22 @@ def _chains(proof: ChainProof) -> str:
         return f"{what} in order; not proved: give the deployment's key (--key-file) to prove their content"
     if not proof.origin:
         return f"{what} in order; the export is redacted: its chains prove order, not origin"
-    state = "hold" if proof.holds else f"do not hold, {count_text(proof.broken, 'break')}"
+    state = f"do not hold, {count_text(proof.broken, 'break')}" if proof.broken else "hold"
+    if proof.unproved:
+        return f"{what}; {_unproved(proof)}" + (f"; {count_text(proof.broken, 'break')}" if proof.broken else "")
     return f"{what} {state}, checked with the deployment's key and against {count_text(proof.witnessed, 'witness')}"
+
+
+def _unproved_record(proof: ChainProof) -> str:
+    """Of chains that do not hold."""
+    if proof.broken:
+        return f"The record does not hold: {count_text(proof.broken, 'break')} in its chains"
+    return f"The record is not proved: {_unproved(proof)}"
+
+
+def _unproved(proof: ChainProof) -> str:
+    generations = ", ".join(map(str, sorted(proof.missing_generations))) or "of a snapshot"
+    return f"{count_text(proof.unproved, 'message')} not judged, the key generation {generations} is missing"
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------
