@@ -306,7 +306,7 @@ class Recording:
         return bool(self.chain_key) and key_of(self.chain_key, generation_of(payload)) is not None
 
     @property
-    def lacks_generations(self) -> bool:
+    def has_removed_keys(self) -> bool:
         """True if an earlier generation was removed from the key."""
         return len(known_keys(self.chain_key)) <= newest_generation(self.chain_key)
 

@@ -388,7 +388,7 @@ class _Prover:
         checksums = {digest(content, key).hex() for key in known_keys(self._recording.chain_key)}
         if manifest.checksum in checksums:
             return
-        if self._recording.lacks_generations:
+        if self._recording.has_removed_keys:
             self._proof.unproved += 1
         else:
             what = f"snapshot {manifest.id} holds something else than was taken"
