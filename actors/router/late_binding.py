@@ -16,6 +16,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from actors.router.routed_request import RoutedRequest
 from core.ids import RequestId
 from projections.policy.fair_queue import VirtualClock
@@ -66,8 +68,10 @@ class HeldRequests:
         """Models that the round has not planned yet."""
         self._announced: set[RequestId] = set()
         """Requests of which the log knows that they are held."""
+        self._tenants: dict[str, Counter[str]] = {}
+        """By model, the number of held requests of each tenant."""
         self._clocks: dict[str, VirtualClock] = {}
-        """By model, while requests of it are held and another one was sent meanwhile."""
+        """By model, from the time on at which requests of several tenants compete."""
 
     def __repr__(self) -> str:
         return f"<HeldRequests {len(self._requests)} requests>"
@@ -85,12 +89,18 @@ class HeldRequests:
 
     def add(self, request: RoutedRequest) -> None:
         """The request is held, and a plan is due."""
+        assert request.id not in self._requests
         self._requests[request.id] = request
+        self._tenants.setdefault(request.model, Counter())[request.tenant] += 1
         self.plan_is_due = True
 
     def remove(self, request: RoutedRequest) -> None:
         """The request is not held any more."""
         del self._requests[request.id]
+        tenants = self._tenants[request.model]
+        tenants[request.tenant] -= 1
+        if not tenants[request.tenant]:
+            del tenants[request.tenant]
         if not self._requests:
             self._clocks.clear()  # without a held request, no tenant has a claim
         self._announced.discard(request.id)
@@ -110,12 +120,17 @@ class HeldRequests:
         return 0 if clock is None else clock.start(request.tenant)
 
     def charge(self, request: RoutedRequest, tokens: int) -> None:
-        """The request was sent, to compute so many tokens: held requests of other tenants are nearer to their turn."""
-        waiting = {each.tenant for each in self._requests.values() if each.model == request.model}
+        """The request was sent, to compute so many tokens: held requests of other tenants are nearer to their turn.
+        O(tenants with held requests)."""
+        waiting = self._tenants.get(request.model)
         if not waiting:
             self._clocks.pop(request.model, None)
             return
-        clock = self._clocks.setdefault(request.model, VirtualClock())
+        clock = self._clocks.get(request.model)
+        if clock is None:
+            if len(waiting) == 1 and request.tenant in waiting:
+                return  # a tenant alone has no claim, and leaves none
+            clock = self._clocks[request.model] = VirtualClock()
         clock.charge(request.tenant, max(1, tokens))
         clock.advance(min(map(clock.start, waiting)))
         clock.forget(waiting)

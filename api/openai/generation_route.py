@@ -118,8 +118,10 @@ class GenerationRoute(Generic[Body]):
             try:
                 body, size = await self._reader.read(exchange, lease)
                 exchange.asks_for(getattr(body, "model", ""))
-                tenant = parse_headers(exchange.headers).tenant
-                body, request = await self._translate(exchange, body, size, tenant)
+                if size <= SMALL_BYTES_MAX:
+                    body, request = self._translated(body, exchange)
+                else:
+                    body, request = await self._translate_large(body, exchange, size)
                 self._name_request(exchange, request)
                 self._report_omitted_tools(body, exchange)
                 prepared = await self._prepare(exchange, size, request)
@@ -130,20 +132,24 @@ class GenerationRoute(Generic[Body]):
                 await self._refuse(exchange, body, error)
                 return None
 
-    async def _translate(
-        self, exchange: HttpExchange, body: Body, size: int, tenant: str | None
+    def _translated(
+        self, body: Body, exchange: HttpExchange, tenant: str | None = None
     ) -> tuple[Body, ChatRequest | CompletionRequest]:
-        """The body with what was sealed in it, and the chat or completion that it asks for."""
-        adapter, of = self._adapter, effective_tenant(tenant)
+        """The body with its reasoning unsealed, and the chat or completion that it asks for. `tenant` is that of the
+        headers, if they were read."""
+        if (unseal := self._adapter.unseal_reasoning) is not None:
+            of = effective_tenant(parse_headers(exchange.headers).tenant) if tenant is None else tenant
+            body = unseal(body, of, exchange.request_id)
+        return body, self._adapter.to_request(body)
 
-        def translated() -> tuple[Body, ChatRequest | CompletionRequest]:
-            unseal = adapter.unseal_reasoning
-            opened = body if unseal is None else unseal(body, of, exchange.request_id)
-            return opened, adapter.to_request(opened)
-
-        if size <= SMALL_BYTES_MAX:
-            return translated()
-        return await exchange.run_until_disconnect(self._preprocessor.translate(translated, size, tenant))
+    async def _translate_large(
+        self, body: Body, exchange: HttpExchange, size: int
+    ) -> tuple[Body, ChatRequest | CompletionRequest]:
+        """The same in a thread, while the client is there."""
+        given = parse_headers(exchange.headers).tenant
+        of = effective_tenant(given)  # here: the thread does not know the caller
+        work = self._preprocessor.translate(lambda: self._translated(body, exchange, of), size, given)
+        return await exchange.run_until_disconnect(work)
 
     async def _prepare(
         self, exchange: HttpExchange, size: int, request: ChatRequest | CompletionRequest

@@ -143,17 +143,20 @@ class HttpExchange(RequestResponseCycle):
         size = int(self.headers.get(b"content-length", b"0"))
         if size > bytes_max:
             raise too_large(bytes_max)
-        await lease.grow(size)
+        if size > FREE_BYTES_MAX:
+            await lease.grow(size)
         body = bytearray()
         more = True
         while more:
             message = await self.receive()
             if message["type"] != "http.request":
                 raise ClientDisconnected
+            more = message["more_body"]
+            if not (more or body) and len(message["body"]) <= bytes_max:
+                return message["body"]  # whole in one piece, as most are
             body += message["body"]
             if len(body) > bytes_max:
                 raise too_large(bytes_max)
-            more = message["more_body"]
             if more and len(body) > max(size, FREE_BYTES_MAX):
                 await lease.grow(bytes_max)  # it comes in chunks: its end is unknown
         lease.shrink(len(body))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -56,7 +56,8 @@ class BodyIntake:
     def __init__(self, settings: ApiSettings, pool: TokenizerPool) -> None:
         self.bytes_max = settings.body_bytes_max
         self._pool = pool
-        self._inline_bytes_max = settings.inline_bytes_max
+        self.inline_bytes_max = settings.inline_bytes_max
+        """A longer body gets a turn of the loop for itself: decoding it takes milliseconds."""
         self._budget = BodyBudget(BODIES_MAX * settings.body_bytes_max)
         self._throttle = EventLoopThrottle()
 
@@ -72,17 +73,9 @@ class BodyIntake:
         # in a thread the loop goes on between two of its steps, each of which is one call of the library
         await self._pool.run_if_large(lambda: check_json_size(raw, structure_max), len(raw))
 
-    async def acquire_turn(self, size: int) -> None:
-        """The caller has a turn of the loop for itself, if the body is so large that decoding it takes milliseconds."""
-        if size > self._inline_bytes_max:
-            await self._throttle.acquire()
-
-
-class DecodedBody(NamedTuple, Generic[Body]):
-    """A body and its size in bytes."""
-
-    value: Body
-    size: int
+    async def acquire_turn(self) -> None:
+        """The caller has a turn of the loop for itself."""
+        await self._throttle.acquire()
 
 
 class BodyReader(Generic[Body]):
@@ -93,11 +86,13 @@ class BodyReader(Generic[Body]):
         self._intake = intake
         self._structure_max = None if getattr(kind, "holds_token_ids", False) else STRUCTURE_MAX
 
-    async def read(self, exchange: HttpExchange, lease: BodyLease) -> DecodedBody[Body]:
-        """The request's body. ApiError for one that is too large or not valid, ClientDisconnected for half of one."""
+    async def read(self, exchange: HttpExchange, lease: BodyLease) -> tuple[Body, int]:
+        """The request's body, and its size in bytes. ApiError for one that is too large or not valid,
+        ClientDisconnected for half of one."""
         raw = await exchange.read_body(self._intake.bytes_max, lease)
         size = len(raw)
         if size > UNCHECKED_BYTES_MAX:
             await self._intake.check(raw, self._structure_max)
-        await self._intake.acquire_turn(size)
-        return DecodedBody(decode(self._decoder, raw), size)
+        if size > self._intake.inline_bytes_max:
+            await self._intake.acquire_turn()
+        return decode(self._decoder, raw), size

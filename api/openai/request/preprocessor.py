@@ -144,7 +144,7 @@ class Preprocessor:
                 size,
                 request_headers.tenant,
             )
-            await self._intake.acquire_turn(size)
+            await self._intake.acquire_turn()
         session = find_session(headers, parameters)
         return _ChoiceBuilder(parameters, card, model, request_headers, session, request_id).build(prompts)
 
