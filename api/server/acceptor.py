@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from api.server.eviction import client_network, evicted
+from api.server.eviction import choose_evicted, client_network
 from api.server.limits import ListenerState
 
 BACKLOG = 2048
@@ -190,7 +190,7 @@ class Acceptor:
             self._evict(self._greeted)
 
     def _evict(self, among: dict[PendingConnection, None]) -> None:
-        for pending in evicted(among):
+        for pending in choose_evicted(among):
             self._drop(pending)
 
     def _drop(self, pending: PendingConnection) -> None:

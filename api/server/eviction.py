@@ -43,7 +43,7 @@ def client_network(host: str) -> bytes:
     return LOOPBACK if packed[0] == 127 else packed
 
 
-def evicted(connections: Iterable[Connection]) -> list[Connection]:
+def choose_evicted(connections: Iterable[Connection]) -> list[Connection]:
     """The oldest connections of the network that has most of them, so that none can displace those of another."""
     found = list(connections)
     if not found:

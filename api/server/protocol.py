@@ -22,7 +22,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api.server.errors import RETRY_AFTER_S, ApiError
-from api.server.eviction import client_network, evicted
+from api.server.eviction import choose_evicted, client_network
 from api.server.exchange import EXCHANGE_KEY, HttpExchange, head_and_body
 from api.server.limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, SLOW_READER_S, TURNED_AWAY_MAX, ListenerState
 
@@ -119,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _make_room(self) -> int:
         """Connections without a request are closed, so that this one is served; returns their number."""
         others = (each for each in self.connections if isinstance(each, HttpProtocol) and each is not self)
-        found = evicted(each for each in others if each.evictable)
+        found = choose_evicted(each for each in others if each.evictable)
         for each in found:
             self.connections.discard(each)
             each.transport.abort()

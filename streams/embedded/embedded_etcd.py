@@ -22,7 +22,7 @@ from pathlib import Path
 from core.errors import CallerError, Refused, Unavailable
 from streams.embedded.embedded_server import EmbeddedServer, write_private
 from streams.embedded.etcd_binary import EtcdBinary, bundled_version, choose_binary, clean_environment
-from streams.embedded.own_certificate import ensure_certificate
+from streams.embedded.self_signed_certificate import ensure_certificate
 from streams.etcd.etcd_client import EtcdConnection
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.etcd.etcd_version import EtcdVersion

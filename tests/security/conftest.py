@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 STRANGER_UID = 65534
-"""`nobody`: owns nothing, and is in no group of ours."""
+"""Owns nothing, and is in no group of ours."""
 RUN_MAX_S = 60.0
 
 

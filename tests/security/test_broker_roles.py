@@ -67,7 +67,7 @@ class Attacker(NatsClient):
         return bool(answer.payload) and "error" not in json.loads(answer.payload)
 
     async def send(self, subject: str, payload: bytes, reply: str) -> None:
-        """The request is sent, and whatever it causes has happened."""
+        """The request is sent, and all its effects have happened."""
         self.publish(subject, payload, reply)
         await asyncio.sleep(SETTLE_S)
 

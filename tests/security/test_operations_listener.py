@@ -116,7 +116,7 @@ async def test_connections_are_bounded() -> None:
 
 
 async def test_a_rebound_name_reads_nothing_here() -> None:
-    """On loopback a name that somebody can register is refused; beyond it the operator's names are unknown, and any is
+    """On loopback a name in the public DNS is refused; beyond it the operator's names are unknown, and any is
     served."""
     paths = ("/live", "/ready", "/metrics", "/state")
     async with listener() as (server, _):

@@ -62,7 +62,7 @@ async def door(host: str = "127.0.0.1", **section: object) -> AsyncIterator[Door
 
 
 async def test_a_rebound_name_reads_nothing() -> None:
-    """No path answers to a name that somebody can register; loopback, addresses and private names are served."""
+    """No path answers to a name in the public DNS; loopback, addresses and private names are served."""
     async with door() as it:
         for line in (COMPLETIONS, MESSAGES, "GET /v1/models", "GET /version", "GET /openapi.json", "GET /health"):
             for rebound in ("evil.example", f"evil.example:{it.server.address.port}", "127.0.0.1.evil.example"):

@@ -125,7 +125,7 @@ def test_an_old_worker_is_reached_until_the_time_ends(run: Run) -> None:
 
 
 def test_no_old_key_is_sent_without_the_option(run: Run) -> None:
-    """Whatever the worker answers: it is not talked back to the old handshake."""
+    """No answer of a worker talks a part back to the old handshake."""
     frames: list[ToWorker] = []
 
     def listen(writer: asyncio.StreamWriter, frame: ToWorker) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from api.server.eviction import EVICTED_AT_ONCE, client_network, evicted
+from api.server.eviction import EVICTED_AT_ONCE, choose_evicted, client_network
 from api.server.http_server import HttpServer
 from api.server.limits import HttpLimits
 from api.server.sockets import bind, tls_context
@@ -46,9 +46,9 @@ def test_a_network_displaces_its_own() -> None:
     """The oldest of the busiest network go, so many at once; the older ones of others stay."""
     own = [Place(b"busy", float(at)) for at in range(100, 100 + 2 * EVICTED_AT_ONCE)]
     others = [Place(bytes([each]), float(each)) for each in range(50)]
-    assert evicted([*others, *reversed(own)]) == own[:EVICTED_AT_ONCE]
-    assert evicted([*others, own[3]]) == [others[0]]
-    assert evicted([]) == []
+    assert choose_evicted([*others, *reversed(own)]) == own[:EVICTED_AT_ONCE]
+    assert choose_evicted([*others, own[3]]) == [others[0]]
+    assert choose_evicted([]) == []
 
 
 async def test_silence_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:

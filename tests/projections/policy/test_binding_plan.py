@@ -161,7 +161,7 @@ def of_tenant(one: UnboundRequest, tenant: str, priority: int = 0, start: int = 
 
 @pytest.mark.parametrize("blocks", [100, 1100])
 def test_tenants_come_before_priorities(site: Site, blocks: int) -> None:
-    """The tenant that starts first is next, whatever priorities others have; of its own, the first priority is. With
+    """The tenant that starts first is next, under any priorities of others; of its own, the first priority is. With
     small prompts as with long ones."""
     site.exclude("not_connected", [B])
     flood = [of_tenant(held(f"flood-{at}", blocks, start=5000 * at), "flood", -1000, start=9) for at in range(3)]

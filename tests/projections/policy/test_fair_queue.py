@@ -1,4 +1,4 @@
-"""The order of those that wait: fairness between tenants, priority, arrival; whatever comes, goes and is given up."""
+"""The order of waiting requests: fairness between tenants, priority, arrival, under any mix of pushes and removals."""
 
 from __future__ import annotations
 

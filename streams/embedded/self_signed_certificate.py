@@ -1,4 +1,4 @@
-"""A certificate for one server and its clients: it is its own authority, so only holders of its key are admitted."""
+"""A self-signed certificate for one server and its clients: only holders of its key are admitted."""
 
 from __future__ import annotations
 
