@@ -99,7 +99,7 @@ class TokenizerPool:
         at = 0
         while self._running < self._threads and at < len(self._waiting):
             job = self._waiting[at]
-            if not self._may_begin(job):
+            if job.admitted.done() or not self._may_begin(job):  # done: its request is over, and removes it itself
                 at += 1
                 continue
             del self._waiting[at]

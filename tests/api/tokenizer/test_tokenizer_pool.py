@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -138,4 +139,23 @@ async def test_what_work_raises_is_raised(error: type[Exception], raised: type[E
         async with asyncio.timeout(5):
             with pytest.raises(raised):
                 await pool.run(fails, LARGE)
+    assert repr(pool) == "<TokenizerPool 0 of 2 threads busy, 0 waiting>"
+
+
+async def test_a_request_that_ends_as_its_turn_comes() -> None:
+    """Before: a thread was lost for ever each time; after as many times as there are threads, no text was tokenized."""
+    pool, held = TokenizerPool(threads=2), Held()
+    running = asyncio.create_task(pool.run(held.work("running"), LARGE))
+    assert await held.seen(1) == ["running"]
+    waiting = asyncio.create_task(pool.run(held.work("waiting"), LARGE))
+    behind = asyncio.create_task(pool.run(held.work("behind"), LARGE))
+    await asyncio.sleep(0)
+    held.go.set()
+    time.sleep(0.05)  # the thread has ended before the loop takes notice of it …
+    await asyncio.sleep(0)  # … which it does now, and in its next turn the job that waits is due
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert [*await asyncio.wait_for(asyncio.gather(running, behind), 5)] == ["running", "behind"]
+    assert held.begun == ["running", "behind"]
     assert repr(pool) == "<TokenizerPool 0 of 2 threads busy, 0 waiting>"
