@@ -140,6 +140,8 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     wait_ms: int = 0
     """From asking to the answer, or to giving up."""
     pull_ms: int = 0
+    rules: int = 1
+    """Version of the rules of the verdict, as `RequestRouted.decide_version`."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

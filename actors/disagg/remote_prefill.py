@@ -46,7 +46,8 @@ from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.timers import Timers
 from projections.folds.jobs_fold import JobsFold
-from projections.policy.prefill_choice import PrefillInputs, decide_prefill
+from projections.policy.decide import decide_prefill
+from projections.policy.prefill_choice import PrefillInputs
 
 CONFIRM_TIMEOUT_S = 2.0
 """Bound on the holder's answer whether it held the blocks."""

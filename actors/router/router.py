@@ -33,7 +33,7 @@ from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
-from core.events.routing import INTERNAL, TURNED_AWAY, RequestTurnedAway
+from core.events.routing import INTERNAL, PROGRAM_VERSION, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, OutputConsumer
 from core.ids import WorkerId
@@ -51,7 +51,6 @@ from streams.outbox.journal import CAPACITY_BYTES
 from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
 
-VERSION = "0.1.0"
 RESTATE_EVERY_S = 7 * 86_400 / 4
 """Period of restatements of identity and requests in flight: a quarter of the retention time."""
 LOG_AWAY_REPORTED_S = 3.0
@@ -121,7 +120,7 @@ class Router:
             registry,
             clock,
             key,
-            ReplicaJoined(name=options.name, version=VERSION, address=options.address),
+            ReplicaJoined(name=options.name, version=PROGRAM_VERSION, address=options.address),
             self.state,
             restate=self._restatement,
             journal=options.journal,

@@ -14,8 +14,12 @@ from core.events.base import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
 
+PROGRAM_VERSION = "0.1.0"
+"""Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
+have is excused only if a newer program made it."""
 DECIDE_VERSION = 1
-"""Changed whenever the same view and settings could give another choice."""
+"""Version of the rules by which this program decides. Raised whenever the same view and settings could give another
+choice; `projections.policy.rules` keeps the earlier ones."""
 
 COLUMNS = (
     "cost",
@@ -262,7 +266,7 @@ class RequestMigrated(EventBase, frozen=True):
     reason: str
 
 
-class RequestRejected(EventBase, frozen=True):
+class RequestRejected(EventBase, frozen=True, omit_defaults=True):
     """No worker could take the request; the inputs stand as in a decision."""
 
     request: str
@@ -276,6 +280,7 @@ class RequestRejected(EventBase, frozen=True):
     settings_revision: int
     now_ms: int
     tenant: str = ""
+    decide_version: int = 1
 
 
 class Points(msgspec.Struct, frozen=True, array_like=True):

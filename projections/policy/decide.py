@@ -1,4 +1,8 @@
-"""The decision: a pure function of view, request, settings, now and seed. No clock, no I/O, integer costs."""
+"""The decisions, under one version of the rules each (`projections.policy.rules`).
+
+`decide` is a pure function of view, request, settings, now and seed; `decide_prefill` of its inputs. No clock, no I/O,
+integer costs.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,16 @@ import xxhash
 
 from core.events import RequestRejected, RequestRouted
 from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
+from core.generation import PrefillReport
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.approximate_index import APPROXIMATE_BLOCKS_MAX, CacheRetention
 from projections.folds.in_flight import OutstandingPrefill
-from projections.policy.candidates import find_candidates
-from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pending_beyond, score
-from projections.policy.policies import rank
+from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pending_beyond
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
-from projections.policy.prefill_choice import NO_PREFERENCE, preferred_worker
+from projections.policy.prefill_choice import NO_PREFERENCE, REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
+from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest, View, recorded_local
 
 _canonical = msgspec.msgpack.Encoder()
@@ -53,6 +57,8 @@ class Decision(NamedTuple):
     """Expected wait behind these on the chosen worker."""
     believed: CacheRetention | None = None
     """Retention of the chosen worker under `approximate`."""
+    version: int = DECIDE_VERSION
+    """Of the rules."""
 
 
 def decide(
@@ -62,13 +68,16 @@ def decide(
     now_ms: int,
     seed: int,
     outstanding: Mapping[WorkerId, list[OutstandingPrefill]] | None = None,
+    version: int = DECIDE_VERSION,
 ) -> Decision:
-    """Chooses a worker for the request; the same arguments give the same bytes. O(workers).
+    """Chooses a worker for the request by this version of the rules; the same arguments give the same bytes.
+    O(workers). KeyError if the version is not in RULES.
 
     `outstanding` is the view's, if the caller has computed it already.
     A worker of the last resort (LAST_RESORT_REASONS) still serves when no other can: a try costs less than a refusal.
     """
-    left, excluded = find_candidates(view, request, settings, now_ms)
+    rules = RULES[version]
+    left, excluded = rules.find_candidates(view, request, settings, now_ms)
     ranked: list[ScoredCandidate] = []
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING_POLICIES:
@@ -76,10 +85,10 @@ def decide(
             outstanding = view.outstanding()
         backlog = PrefillBacklog.of(PrefillTime.of(settings, request.time), outstanding, now_ms, request.held)
     if left:
-        scored = score(left, request, settings, view.local.get("stale", ()), backlog)
-        ranked = rank(scored, request, settings, view.routed(request.model), seed)
+        scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
+        ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
     believed = _retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
-    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, believed)
+    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, believed, version)
 
 
 def _retention(chosen: Candidate, view: View, settings: RoutingSettings) -> CacheRetention:
@@ -98,17 +107,18 @@ def conclude(
     seed: int,
     backlog: PrefillBacklog,
     believed: CacheRetention | None,
+    version: int,
 ) -> Decision:
     """The decision for the first candidate of the ranking, or for no worker, with its digest."""
     prompt = request.prompt
     prefer = NO_PREFERENCE
     if ranked and view.state.prefilling():
-        prefer = preferred_worker(view, request, ranked[0].candidate.overlap[-1])
+        prefer = RULES[version].preferred_worker(view, request, ranked[0].candidate.overlap[-1])
     chosen = ranked[0].candidate if ranked else None
     predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
     cursor, local = view.cursor, recorded_local(view.local)
     everything: tuple[object, ...] = (
-        DECIDE_VERSION, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
+        version, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
         sorted(excluded.items()), ranked,
     )  # fmt: skip
     if prefer.worker:  # else the bytes are those of times without prefill workers
@@ -135,6 +145,7 @@ def conclude(
         backlog=backlog,
         wait_us=backlog.outstanding_us(chosen.worker) if chosen else 0,
         believed=believed,
+        version=version,
     )
 
 
@@ -142,7 +153,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
     """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
-    prefer, prefer_tokens, backlog, wait_us, believed = decision[10:]
+    prefer, prefer_tokens, backlog, wait_us, believed, version = decision[10:]
     request_id, attempt, model, prompt, tenant, priority, session, time, held, parent = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
@@ -158,7 +169,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         hashes=prompt.hashes(),
         policy=settings.policy,
         settings_revision=revision,
-        decide_version=DECIDE_VERSION,
+        decide_version=version,
         seed=seed,
         now_ms=now_ms,
         cursor=cursor,
@@ -197,7 +208,14 @@ def rejection(decision: Decision, request: RouteRequest, revision: int, status: 
         settings_revision=revision,
         now_ms=decision.now_ms,
         tenant=request.tenant,
+        decide_version=decision.version,
     )
+
+
+def decide_prefill(inputs: PrefillInputs, version: int = DECIDE_VERSION) -> PrefillReport:
+    """The verdict of this version of the rules, with its inputs. KeyError if the version is not in RULES."""
+    reason = RULES[version].prefill_reason(inputs)
+    return PrefillReport(remote=reason == REMOTE, reason=reason, rules=version, **inputs._asdict())
 
 
 def recorded_exclusions(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:

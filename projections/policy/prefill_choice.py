@@ -1,6 +1,6 @@
 """Prefill choice: whether a decode worker has a prompt computed elsewhere, and the prefill worker that suits best.
 
-Both are pure functions, without clock and I/O: `decide_prefill` of its inputs, `preferred_worker` of a view. A decision
+Both are pure functions, without clock and I/O: `prefill_reason` of its inputs, `preferred_worker` of a view. A decision
 gives the preferred worker to the decode worker that it chose, as a hint.
 """
 
@@ -36,19 +36,14 @@ class PrefillInputs(NamedTuple):
     busy: bool = False
 
 
-def decide_prefill(inputs: PrefillInputs) -> PrefillReport:
-    """The verdict with its inputs: remote if the part of the prompt that the cache lacks is longer than one threshold
-    and the queue shorter than another, and somebody is there to do it."""
-    reason = _reason(inputs)
-    return PrefillReport(remote=reason == REMOTE, reason=reason, **inputs._asdict())
-
-
 def inputs_of(report: PrefillReport) -> PrefillInputs:
     """The inputs of a recorded verdict."""
     return PrefillInputs(**{name: getattr(report, name) for name in PrefillInputs._fields})
 
 
-def _reason(inputs: PrefillInputs) -> str:
+def prefill_reason(inputs: PrefillInputs) -> str:
+    """REMOTE if the part of the prompt that the cache lacks is longer than one threshold, the queue is shorter than
+    another, and a prefill worker can take the job; else the reason against it."""
     if inputs.uncached_tokens <= inputs.min_tokens:
         return "short"
     if not inputs.workers:

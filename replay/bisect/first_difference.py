@@ -104,7 +104,7 @@ def find_first_difference(
                 before=None if before is None else f"{ROUTING}:{before.seq}",
                 near=near[-NEAR_MAX:],
                 near_total=len(near),
-                inputs_equal=verdict.difference.term in {"cost", "choice", "order", "failure"},
+                inputs_equal=verdict.difference.term in {"rules", "cost", "choice", "order", "failure"},
             )
         followed += not verdict.reason
         not_judged += bool(verdict.reason)

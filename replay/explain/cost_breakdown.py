@@ -13,6 +13,7 @@ import msgspec
 
 from core.event_json import hash_text
 from core.events import RequestRouted
+from core.events.routing import DECIDE_VERSION
 from core.settings import RoutingSettings
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
@@ -23,8 +24,9 @@ from projections.policy.cost import (
     estimate,
     pending_beyond,
 )
-from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, rank, two_of
+from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, two_of
 from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.rules import RULES
 from replay.explain.counterfactuals import weight_terms
 from replay.explain.decision_inputs import DecisionInputs
 from replay.explain.explanation import EstimateBasis, PassedWorker, SessionOrder, TimeEstimate
@@ -314,7 +316,8 @@ def _order(on: DecisionInputs) -> list[ScoredCandidate]:
     settings = msgspec.structs.replace(on.settings, tie_margin_m=0)
     places = {scored.candidate.worker: scored for scored in on.ranked}
     idle.sort(key=lambda scored: scored.candidate.worker)
-    order = rank(idle, on.request, settings, on.turn or 0, on.event.seed)
+    rules = RULES.get(on.event.decide_version, RULES[DECIDE_VERSION])
+    order = rules.rank(idle, on.request, settings, on.turn or 0, on.event.seed)
     return [places[scored.candidate.worker] for scored in order]
 
 

@@ -1,6 +1,6 @@
 """The changes that would have made another candidate win: each change alone, found by deciding again.
 
-The nearest value is searched with the rules' own arithmetic (`score`, `rank`): with it the other candidate is chosen,
+The nearest value is searched with the arithmetic of the decision's own rules: with it the other candidate is chosen,
 with less it is not. For weights it is the nearest value at which no rounding and no tie can decide otherwise.
 """
 
@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from core.events.routing import DECIDE_VERSION
 from core.ids import WorkerId
 from core.settings import WEIGHT_MAX, RoutingSettings
-from projections.policy.cost import MILLI, ScoredCandidate, score
-from projections.policy.policies import rank
+from projections.policy.cost import MILLI, ScoredCandidate
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
+from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest
 from replay.explain.explanation import RequiredChange
 
@@ -34,6 +35,8 @@ class Counterfactual(NamedTuple):
     turn: int
     seed: int
     backlog: PrefillBacklog = NO_BACKLOG
+    version: int = DECIDE_VERSION
+    """Of the rules: one of RULES."""
 
     def chosen(self, settings: RoutingSettings | None = None, changed: Candidate | None = None) -> WorkerId:
         """The worker chosen with these settings, and with `changed` instead of the candidate of its id."""
@@ -41,12 +44,17 @@ class Counterfactual(NamedTuple):
         candidates = self.candidates
         if changed is not None:
             candidates = [changed if each.worker == changed.worker else each for each in candidates]
-        scored = score(candidates, self.request, settings, self.stale, self.backlog)
-        return rank(scored, self.request, settings, self.turn, self.seed)[0].candidate.worker
+        rules = RULES[self.version]
+        scored = rules.score(candidates, self.request, settings, self.stale, self.backlog)
+        return rules.rank(scored, self.request, settings, self.turn, self.seed)[0].candidate.worker
 
     def cost(self, candidate: Candidate) -> int:
         """The cost of this candidate."""
-        return score([candidate], self.request, self.settings, self.stale, self.backlog)[0].cost
+        return self.scored([candidate])[0].cost
+
+    def scored(self, candidates: list[Candidate]) -> list[ScoredCandidate]:
+        """The candidates with their costs."""
+        return RULES[self.version].score(candidates, self.request, self.settings, self.stale, self.backlog)
 
     def waiting_there(self, worker: WorkerId, wait_us: int) -> Counterfactual:
         """The same with so long a wait for prefills on that worker."""
@@ -144,8 +152,7 @@ def _most(case: Counterfactual, other: Candidate, was: int, changed: Callable[[i
 def _of_settings(case: Counterfactual, other: Candidate) -> Iterator[RequiredChange]:
     """The nearest values of single weights. The difference of two costs is linear in a weight. So the values at which
     `other` is cheapest by more than rounding and the tie margin lie between two bounds."""
-    scored = score(case.candidates, case.request, case.settings, case.stale)
-    terms = {each.candidate.worker: weight_terms(each, case.request) for each in scored}
+    terms = {each.candidate.worker: weight_terms(each, case.request) for each in case.scored(case.candidates)}
     for place, name in enumerate(("prefill_weight", "decode_weight", "request_weight")):
         was = getattr(case.settings, f"{name}_m")
         low, high = _between(terms, other.worker, place, case, case.settings.tie_margin_m + 1)

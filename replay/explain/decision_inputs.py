@@ -14,7 +14,7 @@ from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
 from projections.folds.in_flight import WorkerLoad
 from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
-from projections.policy.decide import Decision, decide
+from projections.policy.decide import Decision
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
@@ -24,6 +24,7 @@ from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
 from replay.verify.evidence import unverifiable_reasons
+from replay.verify.judge import remake
 
 FOLD_MAX = 30_000
 """So many messages are folded without `whole`: about half a second."""
@@ -82,8 +83,8 @@ def decision_inputs(
 
 def _made_again(playback: Playback, tried: RequestAttempt, situation: RecordedDecision) -> DecisionInputs:
     recording, event, view = playback.recording, situation.event, situation.view
-    decision = decide(view, situation.request, situation.settings, event.now_ms, event.seed)
-    if decision.digest != event.digest:
+    decision = remake(situation)
+    if isinstance(decision, str) or decision.digest != event.digest:
         return _as_recorded(recording, tried, event, DIFFERS, list(unverifiable_reasons(playback, situation).values()))
     known = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq) is not None
     return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from core.ids import WorkerId
 from core.settings import APPROXIMATE
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, ScoredCandidate, pending_beyond
+from projections.policy.rules import RULES
 from replay.explain.cost_breakdown import (
     NameOf,
     choice_probabilities,
@@ -162,6 +163,8 @@ def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
     found = list[RequiredChange]()
     if not inputs.settings_known:
         text = f"what {called} lacked rests on weights that are not in this log"
+    elif inputs.event.decide_version not in RULES:
+        text = f"what {called} lacked rests on rules that this program does not have"
     elif draws_by_cost(inputs.settings):
         chance = chances(inputs).get(other.candidate.worker)
         had = f"had a chance of {chance:.1%}" if chance is not None else "costs least of the others"
@@ -188,7 +191,8 @@ def counterfactual_of(inputs: DecisionInputs) -> Counterfactual:
     candidates = sorted((scored.candidate for scored in inputs.ranked), key=lambda each: each.worker)
     event = inputs.event
     stale, turn = frozenset(inputs.stale), inputs.turn or 0
-    return Counterfactual(candidates, inputs.request, inputs.settings, stale, turn, event.seed, inputs.backlog)
+    request, settings, version = inputs.request, inputs.settings, event.decide_version
+    return Counterfactual(candidates, request, settings, stale, turn, event.seed, inputs.backlog, version)
 
 
 def _difference(inputs: DecisionInputs, less: ScoredCandidate, more: ScoredCandidate) -> str:

@@ -61,6 +61,7 @@ class PartialEvent(TypedEvent, gc=False):
     outcome: str = ""
     status: int = 0
     name: str = ""
+    version: str = ""
     tenant: str = ""
     revision: int = 0
     reasons: tuple[str, ...] = ()

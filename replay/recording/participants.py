@@ -113,6 +113,8 @@ class ReplicaHistory:
         the stream lies before it."""
         self.names: dict[ReplicaId, str] = {}
         """Names of the replicas that have joined."""
+        self.versions: dict[ReplicaId, str] = {}
+        """Versions of the programs of the replicas that have joined."""
         self.joined: dict[str, int] = {}
         """By replica, the sequence of its first `ReplicaJoined`."""
         self.ended: dict[str, int] = {}
@@ -121,6 +123,8 @@ class ReplicaHistory:
         self._local: dict[str, list[tuple[int, PartialEvent]]] = {}
         self._from_start = from_start
         for replica, part in before.items():
+            if part.joined is not None:
+                self.versions[replica] = part.joined.version
             if part.settings or part.joined is not None:  # a replica that joined and set nothing goes by the defaults
                 self._settings[replica, part.settings_revision] = [(0, part.settings)]
             known = [PartialEvent("LocalChanged", worker=worker, reasons=why) for worker, why in part.local.items()]
@@ -199,6 +203,7 @@ class ReplicaHistory:
             case "ReplicaJoined":
                 self.joined.setdefault(replica, seq)
                 self.names[ReplicaId(replica)] = event.name or replica
+                self.versions[ReplicaId(replica)] = event.version
             case "ReplicaLeft" | "ReplicaLost":
                 self.ended.setdefault(replica, seq)
             case _:

@@ -6,16 +6,18 @@ the digest of its fold, and the log's fold has the same, no gap before that plac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import ReplicaReported, RequestRejected, RequestRouted
-from core.events.routing import DECIDE_VERSION
+from core.events.routing import PROGRAM_VERSION
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, from_column
 from core.subjects import JOBS, ROUTING, owner
 from projections.folds.state import DigestPoint
+from projections.policy.rules import RULES
 from replay.playback.fold_reports import FoldReport, fold_reports_of
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.replica_state import ReplicaState
@@ -38,10 +40,8 @@ def unverifiable_reasons(
     replica reported the same fold as the log's (`FoldAgreements`)."""
     replica_state, event, gaps = at.replica_state, at.event, playback.gaps
     reasons = dict(replica_state.unverifiable)
-    if isinstance(event, RequestRouted) and event.decide_version != DECIDE_VERSION:
-        reasons["version"] = (
-            f"decided by version {event.decide_version} of the program's rules; this is {DECIDE_VERSION}"
-        )
+    if why := newer_rules(playback.recording, at):
+        reasons["version"] = why
     if replica_state.revision != event.settings_revision:
         reasons["settings"] = f"revision {event.settings_revision} of the settings is not here"
     if stream := playback.replaced_stream(event):
@@ -57,6 +57,33 @@ def unverifiable_reasons(
     if gaps.all:
         reasons.update(gaps.at(cursor, agreed))
     return reasons
+
+
+def newer_rules(recording: Recording, at: RecordedDecision | RecordedRefusal) -> str:
+    """One sentence if this program lacks the rules of the decision because a newer program made it, by the version
+    with which its replica joined. Empty if nothing shows that."""
+    version = at.event.decide_version
+    if version <= max(RULES):
+        return ""
+    program = recording.replicas.versions.get(at.replica, "")
+    if not is_newer_program(program):
+        return ""
+    name = recording.names.replica(at.replica)
+    return (
+        f"decided by version {version} of the rules; {name} is of version {program} of the program, and this one, "
+        f"{PROGRAM_VERSION}, has no rules beyond version {max(RULES)}"
+    )
+
+
+def is_newer_program(version: str) -> bool:
+    """True if a program of that version is newer than this one."""
+    return _release(version) > _release(PROGRAM_VERSION)
+
+
+def _release(version: str) -> list[int]:
+    """The numbers of a program's version, without any suffix; none if it has no numbers."""
+    found = re.match(r"\d+(\.\d+)*", version, re.ASCII)
+    return [int(number) for number in found[0].split(".")] if found else []
 
 
 def history_replaced(recording: Recording, event: RequestRouted | RequestRejected, time_ms: int) -> str:

@@ -18,6 +18,7 @@ from core.ids import RequestId, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from projections.policy.decide import Decision, decide, record, recorded_exclusions
+from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.recording.participants import Participants
@@ -28,6 +29,7 @@ BEFORE_COST = (
 )  # fmt: skip
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
+    "rules": "the rules: this program does not have their version",
     "candidates": "who could serve it",
     "excluded": "who was left out",
     "overlap": "blocks cached on the device",
@@ -191,6 +193,8 @@ class RemadeRefusal(NamedTuple):
 
 def remake_refusal(at: RecordedRefusal) -> RemadeRefusal:
     """The request asked again with every block size that its prompt may have been cut into."""
+    if at.event.decide_version not in RULES:
+        return RemadeRefusal(same=False, worker=None, excluded={})
     found = [_decide_again(at, size) for size in _block_sizes(at.view, at.event.model)]
     return next((again for again in found if again.same), found[0])
 
@@ -198,7 +202,7 @@ def remake_refusal(at: RecordedRefusal) -> RemadeRefusal:
 def _decide_again(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
     event, prompt = at.event, HashedPrompt(1, block_size, b"")
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
-    decision = decide(at.view, request, at.settings, event.now_ms, 0)
+    decision = decide(at.view, request, at.settings, event.now_ms, 0, version=event.decide_version)
     excluded = recorded_exclusions(decision.excluded)
     return RemadeRefusal(decision.worker is None and excluded == event.excluded, decision.worker, excluded)
 
@@ -289,11 +293,15 @@ def place(verdict: Verdict) -> tuple[int, int]:
 
 
 def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Decision | str:
-    """The decision made again, under its own settings or others; what was raised if that cannot be done: rules of this
-    program may fail on what others decided well."""
+    """The decision made again by its own version of the rules, under its own settings or others; a sentence if that
+    cannot be done: this program lacks that version, or the rules raised."""
     event = at.event
+    if event.decide_version not in RULES:
+        return f"this program does not have version {event.decide_version} of the rules"
     try:
-        return decide(at.view, at.request, settings or at.settings, event.now_ms, event.seed)
+        return decide(
+            at.view, at.request, settings or at.settings, event.now_ms, event.seed, version=event.decide_version
+        )
     except Exception as error:  # noqa: BLE001 - any error of the rules is a difference
         return f"{type(error).__name__}: {error}"
 
@@ -301,12 +309,19 @@ def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Dec
 def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
     """The first term in which the decision differs from its record, if any, and its own event."""
     event = at.event
+    if event.decide_version not in RULES:
+        return rules_term(event.decide_version), None
     if isinstance(decision, str):
         return Term("failure", "", "", decision), None
     routed = event_of(decision, at.request, at.settings, event.settings_revision)
     if routed is not None and equal(event, routed):
         return None, routed
     return first_difference(event, routed, exclusions_of(decision)), routed
+
+
+def rules_term(version: int) -> Term:
+    """The difference of a decision by a version of the rules that this program does not have."""
+    return Term("rules", "", version, max(RULES))
 
 
 def difference(
@@ -319,7 +334,9 @@ def difference(
 
 def _refusal_difference(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
     worker = found.worker or ""
-    if worker:
+    if at.event.decide_version not in RULES:
+        term = rules_term(at.event.decide_version)
+    elif worker:
         term = Term("choice", worker, "", worker)
     else:
         term = Term("excluded", "", counts(at.event.excluded), counts(found.excluded))
@@ -394,6 +411,8 @@ class _Judge:
     def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
         """The reason and a sentence why a decision that differs is not judged; empty if it is judged."""
         reasons = unverifiable_reasons(self._playback, at)
+        if at.event.decide_version not in RULES:  # no message of the log would change that
+            return ("version", reasons["version"]) if "version" in reasons else ("", "")
         if reasons.keys() & LIFTED:
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)

@@ -1,6 +1,6 @@
 """Prefill checks: recorded decisions on where to compute a prompt made again, and the ends of prefill jobs.
 
-1. A decision depends on its report alone, so it is always judged, unless another version of the rules made it. Its two
+1. A decision depends on its report alone, so it is always judged, unless rules of a newer program made it. Its two
    settings cannot be checked: the log does not hold which revision a worker had read.
 2. A job has one end, in a message of the worker that requested it, unless that worker ended. A worker with a new id
    ends the jobs of its old id under the new one.
@@ -23,9 +23,12 @@ from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId, StreamName
 from core.subjects import JOBS, ROUTING, owner
-from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS, decide_prefill, inputs_of
+from projections.policy.decide import decide_prefill
+from projections.policy.prefill_choice import inputs_of
+from projections.policy.rules import RULES
 from replay.recording.messages import TypedEvent, partial_reader
 from replay.recording.recording import Recording
+from replay.verify.evidence import is_newer_program
 from streams.log import Record
 
 PULLED = "pulled"
@@ -222,6 +225,7 @@ REPORT = b"uncached_tokens"
 DIFFERENCES_KEPT = 100
 """The first differences are told, all are counted."""
 PREFILL_TERMS = {
+    "rules": "the rules: this program does not have their version",
     "remote": "whether to ask others",
     "reason": "the reason of the verdict",
     "job": "whether there was a job",
@@ -283,7 +287,7 @@ class PrefillResult(msgspec.Struct, kw_only=True):
     verified: int = 0
     different: int = 0
     not_judged: dict[str, int] = msgspec.field(default_factory=dict)
-    """`version`: of rules that this program does not have."""
+    """`version`: of rules that this program does not have, where a newer program is in the log."""
     remote: int = 0
     """Verdicts to use a prefill worker."""
     jobs: JobCounts = msgspec.field(default_factory=JobCounts)
@@ -367,10 +371,10 @@ class _PrefillJudge:
         found.total += 1
         found.remote += report.remote
         about = f"{it.request}\t{it.attempt}\tprefill {report.reason}"
-        if report.reason not in PREFILL_REASONS or report.outcome not in PREFILL_OUTCOMES:
+        made = decide_prefill(inputs_of(report), version=report.rules) if report.rules in RULES else None
+        if made is None and self._has_newer_program(report.rules):
             self._not_judged["version"] += 1
             return f"{about}\tnot judged\n"
-        made = decide_prefill(inputs_of(report))
         terms = [*_of_verdict(report, made), *self._ends.differences(report)]
         found.verified += not terms
         found.different += bool(terms)
@@ -378,7 +382,7 @@ class _PrefillJudge:
         if terms and len(found.differences) < DIFFERENCES_KEPT:
             term, recorded, recomputed = terms[0]
             found.differences.append(self._difference(it, term, recorded, recomputed))
-        return f"{about}\t{made.reason}\t{terms[0][0] if terms else 'verified'}\n"
+        return f"{about}\t{made.reason if made else ''}\t{terms[0][0] if terms else 'verified'}\n"
 
     def found(self) -> PrefillResult:
         """All of it, once every report was judged."""
@@ -399,6 +403,10 @@ class _PrefillJudge:
             found.differences.append(PrefillDifference(**anomaly._asdict(), source_name=name))
         return found
 
+    def _has_newer_program(self, version: int) -> bool:
+        """True if the rules are beyond these, and a replica joined with a newer program: workers name no version."""
+        return version > max(RULES) and any(map(is_newer_program, self._recording.replicas.versions.values()))
+
     def _difference(self, it: _RecordedReport, term: str, recorded: Any, recomputed: Any) -> PrefillDifference:
         return PrefillDifference(
             term=term,
@@ -415,7 +423,10 @@ class _PrefillJudge:
         )
 
 
-def _of_verdict(report: PrefillReport, made: PrefillReport) -> Iterator[tuple[str, Any, Any]]:
+def _of_verdict(report: PrefillReport, made: PrefillReport | None) -> Iterator[tuple[str, Any, Any]]:
+    if made is None:
+        yield "rules", report.rules, max(RULES)
+        return
     if report.reason != made.reason:
         yield "reason", report.reason, made.reason
     if report.remote != made.remote:

@@ -162,7 +162,8 @@ class ScenarioRun:
         estimates = settings.policy in ESTIMATING_POLICIES and not settings.prefill_us_per_token_m
         self.unlearned += estimates and event.policy not in ESTIMATING_POLICIES
         view = ScenarioView.of(seen, rows, self._fewer[recorded_decision.replica, event.model])
-        return decide(view, recorded_decision.request, settings, event.now_ms, event.seed)
+        request, version = recorded_decision.request, event.decide_version
+        return decide(view, request, settings, event.now_ms, event.seed, version=version)
 
     def _note(self, judged: JudgedDecision, worker: WorkerId, found: Regret) -> None:
         recorded_decision, event = judged.recorded_decision, judged.recorded_decision.event

@@ -15,13 +15,14 @@ from core.ids import StreamName, WorkerId
 from core.settings import APPROXIMATE
 from projections.folds.kv_fold import Member
 from projections.folds.state import State
-from projections.policy.decide import decide
+from projections.policy.rules import RULES
 from projections.policy.view import NO_OVERLAP, Candidate
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
 from replay.verify.evidence import unverifiable_reasons
+from replay.verify.judge import remake
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
 from replay.whatif.scenario import Scenario
@@ -169,9 +170,11 @@ class _WhatIfRun:
         rows = _rows(recorded_decision)
         recorded = next((row for row in rows if row.worker == event.worker), None)
         doubts = unverifiable_reasons(playback, recorded_decision)
-        if doubts and recorded is not None:
-            again = decide(view, recorded_decision.request, recorded_decision.settings, event.now_ms, event.seed)
-            if again.worker != event.worker:
+        if event.decide_version not in RULES:
+            doubts, recorded = {"version": ""}, None
+        elif doubts and recorded is not None:
+            again = remake(recorded_decision)
+            if isinstance(again, str) or again.worker != event.worker:
                 recorded = None
         if recorded is None or record is None or row is None:
             reason = ", ".join(sorted(doubts)) or "differs"

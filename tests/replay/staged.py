@@ -9,6 +9,7 @@ from actors.consistency.digest_checkpoints import DigestCheckpoints
 from core.clock import ManualClock
 from core.codec import CHAIN_START, Message, decode_message, digest, encode_event, encode_message
 from core.events import Event, ReplicaJoined, ReplicaReported, RequestRouted, SettingsChanged
+from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION
 from core.ids import Epoch, ReplicaId, RequestId, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.prompt import Prompt, hashes_from_bytes
@@ -72,9 +73,15 @@ class Stage:
         self._records.append(Record(stream, seq, self.clock.now_ms, subject("test", stream, owner), payload))
         return seq
 
-    def replica(self, replica: ReplicaId = R, name: str = "r1", settings: RoutingSettings | None = None) -> None:
-        """It is there, and decides under these settings."""
-        self.say(ROUTING, replica, ReplicaJoined(name=name, version="1"))
+    def replica(
+        self,
+        replica: ReplicaId = R,
+        name: str = "r1",
+        settings: RoutingSettings | None = None,
+        program: str = PROGRAM_VERSION,
+    ) -> None:
+        """It is there, of this version of the program, and decides under these settings."""
+        self.say(ROUTING, replica, ReplicaJoined(name=name, version=program))
         if settings is not None:
             self.settings(settings, replica)
 
@@ -104,11 +111,12 @@ class Stage:
         lag: Mapping[StreamName, int] | None = None,
         seed: int = 0,
         model: str = "tiny",
+        version: int = DECIDE_VERSION,
     ) -> RequestRouted:
         """What the replica decides, with so many messages of each stream unseen; nobody has heard of it."""
         seat = self.seat(replica, lag)
         asked = RouteRequest(RequestId(request), attempt, model, prompt)
-        decision = decide(seat.view, asked, seat.settings, self.clock.now_ms + self.skew_ms, seed)
+        decision = decide(seat.view, asked, seat.settings, self.clock.now_ms + self.skew_ms, seed, version=version)
         return record(decision, asked, seat.settings, seat.revision)
 
     def route(
@@ -121,9 +129,10 @@ class Stage:
         lag: Mapping[StreamName, int] | None = None,
         seed: int = 0,
         after_ms: int = 0,
+        version: int = DECIDE_VERSION,
     ) -> RequestRouted:
         """It decides, and the log has it that much later."""
-        event = self.decided(request, prompt, replica=replica, attempt=attempt, lag=lag, seed=seed)
+        event = self.decided(request, prompt, replica=replica, attempt=attempt, lag=lag, seed=seed, version=version)
         self.clock.advance(after_ms)
         self.tell(event, replica=replica)
         return event

@@ -11,7 +11,8 @@ from core.events import Event, RequestPrefilled, UnknownEvent
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
 from core.ids import StreamName, WorkerId
 from core.subjects import JOBS, ROUTING, owner
-from projections.policy.prefill_choice import PREFILL_OUTCOMES, decide_prefill, inputs_of
+from projections.policy.decide import decide_prefill
+from projections.policy.prefill_choice import PREFILL_OUTCOMES, inputs_of
 from tests.simulation.waits import most_job_s
 from tests.simulation.witness import Broken
 
@@ -112,7 +113,7 @@ def verdicts_replay(world: World) -> None:
     for _, event in _events(world, ROUTING):
         if not isinstance(event, RequestPrefilled) or event.prefill is None:
             continue
-        found, again = event.prefill, decide_prefill(inputs_of(event.prefill))
+        found, again = event.prefill, decide_prefill(inputs_of(event.prefill), event.prefill.rules)
         if (found.remote, found.reason) != (again.remote, again.reason):
             raise Broken(f"the verdict on {event.request} was {found}, replays {again}")
         if found.outcome not in PREFILL_OUTCOMES or bool(found.outcome) != found.remote:

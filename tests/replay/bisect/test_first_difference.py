@@ -14,8 +14,9 @@ from core.events import BlocksStored, SettingsChanged
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.policy import decide as rules
 from projections.policy.cost import ScoredCandidate, score
+from projections.policy.decide import decide
+from projections.policy.rules import RULES
 from replay.bisect.first_difference import find_first_difference
 from replay.bisect.settings_comparison import compare_settings, settings_of_revisions, settings_with_changes
 from replay.bisect.version_comparison import compare_versions
@@ -50,7 +51,7 @@ def test_a_bug_in_the_rules_is_found_at_its_first_decision(path: Path, monkeypat
     """And told to be one: all that the decision rests on is the same."""
     with Recording.open(path, KEY) as recording:
         first = next(iter(Playback(recording, gaps=Gaps())))
-        monkeypatch.setattr(rules, "score", negated)
+        monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
         found = find_first_difference(recording)
     assert found is not None
     assert (found.difference.request, found.difference.seq) == (first.event.request, first.seq)
@@ -99,7 +100,7 @@ def test_two_revisions_part_at_their_first_other_choice(path: Path) -> None:
         for number, at in enumerate(Playback(recording, gaps=Gaps())):
             for revision in (3, 2):
                 event = at.event
-                ranked[revision] = rules.decide(at.view, at.request, SETTINGS[revision], event.now_ms, event.seed)
+                ranked[revision] = decide(at.view, at.request, SETTINGS[revision], event.now_ms, event.seed)
             if number < found.same:
                 assert ranked[3].worker == ranked[2].worker
             else:
@@ -159,7 +160,7 @@ def test_another_version_parts_where_it_decides_otherwise(
         assert (same.compared, same.parting) == (SCALE.decisions, None)
         half = compare_versions(recording, lines, start=40)
         assert 0 < half.compared < SCALE.decisions
-        monkeypatch.setattr(rules, "score", negated)
+        monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
         other = compare_versions(recording, lines)
         assert other.parting is not None
         assert (other.parting.same, other.parting.what) in {(0, "choice"), (0, "cost")}

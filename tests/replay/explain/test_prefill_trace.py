@@ -18,7 +18,8 @@ from core.events import RequestRouted
 from core.events.jobs import PrefillPulled
 from core.kv_transfer import RECOMPUTED as REASONS
 from core.subjects import JOBS, ROUTING
-from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, decide_prefill
+from projections.policy.decide import decide_prefill
+from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs
 from replay.explain import prefill_trace
 from replay.explain.explain import explain
 from replay.explain.explanation import AttemptExplanation, PrefillJobTrace

@@ -13,8 +13,8 @@ from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChan
 from core.ids import Epoch, SourceId, StreamName
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING
-from projections.policy import decide as rules
 from projections.policy.cost import ScoredCandidate, score
+from projections.policy.rules import RULES
 from replay.recording.recording import Recording
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_reader import ArchiveReader
@@ -90,7 +90,7 @@ def test_a_gap_that_the_replica_knew_excuses_nothing(
     found = verified(stage, tmp_path)
     assert (found.verified, found.not_judged) == (3, {})
     assert [gap.kind for gap in found.gaps] == ["gap"]
-    monkeypatch.setattr(rules, "score", shifted)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=shifted))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {"gap": 2})
     assert found.differences[0].request == "unknown"
@@ -128,22 +128,19 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
             return verify(recording)
 
     assert (found().verified, found().not_judged, found().different) == (2, {}, 0)
-    monkeypatch.setattr(rules, "score", shifted)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=shifted))
     assert (found().verified, found().not_judged, found().different) == (0, {"cut": 1}, 1)
     assert found().differences[0].request == "late"
 
 
-def test_settings_and_versions_that_are_not_here_are_told(stage: Stage, tmp_path: Path) -> None:
-    """A record of other rules, or of settings that this program cannot read, is not judged."""
-    event = stage.decided("other-rules", ASKED)
-    stage.tell(structs.replace(event, decide_version=2, digest="0" * 16))
+def test_settings_that_are_not_here_are_told(stage: Stage, tmp_path: Path) -> None:
+    """A record of settings that this program cannot read is not judged."""
     stage.tell(SettingsChanged(revision=9, settings={"policy": "kv", "from_the_future": 1}))
     event = stage.decided("other-settings", ASKED)
     stage.tell(structs.replace(event, settings_revision=9, digest="0" * 16))
     found = verified(stage, tmp_path)
-    assert (found.verified, found.different, found.not_judged) == (2, 0, {"settings": 1, "version": 1})
+    assert (found.verified, found.different, found.not_judged) == (2, 0, {"settings": 1})
     assert "from_the_future" in found.not_judged_why["settings"]
-    assert "version 2" in found.not_judged_why["version"]
 
 
 def test_own_words_that_are_missing_excuse_until_the_replica_restates_itself(stage: Stage, tmp_path: Path) -> None:

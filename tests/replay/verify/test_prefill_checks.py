@@ -14,15 +14,16 @@ from msgspec import structs
 from api.cli.renderer import render
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.codec import Message
-from core.events import RequestPrefilled, RequestRouted, WorkerLeft
+from core.events import ReplicaJoined, RequestPrefilled, RequestRouted, WorkerLeft
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
+from core.events.routing import PROGRAM_VERSION
 from core.ids import StreamName
 from core.subjects import JOBS, ROUTING
-from projections.policy import prefill_choice as rules
+from projections.policy.prefill_choice import PrefillInputs, prefill_reason
+from projections.policy.rules import RULES
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
-from replay.verify import prefill_checks as verifying
 from replay.verify.prefill_checks import PREFILL_TERMS
 from replay.verify.verify import VerifyResult, verify
 from streams.log import Record
@@ -173,21 +174,50 @@ def test_a_job_that_another_ended(tmp_path: Path, over: bool) -> None:
 def test_rules_that_changed_are_a_difference(run: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in them shows as in decisions; what was short is short still."""
 
-    def all_short(inputs: rules.PrefillInputs) -> Any:
-        return rules.decide_prefill(inputs._replace(min_tokens=1_000_000))
+    def all_short(inputs: PrefillInputs) -> str:
+        return prefill_reason(inputs._replace(min_tokens=1_000_000))
 
-    monkeypatch.setattr(verifying, "decide_prefill", all_short)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(prefill_reason=all_short))
     found = verify(run)
     assert (found.prefills.different, found.prefills.verified) == (5, 1)
     assert {each.term for each in found.prefills.differences} == {"reason"}
 
 
-def test_a_verdict_of_other_rules_is_not_judged(run: Recording, tmp_path: Path) -> None:
-    other = changed(run, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: _report(it, reason="of_the_future"))
-    found = found_in(other)
-    assert found.holds
-    assert (found.prefills.verified, found.prefills.not_judged) == (5, {"version": 1})
-    assert "another version of the program's rules" in render(verified_text(found, {}))  # type: ignore[arg-type]
+def test_a_verdict_is_made_again_by_its_own_rules(
+    run: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2 needs twice the tokens: what it had computed here follows from it, and not from version 1."""
+
+    def of_two(inputs: PrefillInputs) -> str:
+        return prefill_reason(inputs._replace(min_tokens=1_000_000))
+
+    monkeypatch.setitem(RULES, 2, RULES[1]._replace(prefill_reason=of_two))
+    lie = {"rules": 2, "reason": "short", "remote": False, "job": "", "worker": "", "outcome": ""}
+    other = changed(run, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: _report(it, **lie), _was_pulled)
+    assert (found_in(other).prefills.verified, found_in(other).prefills.different) == (6, 0)
+    monkeypatch.setitem(RULES, 2, RULES[1])
+    assert (found_in(other).prefills.verified, found_in(other).prefills.different) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("lie", "program", "term"),
+    [
+        ({"reason": "of_the_future"}, "9.0.0", "reason"),
+        ({"rules": 2}, PROGRAM_VERSION, "rules"),
+        ({"rules": 0}, "9.0.0", "rules"),
+        ({"rules": 2}, "9.0.0", ""),
+    ],
+)
+def test_a_verdict_of_rules_that_are_not_here(
+    run: Recording, tmp_path: Path, lie: dict[str, Any], program: str, term: str
+) -> None:
+    """It is excused only by a newer program in the log; an unknown word under known rules is a difference."""
+    changed(run, tmp_path / "one", ROUTING, ReplicaJoined, lambda it: structs.replace(it, version=program))
+    with Recording.open(tmp_path / "one", KEY) as one:
+        found = found_in(changed(one, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: _report(it, **lie)))
+    assert [each.term for each in found.prefills.differences] == [term] * bool(term)
+    assert (found.prefills.verified, found.prefills.not_judged) == (5, {} if term else {"version": 1})
+    assert ("by rules of a newer program" in render(verified_text(found, {}))) == (not term)  # type: ignore[arg-type]
 
 
 def test_a_preferred_worker_that_was_rewritten_is_named(run: Recording, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from core.ids import ReplicaId, StreamName, to_column
 from core.prompt import HASH_BYTES, hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, is_kv
-from projections.policy import decide as rules
 from projections.policy.cost import ScoredCandidate, score
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest
 from replay.playback.playback import Playback
 from replay.playback.state_cursors import SharedCursors
@@ -172,7 +172,7 @@ def last_of_equals(
 
 def test_a_wrong_sign_shows_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the cost of the first decision that has one."""
-    monkeypatch.setattr(rules, "score", negated)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
     found = verified(path)
     assert not found.holds
     assert found.different > SCALE.decisions / 2
@@ -185,7 +185,7 @@ def test_a_wrong_sign_shows_at_once(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_wrong_tie_break_shows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In decisions with equal costs, and in no others."""
-    monkeypatch.setattr(rules, "rank", last_of_equals)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(rank=last_of_equals))
     found = verified(path)
     assert not found.holds
     assert {each.term for each in found.differences} == {"choice"}
@@ -199,7 +199,7 @@ def test_rules_that_fail_are_a_difference(path: Path, monkeypatch: pytest.Monkey
     def fails(*_: object) -> list[ScoredCandidate]:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(rules, "rank", fails)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(rank=fails))
     found = verified(path)
     assert found.different == SCALE.decisions
     assert found.differences[0].term == "failure"

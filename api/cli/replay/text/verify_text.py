@@ -23,7 +23,7 @@ SHOWN = 10
 """Items shown of each list in text; JSON has all that are kept."""
 MILLI = 1000
 REASONS = {
-    "version": "decided by another version of the program's rules",
+    "version": "decided by rules of a newer program than this one",
     "settings": "their settings are not in this recording",
     "replaced": "the history that they depend on was replaced",
     "end": "they depend on messages behind the end of this recording",

@@ -16,8 +16,8 @@ from core.codec import Message
 from core.errors import CallerError
 from core.events import BlocksStored
 from core.prompt import hashes_to_bytes
-from projections.policy import decide as rules
 from projections.policy.cost import ScoredCandidate, score
+from projections.policy.rules import RULES
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -92,7 +92,7 @@ def negated(*given: object) -> list[ScoredCandidate]:
 
 def test_a_difference_is_shown_with_both_sides_and_the_term(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status 1; the first few in text, all that are kept in JSON, with what was recorded and recomputed."""
-    monkeypatch.setattr(rules, "score", negated)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
     found = ask(log)
     assert found.exit_code == 1
     lines = found.stdout.splitlines()
@@ -176,7 +176,7 @@ def test_what_is_written_can_be_compared_with(log: Path, tmp_path: Path, monkeyp
     assert all(line["recorded"] == line["recomputed"] for line in told)
     same = ask(log, "--against", str(lines), command="bisect")
     assert (same.exit_code, same.stdout.strip()) == (0, f"All {DECISIONS} decisions that both made are the same.")
-    monkeypatch.setattr(rules, "score", negated)
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
     other = ask(log, "--against", str(lines), command="bisect")
     assert other.exit_code == 1
     assert other.stdout.startswith(f"They part at {told[0]['request']}")

@@ -1,0 +1,45 @@
+"""Rules: the functions of which one version of the rules is made, and RULES: every version, all of them executable.
+
+A decision is made, and made again, under the version that it records. The modules beside this one hold the newest
+rules. A change of them that can give another decision needs a new version:
+
+1. The functions as they were move to a module `rules_vN`, and `RULES[N]` names them there.
+2. RULES gets the next version with the changed functions; DECIDE_VERSION names it, and PROGRAM_VERSION is raised.
+
+`tests/golden/test_decisions.py` fails while that is not done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+from core.events.routing import DECIDE_VERSION
+from core.ids import WorkerId
+from core.settings import RoutingSettings
+from projections.policy.candidates import CandidateSet, find_candidates
+from projections.policy.cost import ScoredCandidate, score
+from projections.policy.policies import rank
+from projections.policy.prefill_backlog import PrefillBacklog
+from projections.policy.prefill_choice import Preferred, PrefillInputs, preferred_worker, prefill_reason
+from projections.policy.view import Candidate, RouteRequest, View
+
+Score = Callable[
+    [list[Candidate], RouteRequest, RoutingSettings, Container[WorkerId], PrefillBacklog], list[ScoredCandidate]
+]
+Rank = Callable[[list[ScoredCandidate], RouteRequest, RoutingSettings, int, int], list[ScoredCandidate]]
+
+
+class Rules(NamedTuple):
+    """The functions of one version: pure, without clock and I/O."""
+
+    find_candidates: Callable[[View, RouteRequest, RoutingSettings, int], CandidateSet]
+    score: Score
+    rank: Rank
+    preferred_worker: Callable[[View, RouteRequest, int], Preferred]
+    prefill_reason: Callable[[PrefillInputs], str]
+
+
+RULES: dict[int, Rules] = {1: Rules(find_candidates, score, rank, preferred_worker, prefill_reason)}
+"""By the version that a decision records (`RequestRouted.decide_version`)."""
+assert max(RULES) == DECIDE_VERSION
