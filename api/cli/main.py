@@ -126,7 +126,8 @@ def contrail() -> None:
     contrail up --model Qwen/Qwen3-0.6B      a real one
     contrail explain REQUEST_ID              why that worker
 
-    Exit status: 0, 1 (the answer is no), 2 (it could not be asked) or 130 (Ctrl-C; `up` ends in order, with 0).
+    Exit status: 0, 1 (the answer is no), 2 (it could not be asked), 3 (nothing could be judged) or 130 (Ctrl-C; `up`
+    ends in order, with 0).
     """
 
 

@@ -15,8 +15,9 @@ import msgspec
 from api.cli.renderer import Text, render
 from api.process.printable import printable_json
 
-EXIT_NO, EXIT_NOT_ASKED, EXIT_INTERRUPTED = 1, 2, 130
-"""Exit statuses: the answer is no; the command could not do its work; Ctrl-C ended it, as shells have it."""
+EXIT_NO, EXIT_NOT_ASKED, EXIT_NOT_JUDGED, EXIT_INTERRUPTED = 1, 2, 3, 130
+"""Exit statuses: the answer is no; the command could not do its work, or was called with words that it does not know
+(as click has it); there is something to judge, and none of it could be judged; Ctrl-C ended it, as shells have it."""
 
 
 def print_result(text: Text, value: Any, *, as_json: bool) -> None:

@@ -48,6 +48,10 @@ class RefusalCounts(msgspec.Struct, kw_only=True):
     different: int = 0
     not_judged: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.verified + self.different + self.not_judged
+
 
 class FoldCounts(msgspec.Struct, kw_only=True):
     """Counts of fold digests that replicas reported, compared with the log's folds."""
@@ -86,6 +90,16 @@ class VerifyResult(msgspec.Struct, kw_only=True):
 
     @property
     def holds(self) -> bool:
+        """True if nothing differs, no chain is broken, and something was judged if there is anything to judge."""
+        return self.sound and not self.none_judged
+
+    @property
+    def complete(self) -> bool:
+        """True if it holds, everything was judged, and chains are proved with the deployment's key."""
+        return self.holds and not any(self.unjudged.values()) and self.proof.origin
+
+    @property
+    def sound(self) -> bool:
         """True if nothing differs and no chain is broken."""
         differ = (
             self.different
@@ -95,6 +109,29 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             or self.unaccounted
         )
         return self.proof.holds and not differ
+
+    @property
+    def none_judged(self) -> str:
+        """`decision` if there are decisions and none was judged; of a range without any the same of its refusals, or
+        else of its prefill verdicts. Empty if something was judged, or there is nothing to judge."""
+        refusals, prefills = self.refusals, self.prefills
+        counts = {
+            "decision": (self.decisions, self.verified + self.different),
+            "refusal": (refusals.total, refusals.verified + refusals.different),
+            "prefill verdict": (prefills.total, prefills.verified + prefills.different),
+        }
+        return next(("" if judged else kind for kind, (total, judged) in counts.items() if total), "")
+
+    @property
+    def unjudged(self) -> dict[str, int]:
+        """Kind to how many of it were not judged."""
+        return {
+            "decision": sum(self.not_judged.values()),
+            "refusal": self.refusals.not_judged,
+            "fold report": self.folds.not_judged,
+            "prefill verdict": sum(self.prefills.not_judged.values()),
+            "prefill job": self.prefills.jobs.not_judged + self.prefills.jobs.untold,
+        }
 
     @property
     def unaccounted(self) -> int:

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from api.cli.options import MOMENT_HELP, RecordingRange
-from api.cli.output import EXIT_NO, print_result, show_decision_progress
+from api.cli.output import EXIT_NO, EXIT_NOT_JUDGED, print_result, show_decision_progress
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.errors import CallerError
@@ -34,6 +34,7 @@ JOBS_MAX = 8
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write a JSON line per decision, for `bisect --against`.",
 )
+@click.option("--strict", is_flag=True, help="Exit status 1 unless all is judged, and proved with the key.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that share the work; as many as there are CPUs.")
 def verify(
     source: RecordingSource,
@@ -43,18 +44,23 @@ def verify(
     write: Path | None,
     jobs: int | None,
     *,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Make every recorded decision again, from the log alone: all must come out as they were, bit for bit.
 
     First the chains of all messages are checked; with the deployment's key that proves that the record says what was
-    said. Then every decision is made again at the cursor that it was made at. What a gap keeps from being judged is
-    counted by reason, never as right. Exit status 1 if anything differs or is broken.
+    said. Then every decision is made again at the cursor that it was made at, by the version of the rules that made
+    it. What a gap keeps from being judged is counted by reason, never as right.
+
+    Exit status 0 if all of it is equal, or named as not judged with the reason; 1 if anything differs or is broken; 3
+    if there are decisions and none could be judged. With --strict 1 unless all was judged, and proved with the key.
 
     \b
     contrail replay verify --data data
     contrail replay verify --log incident.contrail --key-file key
     contrail replay verify --from -1h --replica frontend-2 --json
+    contrail replay verify --log incident.contrail --key-file key --strict
     contrail replay verify --log old.contrail --write before.jsonl
     """
     now_ms = source.now_ms
@@ -72,10 +78,12 @@ def verify(
             progress=show_decision_progress(),
             on_verdict=on_verdict,
         )
-        value = verified_json(found, recording.names)
-        print_result(verified_text(found, recording.names), value, as_json=as_json)
-    if not found.holds:
+        value = verified_json(found, recording.names, strict=strict)
+        print_result(verified_text(found, recording.names, strict=strict), value, as_json=as_json)
+    if not found.sound or (strict and not found.complete):
         raise SystemExit(EXIT_NO)
+    if found.none_judged:
+        raise SystemExit(EXIT_NOT_JUDGED)
 
 
 @contextmanager

@@ -41,10 +41,12 @@ REASONS = {
 # --- text --------------------------------------------------------------------------------------------------------
 
 
-def verified_text(found: VerifyResult, names: Participants) -> Text:
-    """The verdict, then the differences, then the counts."""
-    is_partial = bool(found.not_judged) or not found.decisions
-    yield Mark(_verdict(found), PROBLEM if not found.holds else WARNING if is_partial else OK)
+def verified_text(found: VerifyResult, names: Participants, *, strict: bool = False) -> Text:
+    """The verdict, then the differences, then the counts. If `strict`, a line says what was not judged or proved."""
+    is_partial, fails = bool(found.not_judged) or not found.decisions, strict and not found.complete
+    yield Mark(_verdict(found), PROBLEM if fails or not found.holds else WARNING if is_partial else OK)
+    if fails and found.holds:
+        yield f"  --strict: {_incomplete(found)}"
     broken, folds, prefills = found.proof, found.folds, found.prefills
     yield from (f"  {each.kind}: {each.what}" for each in broken.breaks[:SHOWN])
     yield from _more(broken.broken, "")
@@ -72,17 +74,29 @@ def _verdict(found: VerifyResult) -> str:
     if different or refusals:
         refused = f", nor {count_text(refusals, 'refusal')}" if refusals else ""
         return f"{different:,} of {decisions} {_follow(different)} from the log{refused}."
-    if exception := _exception(found):
-        return f"Every decision follows from the log, but {exception}."
     if found.unaccounted:
         return f"{count_text(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
-    if not_judged := sum(found.not_judged.values()):
-        follow = plural(found.verified, "follows", "follow")
-        return f"{found.verified:,} of {decisions} {follow} from the log; {not_judged:,} not judged."
-    all_follow = (
-        f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log."
-    )
-    return all_follow if found.decisions else "No decision is in this range."
+    exception = _exception(found)
+    return f"{_following(found)}{f', but {exception}' if exception else ''}."
+
+
+def _following(found: VerifyResult) -> str:
+    """The sentence on the decisions, where none differs, without its full stop."""
+    if kind := found.none_judged:
+        return f"None of {count_text(found.unjudged[kind], kind)} was judged, so nothing is verified"
+    if not_judged := found.unjudged["decision"]:
+        decisions, follow = count_text(found.decisions, "decision"), plural(found.verified, "follows", "follow")
+        return f"{found.verified:,} of {decisions} {follow} from the log; {not_judged:,} not judged"
+    if not found.decisions:
+        return "No decision is in this range"
+    return f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log"
+
+
+def _incomplete(found: VerifyResult) -> str:
+    """The kinds that are not judged, and chains that are not proved; of a result that is not complete."""
+    kinds = " and ".join(count_text(count, kind) for kind, count in found.unjudged.items() if count)
+    proved = "" if found.proof.origin else "the chains are not proved with the deployment's key"
+    return "; ".join(filter(None, (f"{kinds} not judged" if kinds else "", proved)))
 
 
 def _exception(found: VerifyResult) -> str:
@@ -215,11 +229,11 @@ def _unproved(proof: ChainProof) -> str:
 # --- JSON --------------------------------------------------------------------------------------------------------
 
 
-def verified_json(found: VerifyResult, names: Participants) -> dict[str, Any]:
-    """Stable snake_case keys."""
+def verified_json(found: VerifyResult, names: Participants, *, strict: bool = False) -> dict[str, Any]:
+    """Stable snake_case keys. If `strict`, `holds` needs all judged and proved."""
     prefills = [_timed(it, request=it.request or None, job=it.job or None) for it in found.prefills.differences]
     return {
-        "holds": found.holds,
+        "holds": found.complete if strict else found.holds,
         "decisions": found.decisions,
         "verified": found.verified,
         "different": found.different,

@@ -16,8 +16,10 @@ from core.codec import Message
 from core.errors import CallerError
 from core.events import BlocksStored
 from core.prompt import hashes_to_bytes
+from core.subjects import LOAD
 from projections.policy.cost import ScoredCandidate, score
 from projections.policy.rules import RULES
+from replay.verify import evidence
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -56,6 +58,47 @@ def test_the_first_line_is_the_answer(log: Path) -> None:
     keyless = ask(log, key=False)
     assert keyless.exit_code == 0
     assert "not proved: give the deployment's key" in keyless.stdout
+
+
+def test_none_judged_is_no_success(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 3, `holds` is false, and the first line says it; 1 with --strict. To an older program without the
+    rules of the log."""
+    monkeypatch.setitem(RULES, 0, RULES[1])
+    monkeypatch.delitem(RULES, 1)
+    monkeypatch.setattr(evidence, "PROGRAM_VERSION", "0.0.9")
+    found = ask(log)
+    assert found.exit_code == 3, found.output
+    assert found.stdout.splitlines()[0] == f"None of {DECISIONS} decisions was judged, so nothing is verified."
+    assert "All " not in found.stdout
+    told = as_json(log, status=3)
+    assert (told["holds"], told["verified"], told["different"]) == (False, 0, 0)
+    assert told["not_judged"] == {"version": DECISIONS}
+    assert as_json(log, "--strict", status=1)["holds"] is False
+
+
+def test_strict_fails_on_what_is_not_judged_or_not_proved(log: Path, tmp_path: Path) -> None:
+    """Of a whole log with the key it succeeds; without the key, or with one part of the log cut off, it does not."""
+    assert ask(log, "--strict").exit_code == 0
+    keyless = ask(log, "--strict", key=False)
+    assert keyless.exit_code == 1
+    assert "--strict: the chains are not proved with the deployment's key" in keyless.stdout
+    with ArchiveReader.open(log) as source:
+        writer = ArchiveWriter(tmp_path / "log", "bench", KEY.chain_key, "x", 1)
+        for stream in source.streams:
+            span, first = source.span(stream), 7 if stream == LOAD else 1
+            writer.open(stream, span.epoch, 1, first)  # type: ignore[arg-type]
+            for record in source.read(stream, first):
+                writer.add(record)
+        writer.finish(writer.contents(0, 1))
+    (tmp_path / "key").write_text(KEY.secret.hex())
+    told = as_json(tmp_path / "log")
+    not_judged = sum(told["not_judged"].values())
+    assert (told["holds"], told["verified"] > 0, not_judged > 0) == (True, True, True)
+    assert as_json(tmp_path / "log", "--strict", status=1)["holds"] is False
+    lines = ask(tmp_path / "log", "--strict").stdout.splitlines()
+    assert lines[0].endswith(f"follow from the log; {not_judged} not judged.")
+    assert lines[1].startswith(f"  --strict: {not_judged} decisions")
+    assert lines[1].endswith("not judged")
 
 
 def test_json_has_what_scripts_rely_on(log: Path) -> None:
@@ -145,7 +188,7 @@ def test_a_broken_chain_comes_first(log: Path, tmp_path: Path) -> None:
 
 
 def test_gaps_are_named_and_counted(log: Path, tmp_path: Path) -> None:
-    """What retention took is no difference."""
+    """What retention took is no difference; but nothing is verified where it took what all decisions rest on."""
     with ArchiveReader.open(log) as source:
         writer = ArchiveWriter(tmp_path / "log", "bench", KEY.chain_key, "x", 1)
         for stream in source.streams:
@@ -155,14 +198,15 @@ def test_gaps_are_named_and_counted(log: Path, tmp_path: Path) -> None:
                 writer.add(record)
         writer.finish(writer.contents(0, 1))
     (tmp_path / "key").write_text(KEY.secret.hex())
-    found = as_json(tmp_path / "log")
+    found = as_json(tmp_path / "log", status=3)
+    assert found["holds"] is False
     assert found["decisions"] == DECISIONS
     assert found["verified"] + sum(found["not_judged"].values()) == DECISIONS
     assert found["not_judged"]["cut"] > 0
     assert {gap["kind"] for gap in found["gaps"]} == {"cut"}
     assert all(gap["messages"] > 0 and gap["name"] is None and len(gap["source"]) == 16 for gap in found["gaps"])
     text = ask(tmp_path / "log")
-    assert "not judged" in text.stdout.splitlines()[0]
+    assert text.stdout.splitlines()[0] == f"None of {DECISIONS} decisions was judged, so nothing is verified."
     assert "cut off by retention" in text.stdout
 
 
