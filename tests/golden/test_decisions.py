@@ -1,0 +1,197 @@
+"""Old decisions: every one of each version of the rules comes out as it was, bit for bit.
+
+`make_decisions` has written the logs. A change of the rules without a new version fails here, in the first decision
+that comes out otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core.events import RequestPrefilled, RequestRejected
+from core.events.routing import PROGRAM_VERSION
+from core.ids import from_column
+from core.settings import APPROXIMATE, POLICIES
+from core.subjects import ROUTING
+from projections.policy import policies
+from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, score
+from projections.policy.policies import TEMPERATURE_POLICIES, rank
+from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, prefill_reason
+from projections.policy.rules import RULES
+from replay.playback.playback import Playback, RecordedDecision
+from replay.recording.gaps import Gaps
+from replay.recording.recording import Recording
+from replay.verify.verify import VerifyResult, verify
+from tests.golden.make_decisions import FOLDER, REQUESTS, SETTINGS, path_of
+from tests.replay.staged import KEY
+
+FILES = {int(path.stem.removeprefix("decisions_v")): path for path in sorted(FOLDER.glob("decisions_v*.contrail"))}
+CHANGED = """
+{differ} of version {version} of the rules come out otherwise, first {first}.
+
+The rules have changed, and logs have decisions that the rules made as they were. So the change needs a new version:
+move the functions as they were to projections/policy/rules_v{version}.py, name them in RULES[{version}], put the new
+ones into RULES[{next}], raise DECIDE_VERSION and PROGRAM_VERSION, and run `python -m tests.golden.make_decisions`.
+"""
+
+
+def verified(version: int) -> VerifyResult:
+    with Recording.open(FILES[version], KEY) as recording:
+        return verify(recording)
+
+
+def check(version: int) -> None:
+    """All of that version come out as they were."""
+    found = verified(version)
+    differ, first = found.different + found.refusals.different + found.prefills.different, ""
+    if found.differences:
+        it = found.differences[0]
+        first = f"{it.request} in {it.term}: {it.term_recorded} was recorded, {it.term_recomputed} comes out"
+    elif found.prefills.differences:
+        other = found.prefills.differences[0]
+        first = f"the prefill verdict on {other.request} in {other.term}: {other.recorded}, now {other.recomputed}"
+    assert not differ, CHANGED.format(differ=differ, version=version, first=first, next=max(RULES) + 1)
+    assert (found.not_judged, found.refusals.not_judged, found.prefills.not_judged) == ({}, 0, {})
+    assert found.verified == found.decisions > len(SETTINGS) * REQUESTS * 0.9
+    assert found.refusals.verified > 2
+    assert found.prefills.verified > 200
+    assert {each.kind for each in found.proof.breaks} == {"missing"}  # of the worker of which messages were lost
+
+
+@pytest.mark.parametrize("version", FILES)
+def test_every_decision_is_what_it_was(version: int) -> None:
+    """By the version of the rules that made it."""
+    check(version)
+
+
+def test_every_version_has_its_log() -> None:
+    """Each file is of one version, and was written by a program that is newer than those of versions before."""
+    assert FILES.keys() == RULES.keys(), "python -m tests.golden.make_decisions writes the log of a new version"
+    programs = []
+    for version, path in FILES.items():
+        assert path == path_of(version)
+        with Recording.open(path, KEY) as recording:
+            assert {at.event.decide_version for at in Playback(recording, gaps=Gaps())} == {version}
+            (program,) = set(recording.replicas.versions.values())
+            programs.append([int(number) for number in program.split(".")])
+    assert programs == sorted(programs)
+    assert len(programs) == len({*map(tuple, programs)}), "PROGRAM_VERSION is raised with DECIDE_VERSION"
+    assert programs[-1] <= [int(number) for number in PROGRAM_VERSION.split(".")]
+
+
+@pytest.mark.parametrize("path", FILES.values(), ids=lambda path: path.stem)
+def test_the_log_has_every_state(path: Path) -> None:
+    """Whatever the rules distinguish is in a decision: else a change of it would pass."""
+    with Recording.open(path, KEY) as recording:
+        decisions = list(_facts(Playback(recording, gaps=Gaps())))
+        events = [event for _, message in recording.messages(ROUTING) for event in message.events]
+    facts = {fact for each in decisions for fact in each}
+    assert facts >= {
+        *((policy, "chosen") for policy in POLICIES),
+        *((policy, "temperature") for policy in TEMPERATURE_POLICIES),
+        *(("kv", fact) for fact in ("tie margin", "tiers", "pending", "stale", "unknown cache", "equal", "prefer")),
+        *(("time", fact) for fact in ("tie margin", "wait", "held", "learned", "given time", "pending")),
+        *(("session", fact) for fact in ("named", "by prefix", "wait", "beyond the bound")),
+        *((APPROXIMATE, fact) for fact in ("retention", "cached")),
+        *(("", reason) for reason in ("other_model", "other_block_size", "not_connected", "draining", "overloaded")),
+        *(("", reason) for reason in ("suspected", "failed", "last resort", "another attempt", "all recorded")),
+        ("", "some recorded"),
+    }
+    refused = [event for event in events if isinstance(event, RequestRejected)]
+    assert {event.reason for event in refused} == {"overloaded", "no_workers"}
+    verdicts = [event.prefill for event in events if isinstance(event, RequestPrefilled) and event.prefill is not None]
+    assert {report.reason for report in verdicts} == set(PREFILL_REASONS)
+
+
+def _facts(playback: Playback) -> Iterator[set[tuple[str, str]]]:
+    for at in playback:
+        assert isinstance(at, RecordedDecision)
+        policy, event = at.event.policy, at.event
+        own = {(policy, fact) for fact, holds in _of_policy(at).items() if holds}
+        left = {worker for reason in ("suspected", "failed") for worker in at.view.local.get(reason, ())}
+        yield (
+            own
+            | {("", reason) for reason in event.excluded}
+            | {
+                ("", fact)
+                for fact, holds in {
+                    "last resort": event.worker in left,
+                    "another attempt": event.attempt > 0,
+                    "all recorded": event.candidates_total == len(from_column(event.candidates)),
+                    "some recorded": event.candidates_total > len(from_column(event.candidates)),
+                }.items()
+                if holds
+            }
+        )
+
+
+def _of_policy(at: RecordedDecision) -> dict[str, bool]:
+    event, settings = at.event, at.settings
+    columns = event.columns
+    workers, stale = from_column(event.candidates), at.view.local.get("stale", frozenset())
+    return {
+        "chosen": True,
+        "temperature": settings.temperature_m > 0 and columns["cost"][0] > min(columns["cost"]),
+        "tie margin": settings.tie_margin_m > 0 and columns["cost"][0] > min(columns["cost"]),
+        "tiers": any(one < both for one, both in zip(columns["overlap"], columns["overlap_all"], strict=True)),
+        "pending": any(map(int.__gt__, columns["pending"], columns["overlap_all"])),
+        "stale": any(worker in stale and held for worker, held in zip(workers, columns["overlap"], strict=True)),
+        "unknown cache": 0 in columns["known"],
+        "equal": len(set(columns["cost"])) < len(columns["cost"]),
+        "prefer": bool(event.prefer),
+        "wait": any(columns.get("wait_us", ())),
+        "held": bool(event.held) and event.policy in ESTIMATING_POLICIES,
+        "learned": bool(event.prefill_time),
+        "given time": settings.prefill_us_per_token_m > 0,
+        "named": bool(event.session),
+        "by prefix": not event.session,
+        "beyond the bound": any(columns["cost"]),
+        "retention": event.believed is not None,
+        "cached": any(columns["overlap"]),
+    }
+
+
+# --- changes of the rules without a new version ------------------------------------------------------------------
+
+
+def _sign(*given: object) -> list[ScoredCandidate]:
+    return [each._replace(cost=-each.cost) for each in score(*given)]  # type: ignore[arg-type]
+
+
+def _rounded(*given: object) -> list[ScoredCandidate]:
+    """A unit of a thousandth of a block."""
+    return [each._replace(cost=each.cost + (each.cost % 7 == 3)) for each in score(*given)]  # type: ignore[arg-type]
+
+
+def _other_order(*given: object) -> list[ScoredCandidate]:
+    """The last two change places."""
+    ranked = rank(*given)  # type: ignore[arg-type]
+    return [*ranked[:-2], *reversed(ranked[-2:])]
+
+
+def _at_the_bound(inputs: PrefillInputs) -> str:
+    """A prompt of just the least length."""
+    return prefill_reason(inputs._replace(min_tokens=inputs.min_tokens - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("score", _sign), ("score", _rounded), ("rank", _other_order), ("prefill_reason", _at_the_bound)],
+    ids=["sign", "rounding", "order", "bound"],
+)
+def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
+    """The message names the decision and says to add a version."""
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(**{name: function}))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"RULES\[2\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+        check(1)
+
+
+def test_a_change_of_one_policy_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of the draws by temperature, but for the first, are half as much."""
+    table = (policies.SOFT_TABLE[0], *(weight // 2 for weight in policies.SOFT_TABLE[1:]))
+    monkeypatch.setattr(policies, "SOFT_TABLE", table)
+    with pytest.raises(AssertionError, match="come out otherwise"):
+        check(1)
