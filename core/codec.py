@@ -25,6 +25,8 @@ from core.events import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    RequestRejected,
+    RequestRouted,
     SettingsChanged,
     UnknownEvent,
     WorkerJoined,
@@ -69,6 +71,10 @@ READABLE = (
     JobsRestated,
 )
 """Events of low rate: a message of nothing else is JSON."""
+DECISIONS = frozenset({RequestRouted, RequestRejected})
+"""Events that record a decision of a replica."""
+_DECISION = b"RequestR"
+"""The names of DECISIONS begin with it, and no other event's name does."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +151,12 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 encode_event: Callable[[Event], bytes] = _encoder.encode
 """The event's own bytes; a message holds them as they are."""
+
+
+def is_decision(encoding: bytes) -> bool:
+    """True if the encoding, of `encode_event`, is of one of DECISIONS. The event's name stands behind the head of a
+    map, of one or of three bytes, and the key `type`."""
+    return encoding[9:17] == _DECISION or encoding[7:15] == _DECISION
 
 
 def encode_message(

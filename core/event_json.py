@@ -10,7 +10,7 @@ import msgspec
 
 from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
-from core.events import DivergenceFound, Points, UnknownEvent
+from core.events import DecisionCounts, DivergenceFound, Points, UnknownEvent
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -81,6 +81,10 @@ def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
     return None if value is None else msgspec.structs.asdict(value)
 
 
+def _counts(value: DecisionCounts | msgspec.UnsetType) -> dict[str, int] | None:
+    return None if isinstance(value, msgspec.UnsetType) else msgspec.structs.asdict(value)
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
     "pieces": _pieces,
@@ -95,6 +99,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "kv_head": bytes.hex,
     "seed": hash_text,
     "points": _points,
+    "counts": _counts,
     "refolded": hash_text,
 }
 """Fields with another form in the log than in JSON."""

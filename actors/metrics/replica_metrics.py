@@ -87,6 +87,7 @@ GAUGES: dict[str, tuple[str | int, ...]] = {
 COUNTERS: dict[str, tuple[str | int, ...]] = {
     "contrail_chain_gaps": ("Times that messages were missing in a chain", "gaps_found"),
     "contrail_corrupt_records": ("Records that are no messages of ours", "corrupt"),
+    "contrail_decisions_dropped": ("Decisions that are in no log: the journal was full", "dropped", "decisions"),
     "contrail_rebuilds": ("Folds made anew that took the live one's place", "rebuilds"),
     "contrail_history_resets": ("Streams whose history was replaced", "resets"),
     "contrail_divergences": ("Differences found between replicas' folds", "agreement", "divergences"),

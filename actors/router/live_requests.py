@@ -257,6 +257,7 @@ class LiveRequests:
 
     def _send(self, command: Send) -> None:
         request, worker, payload, hint = command
+        self._membership.publisher.decisions_sent += 1
         live, client = self._live[request.id], self._fleet.clients.get(worker)
         live.connection = None if client is None else client.connection
         if live.connection is None:

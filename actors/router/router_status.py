@@ -52,8 +52,16 @@ def publisher_status(publisher: RoutingPublisher) -> dict[str, Any]:
         "ahead": len(publisher.pending_events),
         "outbox": {"events": publisher.outbox.depth, "bytes": publisher.outbox.bytes},
         "journal": publisher.journal._asdict(),
+        "dropped": dropped_status(publisher),
         "log_away_s": round(publisher.outbox.away_s, 1),
     }
+
+
+def dropped_status(publisher: RoutingPublisher) -> dict[str, Any]:
+    """Decisions and other events of this replica that are in no log, and the times between which they were dropped."""
+    counts, times_ms = publisher.counts, publisher.outbox.dropped_ms
+    from_ms, to_ms = times_ms or (None, None)
+    return {"decisions": counts.dropped, "others": counts.dropped_others, "from_ms": from_ms, "to_ms": to_ms}
 
 
 def rss_bytes() -> int:

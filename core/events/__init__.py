@@ -26,6 +26,7 @@ from core.events.kv import (
     WorkerLost,
 )
 from core.events.routing import (
+    DecisionCounts,
     DivergenceFound,
     LocalChanged,
     Points,
@@ -51,6 +52,7 @@ __all__ = [
     "BlocksStored",
     "CacheCleared",
     "CacheRestated",
+    "DecisionCounts",
     "DivergenceFound",
     "EVENT_TYPES",
     "EVENT_VERSION",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase, check_width
 from core.generation import PrefillReport
@@ -106,6 +107,18 @@ class RequestTurnedAway(EventBase, frozen=True):
 QueueEvent = RequestQueued | RequestTurnedAway
 
 
+class DecisionCounts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Counts of a replica since it joined under its id, up to the event that holds them. The log has `made` less
+    `dropped` decisions of the replica before that event, or it lost some."""
+
+    made: int
+    """Decisions: each attempt that was routed, and each request that was rejected."""
+    dropped: int = 0
+    """Decisions among them that are in no log: they passed the bound of the journal, or the journal lost them."""
+    dropped_others: int = 0
+    """Other events that were dropped likewise."""
+
+
 class ReplicaJoined(EventBase, frozen=True):
     """A router is there, with nothing in flight."""
 
@@ -129,6 +142,8 @@ class ReplicaRestated(EventBase, frozen=True):
     reason: str = ""
     begins_us: tuple[int, ...] = ()
     """Expected start of each prefill, by this replica's clock; 0 where it is done. Empty if unknown."""
+    counts: DecisionCounts | UnsetType = UNSET
+    """Left out while the replica has decided and dropped nothing, and by earlier versions."""
 
     def __post_init__(self) -> None:
         check_width(self.workers)
@@ -142,6 +157,8 @@ class ReplicaLeft(EventBase, frozen=True):
     """The router ended by itself; nothing follows."""
 
     reason: str
+    counts: DecisionCounts | UnsetType = UNSET
+    """As in ReplicaRestated; appended by a successor, they are the counts that the journal holds."""
 
 
 class ReplicaLost(EventBase, frozen=True):
@@ -308,6 +325,8 @@ class ReplicaReported(EventBase, frozen=True):
     """By stream."""
     incomplete: tuple[str, ...] = ()
     """Streams of which a source is unknown until it restates itself: nothing is said of them."""
+    counts: DecisionCounts | UnsetType = UNSET
+    """As in ReplicaRestated."""
 
 
 class DivergenceFound(EventBase, frozen=True):

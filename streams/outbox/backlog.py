@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from core.codec import READABLE, encode_event
+from core.codec import READABLE, encode_event, is_decision
 from core.events import Event
 from core.ids import SourceId
 
@@ -79,6 +79,13 @@ class SealedMessage(NamedTuple):
         return f"{source}:{self.n}"
 
 
+class EventCounts(NamedTuple):
+    """Numbers of events, the decisions among them counted apart."""
+
+    events: int
+    decisions: int
+
+
 class BacklogSize(NamedTuple):
     """The events that wait, and their bytes."""
 
@@ -109,8 +116,11 @@ class Backlog(Protocol):
     def restate(self, event: Event) -> bool:
         """The same for what stands for all that was dropped: only the last bound holds it back."""
 
-    def clear(self) -> int:
-        """Nothing waits any more; returns how many events that were."""
+    def clear(self) -> EventCounts:
+        """Nothing waits any more; returns the counts of the events that did."""
+
+    def note_dropped(self, event: Event) -> None:
+        """The event is dropped and never waited; a journal keeps the counts of such events for a successor."""
 
     def take(self) -> Batch:
         """The events of the next message wait no more; at least one, if any waits. `seal` follows at once."""
@@ -121,8 +131,8 @@ class Backlog(Protocol):
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         """The sealed message is in the log: so many are, with this digest and sequence of the last."""
 
-    def abandon(self) -> int:
-        """Another ended our chain: nothing more is taken. Returns how many events are lost by that."""
+    def abandon(self) -> EventCounts:
+        """Another ended our chain: nothing more is taken. Returns the counts of the events that are lost by that."""
 
 
 class _Entry(NamedTuple):
@@ -169,11 +179,14 @@ class MemoryBacklog:
         self._add(event, encoded(event, self._limits), bounded=False)
         return True
 
-    def clear(self) -> int:
-        dropped = len(self._entries)
+    def clear(self) -> EventCounts:
+        dropped = EventCounts(len(self._entries), sum(is_decision(entry.encoded) for entry in self._entries))
         self._entries.clear()
         self._bounded_events = self._bounded_bytes = self._bytes = 0
         return dropped
+
+    def note_dropped(self, event: Event) -> None:
+        pass
 
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
@@ -195,7 +208,7 @@ class MemoryBacklog:
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         pass
 
-    def abandon(self) -> int:
+    def abandon(self) -> EventCounts:
         return self.clear()
 
     def _add(self, event: Event, data: bytes, *, bounded: bool) -> None:

@@ -14,11 +14,21 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.codec import READABLE, newest_key
+from msgspec import UNSET, UnsetType
+
+from core.codec import DECISIONS, READABLE, is_decision, newest_key
 from core.errors import Corrupt
-from core.events import Event
+from core.events import DecisionCounts, Event
 from core.ids import SourceId, StreamName
-from streams.outbox.backlog import ENVELOPE_BYTES, BacklogSize, Batch, OutboxLimits, SealedMessage, encoded
+from streams.outbox.backlog import (
+    ENVELOPE_BYTES,
+    BacklogSize,
+    Batch,
+    EventCounts,
+    OutboxLimits,
+    SealedMessage,
+    encoded,
+)
 from streams.outbox.journal_file import (
     ALIGN,
     EVENT,
@@ -26,6 +36,7 @@ from streams.outbox.journal_file import (
     SEALED,
     SUFFIX,
     WRAP,
+    JournalCounts,
     JournalFile,
     JournalIdentity,
     JournalPosition,
@@ -78,6 +89,12 @@ class Journal:
         self._oldest = _oldest(file.standing)
         self._events = 0
         self._bytes = 0
+        self._decisions = 0
+        """Decisions among the events that wait."""
+        self._made = 0
+        """See JournalCounts, as for those below."""
+        self._dropped_events = 0
+        self._dropped_decisions = 0
         self._recent: deque[tuple[int, bytes, int]] = deque()
         """The first of the events that wait, each as in a StoredRecord."""
         self._in_flight = False
@@ -108,6 +125,15 @@ class Journal:
         return self._file.standing
 
     @property
+    def decision_counts(self) -> DecisionCounts | UnsetType:
+        """Counts of the source for its end. After `scan`, records that cannot be read count as dropped. UNSET if the
+        journal is of an earlier version, or if nothing was decided or dropped."""
+        if not (self._made or self._dropped_events):
+            return UNSET
+        others = self._dropped_events - self._dropped_decisions
+        return DecisionCounts(self._made, self._dropped_decisions, others)
+
+    @property
     def encoded_bytes(self) -> int:
         return self._bytes
 
@@ -123,12 +149,23 @@ class Journal:
     def restate(self, event: Event) -> bool:
         return self._put(event, 0)
 
-    def clear(self) -> int:
-        dropped, self._events, self._bytes, self._next = self._events, 0, 0, self._tail
+    def clear(self) -> EventCounts:
+        dropped = EventCounts(self._events, self._decisions)
+        self._dropped_events += dropped.events
+        self._dropped_decisions += dropped.decisions
+        self._events, self._bytes, self._decisions, self._next = 0, 0, 0, self._tail
         self._recent.clear()
+        self._keep_counts()
         if self.standing.sealed_at or not self._in_flight:
             self._mark(self.standing._replace(events_from=self._tail))
         return dropped
+
+    def note_dropped(self, event: Event) -> None:
+        decided = type(event) in DECISIONS
+        self._made += decided
+        self._dropped_events += 1
+        self._dropped_decisions += decided
+        self._keep_counts()
 
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
@@ -154,6 +191,7 @@ class Journal:
         at, (_, _, n_acked, last_seq, head) = self._tail, self._file.standing
         self._tail = self._file.write(at, SEALED, data)
         self._mark(JournalPosition(at, self._next, n_acked, last_seq, head))
+        self._keep_counts()
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         self._in_flight = False
@@ -162,30 +200,39 @@ class Journal:
                 self._tail = next_lap(self._tail, self._capacity)
             self._next = self._tail
         self._mark(JournalPosition(0, self._next, n_acked, last_seq, head))
+        self._keep_counts()
         if not self._events and self._file.allocated >= RELEASE_BYTES:
             self._file.release()
             self._clear = 0
 
-    def abandon(self) -> int:
+    def abandon(self) -> EventCounts:
         """Waiting events stay in the file for a successor that finds the journal."""
-        return 0
+        return EventCounts(0, 0)
 
     # --- for a successor ---------------------------------------------------------------------------------------
 
     def scan(self) -> Iterator[None]:
         """The events that a dead process left are counted once this has ended; it yields so that others have their
         turn."""
-        at, seen = self._next, 0
+        at, seen, kept = self._next, 0, self._file.counts
+        later_events = later_decisions = 0
+        """Put after the counts were kept."""
         while (record := self._file.read(at)) is not None and record.after - self._oldest <= self._capacity:
             at = self._tail = record.after
             if record.kind in _EVENTS:
                 self._events += 1
                 self._bytes += len(record.data)
+                decides, later = is_decision(record.data), record.after > kept.tail
+                self._decisions += decides
+                later_events += later
+                later_decisions += later and decides
             seen += 1
             if seen % SCAN_RECORDS == 0:
                 yield
-        if self.standing.sealed_at > self._tail:
-            logger.error("%r is damaged: events behind offset %d are lost", self, self._tail)
+        if kept.tail:
+            self._count_lost(kept, EventCounts(later_events, later_decisions))
+        if max(self.standing.sealed_at, kept.tail) > self._tail:
+            logger.error("%r is damaged: records behind offset %d are lost", self, self._tail)
 
     def in_flight(self) -> SealedMessage | None:
         """The message that may be in the log already. Corrupt if there was one and it cannot be read."""
@@ -212,6 +259,23 @@ class Journal:
 
     # -----------------------------------------------------------------------------------------------------------
 
+    def _count_lost(self, kept: JournalCounts, later: EventCounts) -> None:
+        """Events that the journal held and that cannot be read count as dropped; dropped events that are still there do
+        not. `later` were put after the counts were kept."""
+        events = kept.events - (self._events - later.events)
+        decisions = kept.decisions - (self._decisions - later.decisions)
+        if kept.tail <= self._tail:  # what is missing is in a message
+            events, decisions = min(0, events), min(0, decisions)
+        self._made = kept.made + later.decisions
+        self._dropped_events = max(0, kept.dropped_events + events)
+        self._dropped_decisions = max(0, kept.dropped_decisions + decisions)
+        self._keep_counts()
+
+    def _keep_counts(self) -> None:
+        self._file.keep_counts(
+            self._tail, self._events, self._decisions, self._made, self._dropped_events, self._dropped_decisions
+        )
+
     def _put(self, event: Event, reserve: int) -> bool:
         data = encoded(event, self._limits)
         kind = READABLE_EVENT if type(event) in _READABLE else EVENT
@@ -223,6 +287,10 @@ class Journal:
             self._recent.append((kind, data, self._tail))
         self._events += 1
         self._bytes += length
+        if type(event) in DECISIONS:
+            self._decisions += 1
+            self._made += 1
+        self._keep_counts()
         return True
 
     def _make_room(self, length: int, reserve: int) -> bool:
@@ -261,6 +329,7 @@ class Journal:
         _, data, self._next = record
         self._events -= 1
         self._bytes -= len(data)
+        self._decisions -= is_decision(data)
 
     def _mark(self, standing: JournalPosition) -> None:
         self._file.mark(standing)

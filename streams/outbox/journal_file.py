@@ -6,7 +6,8 @@
 2. A record's place is its offset, which only grows; it stands at offset modulo capacity, never across the ring's
    end. Its checksum is seeded with its offset, so bytes of an earlier lap never read as valid.
 3. The header names the journal's owner, and holds its position in two slots, written in turn. After a kill between
-   any two stores, the slot with the newest valid checksum is the position.
+   any two stores, the slot with the newest valid checksum is the position. The header also counts decisions and
+   dropped events, and says where the last record ends, so that a successor notices that records were lost.
 4. The disk's blocks are taken before they are written to: a store into a hole of a full disk would kill the process.
 5. The lock goes with the process. The file gets its name once it is whole and locked, so a file with
    that name and without a lock is a dead process's.
@@ -42,10 +43,12 @@ _MAGIC = b"CONTRAIL"
 _IDENTITY = struct.Struct("<8sIQ16s64s64s64s")
 _SLOT = struct.Struct("<QQQQQ16s")
 _SLOT_AT = (1024, 2048)
+_COUNTS = struct.Struct("<6Q")
+_COUNTS_AT = 3072
 _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
 _MASK64 = 2**64 - 1
-_checksum, _pack_record = xxhash.xxh3_64_intdigest, _RECORD.pack_into
+_checksum, _pack_record, _pack_counts = xxhash.xxh3_64_intdigest, _RECORD.pack_into, _COUNTS.pack_into
 assert _RECORD.size == ALIGN  # so that any rest of a lap has room for a WRAP
 
 EVENT, READABLE_EVENT, SEALED, WRAP = 1, 2, 3, 4
@@ -73,6 +76,23 @@ class JournalPosition(NamedTuple):
     last_seq: int
     head: bytes
     """16 bytes: digest of the last message acknowledged."""
+
+
+class JournalCounts(NamedTuple):
+    """Counts of a journal's events. Journals of earlier versions have zeros, and no `tail`."""
+
+    tail: int
+    """The offset behind the last record."""
+    events: int
+    """Events that wait …"""
+    decisions: int
+    """… and the decisions among them."""
+    made: int
+    """Decisions of the source since its chain began, dropped ones included."""
+    dropped_events: int
+    """Events that were dropped since then …"""
+    dropped_decisions: int
+    """… and the decisions among them."""
 
 
 class StoredRecord(NamedTuple):
@@ -185,6 +205,18 @@ class JournalFile:
         body = _SLOT.pack(self._generation, *standing)
         at = _SLOT_AT[self._generation % 2]
         self._map[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+
+    @property
+    def counts(self) -> JournalCounts:
+        """The counts that were kept last."""
+        return JournalCounts(*_COUNTS.unpack_from(self._map, _COUNTS_AT))
+
+    def keep_counts(
+        self, tail: int, events: int, decisions: int, made: int, dropped_events: int, dropped_decisions: int
+    ) -> None:
+        """A successor finds these counts, as of JournalCounts. A kill between a record and its counts leaves them one
+        record behind."""
+        _pack_counts(self._map, _COUNTS_AT, tail, events, decisions, made, dropped_events, dropped_decisions)
 
     @property
     def allocated(self) -> int:

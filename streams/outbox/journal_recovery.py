@@ -95,7 +95,8 @@ class JournalDrain:
         return events
 
     def _finish(self, chain: SourceChain) -> None:
-        chain.step(Finish(ReplicaLeft(reason=REASON)), self._clock.monotonic_us())
+        left = ReplicaLeft(reason=REASON, counts=self._journal.decision_counts)
+        chain.step(Finish(left), self._clock.monotonic_us())
         if chain.drops:
             raise Unavailable(f"no room for the end of {self._journal!r}")
 

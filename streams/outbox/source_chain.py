@@ -23,13 +23,29 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.codec import CHAIN_START, decode_message, digest, encode_message, encode_readable, newest_generation
+from core.codec import (
+    CHAIN_START,
+    DECISIONS,
+    decode_message,
+    digest,
+    encode_message,
+    encode_readable,
+    newest_generation,
+)
 from core.errors import Corrupt, Refused, Unavailable, WrongSequence
 from core.events import Event, UnknownEvent
 from core.ids import LOST_SUFFIX, SourceId, StreamSeq
 from core.machine import Tick
 from streams.log import Record
-from streams.outbox.backlog import Backlog, BacklogSize, EventTooLarge, MemoryBacklog, OutboxLimits, SealedMessage
+from streams.outbox.backlog import (
+    Backlog,
+    BacklogSize,
+    EventCounts,
+    EventTooLarge,
+    MemoryBacklog,
+    OutboxLimits,
+    SealedMessage,
+)
 
 DEFAULT_LIMITS = OutboxLimits()
 
@@ -132,6 +148,8 @@ class ChainCounts:
     restated: int = 0
     """Times that the owner restated its whole state."""
     dropped_events: int = 0
+    dropped_decisions: int = 0
+    """Decisions among the dropped events."""
 
 
 class SourceChain:
@@ -152,6 +170,8 @@ class SourceChain:
         self.wall_offset_ms = 0
         """The wall clock less `now_us`; the driver keeps it right."""
         self.counts = ChainCounts()
+        self.dropped_ms: tuple[int, int] | None = None
+        """Wall-clock times between which decisions were dropped: the first since the log was away, and the last."""
         self.n_acked = 0
         """Messages acknowledged; the n of the next one to be."""
         self.head = CHAIN_START
@@ -248,15 +268,16 @@ class SourceChain:
 
     def _put(self, event: Event, now_us: int) -> None:
         if self.drops:
-            self.counts.dropped_events += 1
+            self._drop(event, now_us)
             return
         try:
             waits = self._backlog.offer(event)
         except EventTooLarge as error:
-            self._drop(error)
+            self._refuse(event, error, now_us)
             return
         if not waits:
-            self._overflow()
+            self._drop(event, now_us)
+            self._overflow(now_us)
         if self._is_idle:
             self._schedule(now_us)
 
@@ -266,15 +287,29 @@ class SourceChain:
         if self._is_discarding:
             self._last_event = event
 
-    def _overflow(self) -> None:
+    def _overflow(self, now_us: int) -> None:
         self.counts.overflows += 1
-        self.counts.dropped_events += 1 + self._backlog.clear()
+        self._count_dropped(self._backlog.clear(), now_us)
         self._is_discarding = self._restatement_due = True
         _logger.warning("a chain overflowed, will restate: %r", self)
 
-    def _drop(self, error: EventTooLarge) -> None:
+    def _drop(self, event: Event, now_us: int) -> None:
+        """The event never waits, and is counted."""
+        if not self._is_closed:
+            self._backlog.note_dropped(event)
+        self._count_dropped(EventCounts(1, type(event) in DECISIONS), now_us)
+
+    def _count_dropped(self, dropped: EventCounts, now_us: int) -> None:
+        self.counts.dropped_events += dropped.events
+        self.counts.dropped_decisions += dropped.decisions
+        if dropped.decisions:
+            since_us = now_us if self._away_since_us is None else self._away_since_us
+            first_ms = self.dropped_ms[0] if self.dropped_ms else since_us // 1000 + self.wall_offset_ms
+            self.dropped_ms = first_ms, now_us // 1000 + self.wall_offset_ms
+
+    def _refuse(self, event: Event, error: EventTooLarge, now_us: int) -> None:
         """An event that no message can hold is dropped: it would end the chain."""
-        self.counts.dropped_events += 1
+        self._drop(event, now_us)
         _logger.error("an event is dropped: %s: %r", error, self)
 
     def _schedule(self, now_us: int) -> None:
@@ -373,7 +408,7 @@ class SourceChain:
             self._acknowledge(record.seq, now_us)
         elif record is not None and not self._is_ours(record):
             self.superseded = record
-            self.counts.dropped_events += self._backlog.abandon()
+            self._count_dropped(self._backlog.abandon(), now_us)
             _logger.warning("another ended a chain at %s: %r", record.seq, self)
             return (Superseded(record),)
         elif not self._is_as_known(record):
@@ -413,12 +448,13 @@ class SourceChain:
                 if self._backlog.restate(event):
                     continue
             except EventTooLarge as error:
-                self._drop(error)
+                self._refuse(event, error, now_us)
                 continue
             if not alone:  # with the backlog empty there will be room
-                self._overflow()
+                self._drop(event, now_us)
+                self._overflow(now_us)
                 break
-            self.counts.dropped_events += 1
+            self._drop(event, now_us)
             _logger.error("a restatement finds no room in an empty backlog: %r", self)
         self._schedule(now_us)
 

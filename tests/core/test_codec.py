@@ -23,6 +23,7 @@ from core.codec import (
 )
 from core.errors import Corrupt
 from core.events import (
+    DecisionCounts,
     EVENT_TYPES,
     EVENT_VERSION,
     BlocksEvent,
@@ -78,6 +79,7 @@ BY_TYPE[tuple[int, int] | None] = st.none() | st.tuples(counts, counts)
 BY_TYPE[dict[str, int]] = st.dictionaries(words, counts, max_size=3)
 BY_TYPE[KvBlocks] = any_of(KvBlocks)
 BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
+BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
@@ -90,6 +92,7 @@ def restatements(draw: st.DrawFn) -> ReplicaRestated:
     return ReplicaRestated(
         requests=names, attempts=places, models=names, workers=workers, blocks=places, prefill_tokens=places,
         begins_us=draw(st.sampled_from([(), places])),
+        counts=draw(BY_TYPE[DecisionCounts | msgspec.UnsetType]),
     )  # fmt: skip
 
 

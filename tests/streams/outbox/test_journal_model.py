@@ -29,6 +29,8 @@ class JournalMachine(RuleBasedStateMachine):
         """Dropped while the message in flight was in memory only."""
         self.count = 0
         self.acked = 0
+        self.lost = 0
+        """Events that were dropped."""
 
     @initialize(capacity=st.sampled_from([1024, 2048, 8192]), events_max=st.integers(1, 9))
     def make(self, capacity: int, events_max: int) -> None:
@@ -62,7 +64,8 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        assert self.journal.clear() == len(self.waiting)
+        assert self.journal.clear() == (len(self.waiting), 0)
+        self.lost += len(self.waiting)
         if self.sealed is not None and not self.journal.standing.sealed_at:
             self.dropped += self.waiting
         self.waiting = []
@@ -74,6 +77,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.journal = left_journal(self.path, self.limits)
         if self.sealed is not None and self.journal.in_flight() is None:
             self.waiting = self.covered + self.dropped + self.waiting
+            self.lost -= len(self.dropped)
             self.sealed, self.covered, self.dropped = None, [], []
         assert self.journal.in_flight() == self.sealed
 
@@ -84,6 +88,8 @@ class JournalMachine(RuleBasedStateMachine):
             assert (len(self.journal), held.events) == (len(self.waiting), len(self.waiting))
             assert 0 <= held.bytes <= held.capacity_bytes
             assert self.journal.standing.n_acked == self.acked
+            counts = self.journal.decision_counts
+            assert (counts.dropped_others if counts else 0) == self.lost
             assert (self.journal.encoded_bytes == 0) == (not self.waiting)
 
     def teardown(self) -> None:
