@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import assert_never
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import (
@@ -102,7 +103,7 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
         case BlocksStored() | BlocksRemoved() | CacheRestated() | LocalChanged() | JobsRestated():
             return event
         case ReplicaReported() | DivergenceFound() | UnknownEvent():
-            return None
+            return _without_digests(event)
         case WorkerJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
             return _about_itself(event, names)
         case (
@@ -128,6 +129,13 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             return redact_job_event(event, names)
         case _:
             assert_never(event)
+
+
+def _without_digests(event: ReplicaReported | DivergenceFound | UnknownEvent) -> Event | None:
+    """The counts of decisions stay."""
+    if not isinstance(event, ReplicaReported) or event.counts is UNSET:
+        return None
+    return replace(event, points={}, incomplete=())
 
 
 def _about_itself(

@@ -6,7 +6,8 @@
    history contradicts these reports.
 3. A source that begins under an older generation of the key than a source before it in its stream was written with a
    retired key. Messages of a generation that the key file lacks are not judged.
-4. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
+4. Replicas state how many decisions they made, and the log must have as many (`replay.verify.decision_counts`).
+5. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from core.subjects import JOBS, ROUTING, owner
 from projections.folds.state import State
 from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap
 from replay.recording.recording import Recording
+from replay.verify.decision_counts import DecisionCountResult, DecisionCountWalk
 from streams.archive.archive_format import Head, Span
 from streams.archive.message_envelope import Envelope, envelope
 from streams.log import Record
@@ -84,6 +86,8 @@ class ChainWalk:
         self._left: set[str] = set()
         self._generation = 0
         """The newest generation of the key under which a source began here."""
+        self.decision_counts = DecisionCountWalk()
+        """Of the routing stream."""
 
     def __repr__(self) -> str:
         return f"<ChainWalk of {self.stream}: {self.messages} messages of {len(self.sources)} sources>"
@@ -113,6 +117,8 @@ class ChainWalk:
             return
         if self.stream == ROUTING:
             self._note_end(record, message)
+            if message.source == subject_owner:
+                self.decision_counts.take(record, message)
         yield from self._follow(record, SourceId(message.source), message.n, message.prev, head)
 
     def _note_end(self, record: Record, message: Envelope) -> None:
@@ -301,6 +307,8 @@ class ChainProof(msgspec.Struct, kw_only=True):
     gaps: Gaps = msgspec.field(default_factory=Gaps)
     untold: list[RecordingGap] = msgspec.field(default_factory=list)
     """Replicas that were found lost: the log may not have their last messages."""
+    decision_counts: DecisionCountResult = msgspec.field(default_factory=DecisionCountResult)
+    """The decisions in the log, compared with the counts that their replicas state."""
 
     @property
     def holds(self) -> bool:
@@ -382,6 +390,8 @@ class _Prover:
         self._proof.sources += len(walk.sources)
         self._gaps += walk.gaps()
         self._proof.untold += walk.untold()
+        if stream == ROUTING:
+            self._proof.decision_counts = walk.decision_counts.result()
 
     def _check_snapshot(self, manifest: Manifest) -> None:
         content = self._recording.archive.snapshot(manifest)

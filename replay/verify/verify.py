@@ -6,7 +6,9 @@
 2. Refused requests are decided again too, and counted apart.
 3. Decisions of workers on where to compute a prompt are made again too, and jobs counted
    (`replay.verify.prefill_checks`).
-4. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
+4. The decisions in the log are compared with the counts that replicas state (`replay.verify.decision_counts`):
+   decisions that were dropped are counted, and those that are missing for no reason are a finding.
+5. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
    equal digests mean equal findings.
 """
 
@@ -31,6 +33,7 @@ from replay.playback.playback import Playback
 from replay.recording.gaps import RecordingGap
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import ChainProof, prove
+from replay.verify.decision_counts import DecisionCountResult
 from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, verdicts
 from replay.verify.partition import LogShare, Partition
 from replay.verify.prefill_checks import PrefillResult, verify_prefills
@@ -79,6 +82,8 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     refusals: RefusalCounts = msgspec.field(default_factory=RefusalCounts)
     folds: FoldCounts = msgspec.field(default_factory=FoldCounts)
     prefills: PrefillResult = msgspec.field(default_factory=PrefillResult)
+    counts: DecisionCountResult = msgspec.field(default_factory=DecisionCountResult)
+    """The decisions in the log, compared with the counts that their replicas state."""
     replicas: dict[ReplicaId, int] = msgspec.field(default_factory=dict)
     """Decisions per replica, in the range."""
     gaps: list[RecordingGap] = msgspec.field(default_factory=list)
@@ -95,18 +100,22 @@ class VerifyResult(msgspec.Struct, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """True if it holds, everything was judged, and chains are proved with the deployment's key."""
-        return self.holds and not any(self.unjudged.values()) and self.proof.origin
+        """True if it holds, everything was judged, chains are proved with the deployment's key, and the log has every
+        decision that its replicas state."""
+        has_all = not any(each.dropped or each.missing for each in self.counts.deficits)
+        return self.holds and not any(self.unjudged.values()) and self.proof.origin and has_all
 
     @property
     def sound(self) -> bool:
-        """True if nothing differs and no chain is broken."""
+        """True if nothing differs, no chain is broken, and no decision is missing of which no event says that it was
+        dropped."""
         differ = (
             self.different
             or self.refusals.different
             or self.folds.different
             or self.prefills.differ
             or self.unaccounted
+            or self.counts.unexplained
         )
         return self.proof.holds and not differ
 
@@ -185,6 +194,9 @@ def verify(
     counter.finish()
     found.seconds = time.perf_counter() - proven
     found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
+    found.counts = proof.decision_counts.within(start, end, only)
+    for each in found.counts.deficits:
+        counter.add_line(f"{each.replica}\t{each.seq}\tdropped {each.dropped} missing {each.missing}\n")
     found.digest = counter.digest
     return found
 

@@ -23,11 +23,11 @@ from core.codec import (
 )
 from core.errors import Corrupt
 from core.events import (
-    DecisionCounts,
     EVENT_TYPES,
     EVENT_VERSION,
     BlocksEvent,
     BlocksStored,
+    DecisionCounts,
     Event,
     Points,
     ReplicaRestated,

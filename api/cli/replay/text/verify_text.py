@@ -15,6 +15,7 @@ from replay.playback.fold_reports import FoldDifference
 from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
+from replay.verify.decision_counts import DecisionDeficit
 from replay.verify.judge import TERMS, DecisionDifference, DecisionSide
 from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
 from replay.verify.verify import VerifyResult
@@ -44,7 +45,8 @@ REASONS = {
 def verified_text(found: VerifyResult, names: Participants, *, strict: bool = False) -> Text:
     """The verdict, then the differences, then the counts. If `strict`, a line says what was not judged or proved."""
     is_partial, fails = bool(found.not_judged) or not found.decisions, strict and not found.complete
-    yield Mark(_verdict(found), PROBLEM if fails or not found.holds else WARNING if is_partial else OK)
+    is_partial = is_partial or bool(found.counts.dropped)
+    yield Mark(_verdict(found, names), PROBLEM if fails or not found.holds else WARNING if is_partial else OK)
     if fails and found.holds:
         yield f"  --strict: {_incomplete(found)}"
     broken, folds, prefills = found.proof, found.folds, found.prefills
@@ -58,13 +60,15 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     for each in prefills.differences[:SHOWN]:
         yield from _prefill_difference(each)
     yield from _more(prefills.differ, " of prefills")
+    yield from (f"  {_deficit(each, names)}" for each in found.counts.deficits[:SHOWN])
+    yield from _more(len(found.counts.deficits), " such places")
     yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
     yield Facts(_facts(found), 12)
     yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
     yield from _more(len(found.gaps), " gaps")
 
 
-def _verdict(found: VerifyResult) -> str:
+def _verdict(found: VerifyResult, names: Participants) -> str:
     different, refusals = found.different, found.refusals.different
     decisions = count_text(found.decisions, "decision")
     if not found.proof.holds:
@@ -76,8 +80,8 @@ def _verdict(found: VerifyResult) -> str:
         return f"{different:,} of {decisions} {_follow(different)} from the log{refused}."
     if found.unaccounted:
         return f"{count_text(found.unaccounted, 'decision')} came to no verdict: this is a bug in verify itself."
-    exception = _exception(found)
-    return f"{_following(found)}{f', but {exception}' if exception else ''}."
+    exception = _exception(found, names)
+    return f"{_following(found)}{_dropped(found)}{f', but {exception}' if exception else ''}."
 
 
 def _following(found: VerifyResult) -> str:
@@ -96,11 +100,24 @@ def _incomplete(found: VerifyResult) -> str:
     """The kinds that are not judged, and chains that are not proved; of a result that is not complete."""
     kinds = " and ".join(count_text(count, kind) for kind, count in found.unjudged.items() if count)
     proved = "" if found.proof.origin else "the chains are not proved with the deployment's key"
-    return "; ".join(filter(None, (f"{kinds} not judged" if kinds else "", proved)))
+    dropped = f"{count_text(found.counts.dropped, 'decision')} dropped" if found.counts.dropped else ""
+    in_gaps = sum(abs(each.missing) for each in found.counts.deficits)
+    missing = f"{count_text(in_gaps, 'decision')} in missing messages" if in_gaps else ""
+    return "; ".join(filter(None, (f"{kinds} not judged" if kinds else "", proved, dropped, missing)))
 
 
-def _exception(found: VerifyResult) -> str:
+def _dropped(found: VerifyResult) -> str:
+    """The decisions that are in no log; empty if none was dropped."""
+    count = found.counts.dropped
+    if not count:
+        return ""
+    return f"; {count:,} more {plural(count, 'was', 'were')} dropped and {plural(count, 'is', 'are')} in no log"
+
+
+def _exception(found: VerifyResult, names: Participants) -> str:
     """A finding beside the decisions that does not follow from the log; empty if all do."""
+    if found.counts.unexplained:
+        return _missing(found.counts.unexplained[0], names)
     prefills, jobs = found.prefills, found.prefills.jobs
     if found.folds.different:
         return "a replica's fold was not the fold of the log"
@@ -150,6 +167,23 @@ def _fold_difference(it: FoldDifference, names: Participants) -> str:
     return f"{replica}: the fold at {reported}; the log gives {hash_text(it.refolded)}"
 
 
+def _missing(it: DecisionDeficit, names: Participants) -> str:
+    count, replica = abs(it.missing), names.replica(it.replica)
+    if it.missing < 0:
+        return f"it has {count_text(count, 'decision')} that {replica} did not make, by its own count"
+    are, they = plural(count, "is", "are"), plural(count, "it was", "they were")
+    return f"{count_text(count, 'decision')} that {replica} made {are} not in it, and no event says that {they} dropped"
+
+
+def _deficit(it: DecisionDeficit, names: Participants) -> str:
+    begin = f"routing:{it.after_seq} ({time_text(it.after_ms)})" if it.after_seq else "its start"
+    replica = f"{names.replica(it.replica)} ({it.replica})"
+    found = [f"{count_text(it.dropped, 'decision')} and {count_text(it.dropped_others, 'other event')} dropped"]
+    if it.missing:
+        found.append(f"{count_text(it.missing, 'decision')} {'in missing messages' if it.in_gap else 'missing'}")
+    return f"{replica}, from {begin} to routing:{it.seq} ({time_text(it.time_ms)}): {', '.join(found)}"
+
+
 def _prefill_difference(it: PrefillDifference) -> Iterator[str]:
     about = f"{it.request} attempt {it.attempt}, " if it.request else ""
     about += f"job {it.job}, " if it.job else ""
@@ -188,7 +222,20 @@ def _facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
     yield "chains", _chains(found.proof)
     yield "digest", found.digest
     yield "speed", f"{found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
-    yield "gaps", f"{len(found.gaps) or 'none'}"
+    yield from _count_facts(found)
+    yield "gaps", f"{len(found.gaps) or 'none'}" + (" in the chains" if found.counts.dropped and not found.gaps else "")
+
+
+def _count_facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
+    counts = found.counts
+    if counts.dropped or counts.dropped_others:
+        others = count_text(counts.dropped_others, "other event")
+        yield "dropped", f"{count_text(counts.dropped, 'decision')} and {others}, by the statements of their replicas"
+    if counts.compared:
+        behind = f"; {counts.not_compared:,} not compared" if counts.not_compared else ""
+        yield "counts", f"{count_text(counts.compared, 'decision')} as many as their replicas made{behind}"
+    elif counts.not_compared:
+        yield "counts", "not compared: no replica states how many decisions it made"
 
 
 def _jobs(jobs: JobCounts) -> str:
@@ -249,6 +296,16 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
             **{key: value for key, value in _fields(found.proof).items() if key not in {"gaps", "untold"}},
         },
         "gaps": [_gap_json(gap) for gap in found.gaps],
+        "dropped": {
+            "decisions": found.counts.dropped,
+            "others": found.counts.dropped_others,
+            "places": [_deficit_json(it, names) for it in found.counts.deficits],
+        },
+        "counts": {
+            "compared": found.counts.compared,
+            "not_compared": found.counts.not_compared,
+            "missing": sum(abs(it.missing) for it in found.counts.unexplained),
+        },
         "replicas": [
             {"replica": replica, "name": names.replica(replica), "decisions": count}
             for replica, count in found.replicas.items()
@@ -277,6 +334,22 @@ def _difference_json(it: DecisionDifference) -> dict[str, Any]:
 def _fold_json(it: FoldDifference, names: Participants) -> dict[str, Any]:
     value = _timed(it, digest=hash_text(it.digest), refolded=hash_text(it.refolded))
     return {"replica": value.pop("replica"), "replica_name": names.replica(it.replica), **value}
+
+
+def _deficit_json(it: DecisionDeficit, names: Participants) -> dict[str, Any]:
+    return {
+        "replica": it.replica,
+        "replica_name": names.replica(it.replica),
+        "decisions": it.dropped,
+        "others": it.dropped_others,
+        "missing": it.missing,
+        "in_gap": it.in_gap,
+        "stream": ROUTING,
+        "after_seq": it.after_seq,
+        "after": time_text(it.after_ms),
+        "seq": it.seq,
+        "time": time_text(it.time_ms),
+    }
 
 
 def _gap_json(it: RecordingGap) -> dict[str, Any]:
