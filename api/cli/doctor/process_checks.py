@@ -15,6 +15,7 @@ from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.process_query import ProcessReply
 from api.cli.quantities import count_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
+from core.event_json import time_text
 from core.events.kv import PREFILL
 
 LAG_EVENTS_WARNING = 10_000
@@ -36,6 +37,7 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
     yield check_log_away(replicas)
     yield check_outboxes([*replicas, *workers])
     yield check_journals(replicas)
+    yield check_dropped(replicas)
     yield check_link([*replicas, *workers])
 
 
@@ -171,6 +173,30 @@ def check_journals(replicas: list[ProcessReply]) -> Finding:
     return Finding("journals", PROBLEM if share >= JOURNAL_PROBLEM else WARNING, text, facts)
 
 
+def check_dropped(replicas: list[ProcessReply]) -> Finding:
+    """No decision was dropped by a replica that answers, nor by another, as replicas read in the log."""
+    dropped: dict[str, dict[str, Any]] = {}
+    for answer in replicas:
+        own = _dict(answer.state, "dropped")
+        others = (answer.state or {}).get("dropped_by_others", [])
+        for each in [*others, {**own, "replica": answer.part.id, "name": answer.part.name}]:
+            if each.get("decisions"):
+                dropped.setdefault(each["replica"], {}).update(each)
+    if not dropped:
+        return Finding("dropped", OK, "No front end dropped a decision, as far as they know.", {"dropped": {}})
+    most = max(dropped.values(), key=lambda each: int(each["decisions"]))
+    count, total = most["decisions"], sum(each["decisions"] for each in dropped.values())
+    away = ""
+    if most.get("from_ms") and most.get("to_ms"):
+        away = f" while the log was away from {time_text(most['from_ms'])} to {time_text(most['to_ms'])}"
+    further = f", and {total - count:,} of others" if total > count else ""
+    text = (
+        f"{count_text(count, 'decision')} of {most['name']}{further} {plural(total, 'was', 'were')} dropped{away}: "
+        f"{plural(total, 'it is', 'they are')} in no log; give frontend.journal_max more, or bring the log back sooner."
+    )
+    return Finding("dropped", WARNING, text, {"dropped": dropped})
+
+
 def check_link(parts: list[ProcessReply]) -> Finding:
     """No part admits the handshake of the version before, and all of them have TLS, or none has."""
     found = {it.part.name: it.state["link"] for it in parts if it.state and isinstance(it.state.get("link"), dict)}
@@ -202,15 +228,18 @@ def _number(state: dict[str, Any] | None, key: str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
+def _dict(state: dict[str, Any] | None, key: str) -> dict[str, Any]:
+    value = (state or {}).get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def _outbox_events(state: dict[str, Any]) -> int:
     outbox = state.get("outbox")
     return int(_number(outbox, "events") if isinstance(outbox, dict) else _number(state, "waiting"))
 
 
 def _journal_share(state: dict[str, Any] | None) -> float | None:
-    journal = (state or {}).get("journal")
-    if not isinstance(journal, dict):
-        return None
+    journal = _dict(state, "journal")
     capacity = _number(journal, "capacity_bytes")
     return _number(journal, "bytes") / capacity if capacity else None
 

@@ -44,6 +44,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     rebuilds: int | None = None
     divergences: int | None = None
     log_away_s: float | None = None
+    dropped: int | None = None
+    """Decisions of its own that are in no log, since it joined."""
     agrees: bool | None = None
     """With the others, at equal cursors; None if that could not be seen."""
 
@@ -87,6 +89,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         rebuilds=_whole(state, "rebuilds"),
         divergences=_whole(state, "divergences"),
         log_away_s=_real(state, "log_away_s"),
+        dropped=_whole(_part(state, "dropped"), "decisions"),
     )
 
 

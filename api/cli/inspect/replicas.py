@@ -13,7 +13,7 @@ from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaDigestCo
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.output import EXIT_NO, print_result, print_text
 from api.cli.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
-from api.cli.quantities import UNKNOWN, bytes_text, number_text
+from api.cli.quantities import UNKNOWN, bytes_text, count_text, number_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_log, open_registry
@@ -96,6 +96,10 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
     if found.replicas:
         yield ""
     yield from (Mark(f"{it.name} ({it.id}) {it.why}", PROBLEM) for it in found.replicas if not it.answered)
+    for it in found.replicas:
+        if it.dropped:
+            text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
+            yield Mark(text, WARNING)
     yield _judged(found)
 
 

@@ -116,8 +116,8 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
     assert set(by_name) >= {
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
-        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "link", "models", "workers_heard",
-        "verifiable",
+        "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "dropped", "link", "models",
+        "workers_heard", "verifiable",
     }  # fmt: skip
     assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
     assert checks["broker_rights"]["facts"] == {"missing": []}
@@ -311,6 +311,9 @@ def test_the_registry() -> None:
         ("journals", {"journal": {"bytes": 60, "capacity_bytes": 100}}, WARNING),
         ("journals", {"journal": {"bytes": 95, "capacity_bytes": 100}}, PROBLEM),
         ("journals", {"journal": {"bytes": 5, "capacity_bytes": 100}}, OK),
+        ("dropped", {"dropped": {"decisions": 3, "others": 5, "from_ms": 1, "to_ms": 2}}, WARNING),
+        ("dropped", {"dropped_by_others": [{"replica": "r", "name": "x", "decisions": 3, "others": 5}]}, WARNING),
+        ("dropped", {"dropped": {"decisions": 0, "others": 5, "from_ms": None, "to_ms": None}}, OK),
         ("log_away", {"log_away_s": 3.0}, PROBLEM),
         ("leases", {}, OK),
     ],
@@ -321,6 +324,24 @@ def test_what_a_replica_says(name: str, state: dict[str, Any], status: str) -> N
     findings = list(parts)
     assert found(name, findings)[0] == status
     assert [it.name for it in findings if it.status != OK] == ([] if status == OK else [name])
+
+
+def test_dropped_decisions_are_named() -> None:
+    """Each replica's once, however many read of them in the log; with the times of one that lives."""
+    own = {"decisions": 3885, "others": 7000, "from_ms": 60_000, "to_ms": 300_000}
+    read = [{"replica": "frontend-0", "name": "frontend-0", "decisions": 3885, "others": 7000}]
+    dead = [{"replica": "d" * 16, "name": "frontend-2", "decisions": 15, "others": 0}]
+    replies = [
+        answer("frontend-0", {**REPLICA, "dropped": own, "dropped_by_others": dead}),
+        answer("frontend-1", {**REPLICA, "dropped_by_others": [*read, *dead]}),
+    ]
+    status, text = found("dropped", check_processes(replies, []))
+    assert status == WARNING
+    assert text == (
+        "3,885 decisions of frontend-0, and 15 of others were dropped while the log was away from "
+        "1970-01-01T00:01:00.000Z to 1970-01-01T00:05:00.000Z: they are in no log; give frontend.journal_max more, or "
+        "bring the log back sooner."
+    )
 
 
 def test_who_is_silent_is_named() -> None:
