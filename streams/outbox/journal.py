@@ -63,7 +63,11 @@ SCAN_RECORDS = 512
 
 _SEALED = struct.Struct("<QI")
 _EVENTS = (EVENT, READABLE_EVENT)
-_READABLE = frozenset(READABLE)
+_PLAIN = (EVENT, False)
+_KINDS = {**dict.fromkeys(READABLE, (READABLE_EVENT, False)), **dict.fromkeys(DECISIONS, (EVENT, True))}
+"""The kind of record of a type of event, and True for decisions; of the other types it is _PLAIN."""
+_Waiting = tuple[int, bytes, int, bool]
+"""An event that waits: the fields of its StoredRecord, and True for a decision."""
 
 
 def identity(namespace: str, stream: StreamName, source: str, chain_key: bytes) -> JournalIdentity:
@@ -95,8 +99,8 @@ class Journal:
         """See JournalCounts, as for those below."""
         self._dropped_events = 0
         self._dropped_decisions = 0
-        self._recent: deque[tuple[int, bytes, int]] = deque()
-        """The first of the events that wait, each as in a StoredRecord."""
+        self._recent: deque[_Waiting] = deque()
+        """The first of the events that wait."""
         self._in_flight = False
 
     @staticmethod
@@ -172,7 +176,7 @@ class Journal:
         encodings: list[bytes] = []
         readable = True
         while self._events and len(encodings) < self._limits.events_max:
-            record = kind, data, _ = self._event()
+            record = kind, data, _, _ = self._event()
             if encodings and len(data) > room:
                 break
             self._pass(record)
@@ -231,7 +235,7 @@ class Journal:
                 yield
         if kept.tail:
             self._count_lost(kept, EventCounts(later_events, later_decisions))
-        if max(self.standing.sealed_at, kept.tail) > self._tail:
+        if max(self.standing.sealed_at, self._file.tail) > self._tail:
             logger.error("%r is damaged: records behind offset %d are lost", self, self._tail)
 
     def in_flight(self) -> SealedMessage | None:
@@ -264,8 +268,9 @@ class Journal:
         not. `later` were put after the counts were kept."""
         events = kept.events - (self._events - later.events)
         decisions = kept.decisions - (self._decisions - later.decisions)
-        if kept.tail <= self._tail:  # what is missing is in a message
+        if kept.tail <= self._tail:  # others than those that are still there are in a message
             events, decisions = min(0, events), min(0, decisions)
+        events += self._file.tail > max(kept.tail, self._tail)  # one at least
         self._made = kept.made + later.decisions
         self._dropped_events = max(0, kept.dropped_events + events)
         self._dropped_decisions = max(0, kept.dropped_decisions + decisions)
@@ -278,19 +283,19 @@ class Journal:
 
     def _put(self, event: Event, reserve: int) -> bool:
         data = encoded(event, self._limits)
-        kind = READABLE_EVENT if type(event) in _READABLE else EVENT
+        kind, decides = _KINDS.get(type(event), _PLAIN)
         length = len(data)
         if self._tail + length > self._clear and not self._make_room(length, reserve):
             return False
         self._tail = self._file.write(self._tail, kind, data)
         if len(self._recent) == self._events < RECENT_EVENTS_MAX:
-            self._recent.append((kind, data, self._tail))
+            self._recent.append((kind, data, self._tail, decides))
         self._events += 1
         self._bytes += length
-        if type(event) in DECISIONS:
+        if decides:
             self._decisions += 1
             self._made += 1
-        self._keep_counts()
+            self._keep_counts()
         return True
 
     def _make_room(self, length: int, reserve: int) -> bool:
@@ -311,7 +316,7 @@ class Journal:
         self._clear = min(lap + self._file.allocated, room_end - self._reserve) - 2 * ALIGN
         return True
 
-    def _event(self) -> tuple[int, bytes, int]:
+    def _event(self) -> _Waiting:
         """The first event that waits."""
         if self._recent:
             return self._recent[0]
@@ -320,16 +325,16 @@ class Journal:
             if record is None:
                 raise Corrupt(f"{self!r}: an event that was written cannot be read")
             if record.kind in _EVENTS:
-                return record
+                return *record, is_decision(record.data)
             self._next = record.after  # messages stand between the events
 
-    def _pass(self, record: tuple[int, bytes, int]) -> None:
+    def _pass(self, record: _Waiting) -> None:
         if self._recent:
             self._recent.popleft()
-        _, data, self._next = record
+        _, data, self._next, decides = record
         self._events -= 1
         self._bytes -= len(data)
-        self._decisions -= is_decision(data)
+        self._decisions -= decides
 
     def _mark(self, standing: JournalPosition) -> None:
         self._file.mark(standing)

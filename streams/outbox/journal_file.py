@@ -45,10 +45,13 @@ _SLOT = struct.Struct("<QQQQQ16s")
 _SLOT_AT = (1024, 2048)
 _COUNTS = struct.Struct("<6Q")
 _COUNTS_AT = 3072
+_TAIL = struct.Struct("<Q")
+_TAIL_AT = 3584
 _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
 _MASK64 = 2**64 - 1
-_checksum, _pack_record, _pack_counts = xxhash.xxh3_64_intdigest, _RECORD.pack_into, _COUNTS.pack_into
+_checksum, _pack_record = xxhash.xxh3_64_intdigest, _RECORD.pack_into
+_pack_counts, _pack_tail = _COUNTS.pack_into, _TAIL.pack_into
 assert _RECORD.size == ALIGN  # so that any rest of a lap has room for a WRAP
 
 EVENT, READABLE_EVENT, SEALED, WRAP = 1, 2, 3, 4
@@ -79,10 +82,10 @@ class JournalPosition(NamedTuple):
 
 
 class JournalCounts(NamedTuple):
-    """Counts of a journal's events. Journals of earlier versions have zeros, and no `tail`."""
+    """Counts of a journal's events, kept with each decision and each message; zeros of an earlier version."""
 
     tail: int
-    """The offset behind the last record."""
+    """The offset behind the last record that they count."""
     events: int
     """Events that wait …"""
     decisions: int
@@ -181,7 +184,9 @@ class JournalFile:
         _pack_record(self._map, start, length, kind, _checksum(data, offset << 3 & _MASK64 | kind))
         start += ALIGN
         self._map[start : start + length] = data
-        return offset + (length + 2 * ALIGN - 1 & -ALIGN)
+        after: int = offset + (length + 2 * ALIGN - 1 & -ALIGN)
+        _pack_tail(self._map, _TAIL_AT, after)
+        return after
 
     def read(self, offset: int) -> StoredRecord | None:
         """The record there, or the one to which a WRAP there leads; None if there is no whole one."""
@@ -207,16 +212,19 @@ class JournalFile:
         self._map[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
     @property
+    def tail(self) -> int:
+        """The offset behind the last record, also of one that cannot be read any more."""
+        return int(_TAIL.unpack_from(self._map, _TAIL_AT)[0])
+
+    @property
     def counts(self) -> JournalCounts:
         """The counts that were kept last."""
         return JournalCounts(*_COUNTS.unpack_from(self._map, _COUNTS_AT))
 
-    def keep_counts(
-        self, tail: int, events: int, decisions: int, made: int, dropped_events: int, dropped_decisions: int
-    ) -> None:
-        """A successor finds these counts, as of JournalCounts. A kill between a record and its counts leaves them one
-        record behind."""
-        _pack_counts(self._map, _COUNTS_AT, tail, events, decisions, made, dropped_events, dropped_decisions)
+    def keep_counts(self, *counts: int) -> None:
+        """A successor finds these counts, the fields of JournalCounts. They are behind the records if the process is
+        killed in between."""
+        _pack_counts(self._map, _COUNTS_AT, *counts)
 
     @property
     def allocated(self) -> int:

@@ -293,7 +293,11 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
         "prefills": {**msgspec.to_builtins(found.prefills), "differences": prefills},
         "chains": {
             "holds": found.proof.holds,
-            **{key: value for key, value in _fields(found.proof).items() if key not in {"gaps", "untold", "decision_counts"}},
+            **{
+                key: value
+                for key, value in _fields(found.proof).items()
+                if key not in {"gaps", "untold", "decision_counts"}
+            },
         },
         "gaps": [_gap_json(gap) for gap in found.gaps],
         "dropped": {
