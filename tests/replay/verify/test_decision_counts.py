@@ -105,8 +105,8 @@ def test_decisions_that_vanished(stage: Stage, tmp_path: Path) -> None:
     assert not found.holds
     verdict, _, value = shown(stage, tmp_path)
     assert verdict == (
-        "Every decision follows from the log, but 2 decisions that r1 made are not in it, and no event says that "
-        "they were dropped."
+        "All 2 decisions follow from the log; 3 more were dropped and are in no log, but 2 decisions that r1 made are "
+        "not in it, and no event says that they were dropped."
     )
     assert (value["counts"]["missing"], value["dropped"]["decisions"], value["holds"]) == (2, 3, False)
 
@@ -242,3 +242,16 @@ def test_a_redacted_export_keeps_the_counts(stage: Stage, tmp_path: Path) -> Non
         (it.dropped, it.missing, it.seq) for it in before.deficits
     ]
     assert counts.dropped == 3
+
+
+def test_strict_fails_on_dropped_decisions(stage: Stage, tmp_path: Path) -> None:
+    """They are known, and in no log: the record is not complete."""
+    route(stage, "one")
+    with stage.recording(tmp_path / "log") as recording:
+        assert verify(recording).complete
+    stage.tell(restated(4, dropped=3))
+    with stage.recording(tmp_path / "log") as recording:
+        found = verify(recording)
+        text = render(verified_text(found, recording.names, strict=True))
+    assert (found.holds, found.complete) == (True, False)
+    assert "--strict: 3 decisions dropped" in text
