@@ -6,6 +6,7 @@ Every one of them is within the bounds on bytes, values, objects and lists, but 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 
 SIZE = 15 * 1024 * 1024
 CHAT, COMPLETION, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -130,10 +131,15 @@ OTHERS: dict[str, tuple[str, Callable[[], bytes]]] = {
 """Path and body."""
 
 
+@cache
+def _value(kind: str) -> bytes:
+    return VALUES[kind]()
+
+
 def hostile_bodies() -> Iterator[tuple[str, str, bytes]]:
     """Name, path and body of each."""
     for field, (path, body_with) in FREE.items():
         for kind in VALUES if field == "metadata" else ("keys", "floats"):
-            yield f"{kind} in {field}", path, body_with(VALUES[kind]())
+            yield f"{kind} in {field}", path, body_with(_value(kind))
     for name, (path, body) in OTHERS.items():
         yield name, path, body()
