@@ -15,6 +15,10 @@ from core.errors import CallerError
 
 KEY_BYTES = 32
 SESSION_KEY_BYTES = 8
+FINGERPRINT_BYTES = 8
+"""Enough to tell keys apart; a proof against forgery is the chain of messages alone."""
+SEED = "seed"
+"""Name of the fingerprint of the seed of block hashes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,16 @@ class DeploymentKey:
     def hash_seed(self) -> int:
         """The seed of the deployment's block hashes, 64 bits; it outlives generations, so that caches stay known."""
         return self.blocks if self.blocks is not None else int.from_bytes(self._derived(b"blocks", 8), "little")
+
+    def fingerprints(self, namespace: str) -> dict[str, str]:
+        """By generation that is known, and by SEED: 16 hex digits that prove the key and give nothing of it away.
+
+        SEED's outlives all generations. A fingerprint holds for one namespace.
+        """
+        secrets_known = {str(generation): secret for generation, secret in self.older.items()}
+        secrets_known |= {str(self.generation): self.secret, SEED: self.hash_seed.to_bytes(8, "little")}
+        purpose = b"fingerprint " + namespace.encode()
+        return {name: _derived(secret, purpose, FINGERPRINT_BYTES).hex() for name, secret in secrets_known.items()}
 
     @staticmethod
     def generate() -> DeploymentKey:

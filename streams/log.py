@@ -8,10 +8,15 @@ Two implementations pass one contract suite: `streams.memory` (tests, simulation
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from core.ids import Epoch, StreamName, StreamSeq
+
+Fingerprints = Mapping[str, str]
+"""Fingerprints of a deployment's key by generation, as `DeploymentKey.fingerprints` gives them."""
+NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
 
 
 class Record(NamedTuple):
@@ -95,8 +100,15 @@ class Queue(Protocol):
 class EventLog(Protocol):
     """Raises Unavailable when it cannot be reached, Refused when it says no for good."""
 
-    async def ensure(self, streams: list[StreamName]) -> None:
-        """These streams exist; those that exist already keep their history."""
+    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
+        """These streams exist; those that exist already keep their history.
+
+        They have these fingerprints beside those that they had. Only a credential that may change streams adds them to
+        a stream that exists.
+        """
+
+    async def fingerprints(self, stream: StreamName) -> Fingerprints:
+        """The fingerprints that the stream has; the first one written for a generation stays."""
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq

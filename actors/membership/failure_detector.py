@@ -11,7 +11,9 @@
    worker without a WorkerJoined in the log; load reports and jobs of a worker that is over or in no kv stream.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
-6. A connection without a message for SILENT_S, not even the answer to a ping, is closed, and its streams go on
+6. No end is written for a source with a chain that another key sealed: another deployment shares the namespace, and
+   its sources live by its registry, not by ours.
+7. A connection without a message for SILENT_S, not even the answer to a ping, is closed, and its streams go on
    elsewhere. The worker is not over by that: the connection is made again as soon as the worker answers.
 """
 
@@ -81,6 +83,8 @@ class Observed(NamedTuple):
     registry_healthy: bool
     connections: Mapping[WorkerId, ConnectionState]
     silent_sources: Sequence[SilentSource]
+    foreign: AbstractSet[str] = frozenset()
+    """Sources with a chain that another key sealed."""
 
 
 class PingResult(NamedTuple):
@@ -149,6 +153,7 @@ class FailureDetector:
         self._silent_since: dict[SilentSource, int] = {}
         self._absent: frozenset[WorkerId] = frozenset()
         self._mute: frozenset[WorkerId] = frozenset()
+        self._foreign: AbstractSet[str] = frozenset()
         self._pinging: set[WorkerId] = set()
         self._unanswered: set[WorkerId] = set()
         """Workers that did not answer a ping since the last observation."""
@@ -182,6 +187,7 @@ class FailureDetector:
         return commands
 
     def _judge(self, seen: Observed, now_us: int) -> None:
+        self._foreign = seen.foreign
         self._judge_connections(seen)
         before = self._absent_since
         self._absent_since = {w: before.get(w, now_us) for w in seen.alive if w not in seen.registered}
@@ -247,6 +253,8 @@ class FailureDetector:
         return False
 
     def _can_write(self, stream: StreamName, source: str) -> bool:
+        if source in self._foreign:
+            return False
         return (stream, source) not in self._writing and len(self._writing) < WRITES_MAX
 
     def _write_end(self, end: WriteEnd) -> None:

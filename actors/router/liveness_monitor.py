@@ -90,7 +90,12 @@ class LivenessMonitor:
             for worker, client in fleet.clients.items()
         }
         return failure_detector.Observed(
-            alive, frozenset(fleet.registered), fleet.registry_healthy, connections, list(self._silent_sources())
+            alive,
+            frozenset(fleet.registered),
+            fleet.registry_healthy,
+            connections,
+            list(self._silent_sources()),
+            self._state.foreign,
         )
 
     def _silent_sources(self) -> Iterator[failure_detector.SilentSource]:

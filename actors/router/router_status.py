@@ -16,6 +16,8 @@ from projections.runner.runner import Runner
 
 GAPS_SHOWN_MAX = 16
 """The last gaps; `gaps_found` counts all."""
+SOURCES_SHOWN_MAX = 16
+"""Sources of another key; each process of another deployment is one."""
 
 
 def fold_status(state: State, runner: Runner) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def fold_status(state: State, runner: Runner) -> dict[str, Any]:
         "unknown_events": state.unknown_events,
         "gaps_found": runner.gaps,
         "gaps": [gap._asdict() for gap in list(state.gaps)[-GAPS_SHOWN_MAX:]],
+        "foreign_sources": sorted(state.foreign)[:SOURCES_SHOWN_MAX],
         "started_from": runner.started_from,
         "refused_snapshots": runner.refused,
         "rebuilding": runner.rebuilding,

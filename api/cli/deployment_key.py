@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
@@ -16,6 +16,7 @@ from api.config.data_folder import PRIVATE_FILE, DataFolder, FolderLock, write_w
 from api.config.deployment_ref import DEFAULT_DATA
 from core.errors import CallerError
 from core.keys import DeploymentKey
+from core.subjects import check_namespace
 from streams.outbox.journal_file import SUFFIX
 
 HASH_SEED = "The seed of the block hashes stays: caches remain known. Copy the key file to every machine with parts."
@@ -72,17 +73,26 @@ def forget(folder: DataFolder, key_file: Path | None, generation: int) -> None:
 
 @deployment_key.command("list")
 @_key_options
+@click.option("--namespace", help="Show the fingerprints by which streams and etcd of that namespace name the key.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def list_command(folder: DataFolder, key_file: Path | None, as_json: bool) -> None:
+def list_command(folder: DataFolder, key_file: Path | None, namespace: str | None, as_json: bool) -> None:
     """Show the generations of the key, of the secrets nothing."""
     key = DeploymentKey.load(key_file or folder.key)
-    known = [*sorted(key.older), key.generation]
-    print_result(_text(key), {"generation": key.generation, "known": known}, as_json=as_json)
+    fingerprints = key.fingerprints(check_namespace(namespace)) if namespace is not None else {}
+    value: dict[str, object] = {"generation": key.generation, "known": [*sorted(key.older), key.generation]}
+    if fingerprints:
+        value["fingerprints"] = fingerprints
+    print_result(_text(key, fingerprints), value, as_json=as_json)
 
 
-def _text(key: DeploymentKey) -> Text:
-    older = [(str(generation), "verifies old chains") for generation in sorted(key.older)]
-    yield Table(("generation", "use"), [*older, (str(key.generation), "in use")], "><")
+def _text(key: DeploymentKey, fingerprints: Mapping[str, str]) -> Text:
+    uses = {str(generation): "verifies old chains" for generation in sorted(key.older)}
+    uses[str(key.generation)] = "in use"
+    if fingerprints:
+        rows = [(generation, use, fingerprints[generation]) for generation, use in uses.items()]
+        yield Table(("generation", "use", "fingerprint"), rows, "><<")
+    else:
+        yield Table(("generation", "use"), list(uses.items()), "><")
 
 
 @contextmanager

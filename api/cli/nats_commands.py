@@ -62,4 +62,4 @@ def streams(connection: DeploymentRef) -> None:
 
 async def _make_streams(connection: DeploymentRef) -> None:
     async with open_log(connection, ADMIN) as log:
-        await ensure_streams(log, connection)
+        await ensure_streams(log, connection, ADMIN)

@@ -28,6 +28,7 @@ from core.keys import DeploymentKey
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.jetstream.broker_accounts import API
 from streams.jetstream.nats_credentials import NatsCredentials
+from streams.key_check import CheckedKey
 from streams.topology import Topology
 
 DEFAULT_DATA = Path("data")
@@ -45,11 +46,18 @@ class DeploymentRef:
     """The data folder, if it is a deployment on this machine."""
     words: tuple[str, ...] = field(default=(), compare=False)
     """The options that name this deployment to another command of ours."""
+    key_file: Path | None = field(default=None, compare=False)
+    """The place of the key, for sentences."""
 
     @property
     def namespace(self) -> str:
         """The deployment's name in the log and in the registry."""
         return self.deployment.namespace
+
+    @property
+    def checked_key(self) -> CheckedKey:
+        """The key as streams and registry check it."""
+        return CheckedKey(self.key, self.namespace, self.key_file)
 
     @property
     def topology(self) -> Topology:
@@ -117,7 +125,8 @@ def find_by_data_folder(data: Path) -> DeploymentRef:
     if not deployment.log.nats or not deployment.log.etcd:
         raise CallerError(f"the deployment with the data folder {data} is only just starting: try again in a second")
     words = ("--data", str(folder.path))
-    return DeploymentRef(deployment=deployment, key=DeploymentKey.load(folder.key), data=folder.path, words=words)
+    key = DeploymentKey.load(folder.key)
+    return DeploymentRef(deployment=deployment, key=key, data=folder.path, words=words, key_file=folder.key)
 
 
 def find_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path | None) -> DeploymentRef:
@@ -135,7 +144,7 @@ def find_by_address(file: Path | None, flags: Mapping[str, Any], key_file: Path 
         "--key-file": key_file.absolute(),
     }
     words = tuple(word for option, value in given.items() if value for word in (option, str(value)))
-    return DeploymentRef(deployment=deployment, key=DeploymentKey.load(key_file), words=words)
+    return DeploymentRef(deployment=deployment, key=DeploymentKey.load(key_file), words=words, key_file=key_file)
 
 
 def _no_addresses(file: Path | None) -> str:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -35,9 +36,12 @@ from api.deployment.readiness import Progress, wait_until_ready
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, RollingRestart, take_request
 from api.deployment.stream_keeper import StreamKeeper
 from api.deployment.supervisor import SupervisedProcess, Supervisor
+from api.process.planes import open_planes
 from api.server.sockets import close_all, reserve
+from core.errors import PeerError
 from core.events.kv import PREFILL
 from core.keys import DeploymentKey
+from streams.jetstream.broker_accounts import REPLICA
 
 FRONTEND_LEAVE_MAX_S = 15.0
 """Time for a front end to append its end to the log, beside its `stop_delay` and `drain_timeout`."""
@@ -196,11 +200,18 @@ class Launcher:
                 self._update_files()
 
     async def _start_streams(self, key: DeploymentKey) -> None:
-        """The streams exist; without credentials of its own for that, each process makes those that are missing."""
+        """The streams exist, or their making is left to the processes: they have the rights, or the broker is away.
+
+        CallerError if log or registry are another deployment's: then no process starts.
+        """
         resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        connection = DeploymentRef(deployment=resolved, key=key, key_file=self._data.key)
         if resolved.log.credentials is not None and resolved.log.credentials.admin is not None:
-            self._streams = StreamKeeper(DeploymentRef(deployment=resolved, key=key))
+            self._streams = StreamKeeper(connection)
             await self._streams.start()
+        with suppress(PeerError):
+            async with open_planes(connection, REPLICA):
+                pass
 
     async def _end_leftovers(self) -> None:
         """Processes of a killed run are gone; this process holds the folder's lock, so no other run owns them."""

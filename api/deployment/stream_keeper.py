@@ -33,7 +33,7 @@ class StreamKeeper:
     async def start(self) -> None:
         """The streams exist, and are made again when they are gone. Raises what `ensure_streams` does."""
         log = await self._open.enter_async_context(open_log(self._connection, ADMIN))
-        await ensure_streams(log, self._connection)
+        await ensure_streams(log, self._connection, ADMIN)
         self._checks = asyncio.create_task(self._keep(log), name="streams")
 
     async def stop(self) -> None:

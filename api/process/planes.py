@@ -15,8 +15,9 @@ from typing import NamedTuple
 from api.config.deployment_ref import DeploymentRef
 from core.errors import CallerError, Refused, Unavailable
 from streams.etcd.etcd_registry import EtcdRegistry
-from streams.jetstream.broker_accounts import READER
+from streams.jetstream.broker_accounts import READER, needed_rights
 from streams.jetstream.jetstream_log import JetStreamLog
+from streams.key_check import ensure_own, register_own
 from streams.topology import PAYLOAD_MIN
 
 LOG_IN = "set CONTRAIL_ETCD_USER and CONTRAIL_ETCD_PASSWORD, give -f FILE that has them, or use --data"
@@ -79,26 +80,33 @@ class Planes(NamedTuple):
 
 @asynccontextmanager
 async def open_planes(connection: DeploymentRef, role: str) -> AsyncIterator[Planes]:
-    """Both, connected; the streams exist."""
+    """Both, connected; the streams exist. CallerError if either of them belongs to another key's deployment."""
     async with open_log(connection, role) as log:
         _check_payload(log.max_payload)
-        await ensure_streams(log, connection)
+        await ensure_streams(log, connection, role)
         registry = await EtcdRegistry.connect(
             connection.etcd, connection.namespace, connection.etcd_credentials, LEASE_S
         )
         try:
+            await register_own(registry, connection.checked_key)
             yield Planes(log, registry)
         finally:
             await registry.close()
 
 
-async def ensure_streams(log: JetStreamLog, connection: DeploymentRef) -> None:
-    """The streams exist; a cluster may just be without a leader, or a server short."""
+async def ensure_streams(log: JetStreamLog, connection: DeploymentRef, role: str) -> None:
+    """The streams exist, and are of this deployment's key, else CallerError.
+
+    A cluster may just be without a leader, or a server short.
+    """
+    names = connection.topology.names()
+    rights = needed_rights(role, names)
+    readable = [name for name in names if f"read {name}" in rights]
     try:
         async with asyncio.timeout(ENSURE_WAIT_S):
             while True:
                 try:
-                    await log.ensure(connection.topology.names())
+                    await ensure_own(log, names, readable, connection.checked_key)
                 except Unavailable as error:
                     _logger.warning("the streams cannot be made now, trying again: %s", error)
                     await asyncio.sleep(ENSURE_RETRY_S)

@@ -126,6 +126,9 @@ class SourceFold(ABC, Generic[S, P]):
         self.ended = Tombstones()
         self.unknown: set[S] = set()
         """Sources with a gap in their chain and no restatement since."""
+        self.foreign: set[S] = set()
+        """Sources of which the newest message should follow the one before it, and does not by the key of this fold:
+        another key sealed them, or a message was changed. No part of any digest or snapshot."""
         self.unknown_events = 0
         """Events of types that this program does not know: kept in the log, not folded."""
         self.missing: list[MissingMessages] = []
@@ -163,6 +166,10 @@ class SourceFold(ABC, Generic[S, P]):
         if verdict is ChainVerdict.GAP:
             self.missing.append(missing_before(n_next, message))
             self._void(part)
+            if message.n == n_next:
+                self.foreign.add(source)
+        elif self.foreign:
+            self.foreign.discard(source)
         self._fold(part, message)
         if source not in self.ended:
             self._account(source, part)
@@ -190,6 +197,7 @@ class SourceFold(ABC, Generic[S, P]):
         if part is not None:
             self._digest = (self._digest - part.digest) & MASK64
         self.unknown.discard(source)
+        self.foreign.discard(source)
         self.ended.add(source, reason)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from core.codec import CHAIN_START, Message, decode_message, digest
+from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
 from core.errors import Corrupt
 from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
@@ -219,6 +219,14 @@ class State:
     def unknown_events(self) -> int:
         """Events of types that this program does not know."""
         return sum(self.projection(stream).unknown_events for stream in self.cursor)
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """Sources with a chain that another key sealed. None if a generation was removed from the key: chains of that
+        one fit no key, either."""
+        if len(known_keys(self.chain_key)) <= newest_generation(self.chain_key):
+            return frozenset()
+        return frozenset().union(*(self.projection(stream).foreign for stream in self.cursor))
 
     def unknown(self) -> list[WorkerId]:
         """Workers with an unknown cache until they restate it, by id. Workers without a readable start of their chain

@@ -9,7 +9,7 @@ from core.errors import Refused
 from core.ids import Epoch, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from streams.archive.archive_reader import ArchiveReader
-from streams.log import QUEUE_LIMITS, Queue, QueueLimits, Record, StreamState, Tail
+from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, Queue, QueueLimits, Record, StreamState, Tail
 
 
 class ArchiveLog:
@@ -22,8 +22,13 @@ class ArchiveLog:
     def __repr__(self) -> str:
         return f"<ArchiveLog of {self.archive!r}>"
 
-    async def ensure(self, streams: list[StreamName]) -> None:
-        self._refuse(streams)
+    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
+        self._refuse(streams, fingerprints)
+
+    async def fingerprints(self, stream: StreamName) -> Fingerprints:
+        """None: its key is proved by its chains."""
+        del stream
+        return NO_FINGERPRINTS
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq

@@ -15,9 +15,11 @@ from core.errors import PeerError
 from core.ids import Epoch, StreamName
 from core.subjects import broker_stream, check_namespace, short_stream, subject
 from streams.jetstream.broker_accounts import CHANGE, DELETE, MAKE, PURGE
+from streams.jetstream.jetstream_log import fingerprints_in
 from streams.jetstream.nats_client import NatsClient, decoded
 from streams.jetstream.nats_credentials import NatsCredentials
 from streams.jetstream.nats_protocol import header_block
+from streams.log import NO_FINGERPRINTS, Fingerprints
 
 CLOCK_SAMPLES = 5
 """The clock's difference is taken from the quickest of so many answers."""
@@ -70,6 +72,8 @@ class BrokerStream(NamedTuple):
     offline: tuple[str, ...]
     """Servers with a copy that are away or behind."""
     leader: str | None
+    fingerprints: Fingerprints = NO_FINGERPRINTS
+    """Of the deployment's key."""
 
 
 class BrokerConsumer(NamedTuple):
@@ -213,6 +217,7 @@ def _stream(name: StreamName, info: dict[str, Any]) -> BrokerStream:
         deleted=int(held.get("num_deleted", 0)),
         offline=tuple(behind),
         leader=cluster.get("leader"),
+        fingerprints=fingerprints_in(config),
     )
 
 

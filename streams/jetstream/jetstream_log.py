@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from core.errors import PeerError, Refused, Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
@@ -18,10 +19,13 @@ from streams.jetstream.nats_credentials import NatsCredentials
 from streams.jetstream.pull_consumer import PullConsumer
 from streams.jetstream.stream_reader import StreamReader
 from streams.jetstream.stream_tail import StreamTail
-from streams.log import QUEUE_LIMITS, QueueLimits, Record, StreamState
+from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, QueueLimits, Record, StreamState
 from streams.topology import Topology
 
 logger = logging.getLogger(__name__)
+
+METADATA_PREFIX = "contrail-key-"
+"""Of the names of fingerprints in a stream's metadata; the generation follows."""
 
 _MS = timedelta(milliseconds=1)
 _APPEND_HEADERS = b"NATS/1.0\r\nNats-Msg-Id: %b\r\nNats-Expected-Last-Subject-Sequence: %d\r\n\r\n"
@@ -36,6 +40,8 @@ class JetStreamLog:
         self._connection = connection
         self._topology = topology
         self._ensured: set[StreamName] = set()
+        self._fingerprints = NO_FINGERPRINTS
+        """Those of streams that are made."""
         self._tails: list[StreamTail] = []
         self._queues: list[JetStreamQueue] = []
 
@@ -62,10 +68,14 @@ class JetStreamLog:
         """The most bytes that the broker takes in one message, headers included."""
         return self._connection.max_payload
 
-    async def ensure(self, streams: list[StreamName]) -> None:
+    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
+        self._fingerprints = fingerprints or self._fingerprints
         for name in streams:
             await self._create(name, first=True)
             self._ensured.add(name)
+
+    async def fingerprints(self, stream: StreamName) -> Fingerprints:
+        return fingerprints_in((await self._info(stream))["config"])
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
@@ -100,9 +110,7 @@ class JetStreamLog:
         return Record(stream, StreamSeq(int(found["seq"])), _ms(found["time"]), found["subject"], payload)
 
     async def state(self, stream: StreamName) -> StreamState:
-        info = await self._connection.call(
-            f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}", None, f"stream {stream}"
-        )
+        info = await self._info(stream)
         held = info["state"]
         last_seq = int(held["last_seq"])
         first_seq = int(held["first_seq"]) if held["messages"] else last_seq + 1
@@ -195,6 +203,10 @@ class JetStreamLog:
             await queue.close()
         await self._connection.close()
 
+    async def _info(self, stream: StreamName) -> dict[str, Any]:
+        request = f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}"
+        return await self._connection.call(request, None, f"stream {stream}")
+
     def _broker_name(self, stream: StreamName) -> str:
         return broker_stream(self.namespace, stream)
 
@@ -203,7 +215,7 @@ class JetStreamLog:
 
         At the start a stream that does not fit is Refused: what is configured is wrong. Later it may fit again.
         """
-        config = self._topology.config(name).as_json(self.namespace)
+        config = self._topology.config(name).as_json(self.namespace) | {"metadata": _metadata(self._fingerprints)}
         try:
             answer = await self._connection.request(f"{self._connection.api}.STREAM.CREATE.{config['name']}", config)
         except PeerError as error:
@@ -213,7 +225,7 @@ class JetStreamLog:
                 f"stream {name} is missing, and it cannot be made by these credentials: {error}"
             ) from error
         if err_code(answer) == NAME_IN_USE:
-            logger.warning("stream %s exists with other limits than configured; it keeps them", name)
+            await self._compare(name, config)
             return
         if err_code(answer) in NO_ROOM and await self._exists(name):
             return  # the broker counts what it has reserved for it already a second time
@@ -223,6 +235,21 @@ class JetStreamLog:
                 f"({self._topology.max_bytes} bytes for all streams), or raise the broker's max_file_store"
             )
         self._connection.check(answer, f"making stream {name}")
+
+    async def _compare(self, name: StreamName, config: dict[str, Any]) -> None:
+        """The stream that exists keeps its limits, and has our fingerprints if our credentials may change it."""
+        there = (await self._info(name))["config"]
+        metadata = there.get("metadata") or {}
+        if any(there.get(field) != value for field, value in config.items() if field != "metadata"):
+            logger.warning("stream %s exists with other limits than configured; it keeps them", name)
+        if config["metadata"].keys() <= metadata.keys():
+            return
+        changed = {**there, "metadata": {**config["metadata"], **metadata}}
+        update = f"{self._connection.api}.STREAM.UPDATE.{config['name']}"
+        try:
+            self._connection.check(await self._connection.request(update, changed), f"fingerprints of stream {name}")
+        except PeerError as error:
+            logger.info("stream %s gets the key's fingerprints when the admin starts: %s", name, error)
 
     async def _make_again(self, stream: StreamName) -> None:
         """A stream that we ensured and that is gone from the broker is there again, empty, in a new epoch."""
@@ -239,6 +266,17 @@ class JetStreamLog:
             return False
         self._connection.check(answer, f"stream {stream}")
         return True
+
+
+def fingerprints_in(config: Mapping[str, Any]) -> Fingerprints:
+    """The fingerprints of the key in a stream's configuration."""
+    metadata: dict[str, str] = config.get("metadata") or {}
+    size = len(METADATA_PREFIX)
+    return {name[size:]: value for name, value in metadata.items() if name.startswith(METADATA_PREFIX)}
+
+
+def _metadata(fingerprints: Fingerprints) -> dict[str, str]:
+    return {METADATA_PREFIX + name: value for name, value in fingerprints.items()}
 
 
 def _ms(text: str) -> int:

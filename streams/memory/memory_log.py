@@ -16,7 +16,7 @@ from core.clock import Clock
 from core.errors import Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import check_namespace, subject
-from streams.log import QUEUE_LIMITS, QueueLimits, Record, StreamState
+from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, QueueLimits, Record, StreamState
 from streams.memory.memory_queue import MemoryQueue, SharedQueue
 from streams.memory.memory_stream import MemoryStream
 
@@ -174,11 +174,16 @@ class MemoryLog:
 
     # --- EventLog ----------------------------------------------------------------------------------------------
 
-    async def ensure(self, streams: list[StreamName]) -> None:
+    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
         self._check_here()
         for name in streams:
             if name not in self._streams:
                 self._streams[name] = MemoryStream(Epoch(self._clock.wall_ms()))
+            stream = self._streams[name]
+            stream.fingerprints = {**fingerprints, **stream.fingerprints}
+
+    async def fingerprints(self, stream: StreamName) -> Fingerprints:
+        return self._found(stream).fingerprints
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq

@@ -11,7 +11,7 @@ from typing import Self
 
 from core.errors import WrongSequence
 from core.ids import Epoch, StreamSeq
-from streams.log import Record, StreamState
+from streams.log import NO_FINGERPRINTS, Fingerprints, Record, StreamState
 
 _SEQ = attrgetter("seq")
 _TIME = attrgetter("time_ms")
@@ -22,6 +22,7 @@ class MemoryStream:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
+        self.fingerprints: Fingerprints = NO_FINGERPRINTS
         self.last = 0
         """The last sequence that was used, deleted or not."""
         self._first = 1

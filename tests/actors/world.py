@@ -47,9 +47,10 @@ _numbers = count()
 
 
 class World:
-    """Workers and routers over one log and one registry."""
+    """Workers and routers of one key over one log and one registry."""
 
-    def __init__(self, log: EventLog | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, log: EventLog | None = None, clock: Clock | None = None, key: DeploymentKey = KEY) -> None:
+        self.key = key
         self.clock = clock or SystemClock()
         self.log: EventLog = log or MemoryLog(NAMESPACE, self.clock)
         self.store = MemoryRegistryStore()
@@ -75,16 +76,16 @@ class World:
             self.log,
             self.registry(name),
             self.clock,
-            KEY,
+            self.key,
         )
         await worker.start({})
         self.workers[name] = worker
         return worker
 
     async def router(self, name: str = "frontend-0", settings: RoutingSettings | None = None, **options: Any) -> Router:
-        known = RouterOptions(namespace=NAMESPACE, name=name, lease_ms=LEASE_MS, **options)
+        known = RouterOptions(namespace=NAMESPACE, name=name, **{"lease_ms": LEASE_MS, **options})
         router = Router(
-            known, self.log, self.registry(name), self.clock, KEY, settings or RoutingSettings(), lambda *_: None
+            known, self.log, self.registry(name), self.clock, self.key, settings or RoutingSettings(), lambda *_: None
         )
         await router.start({})
         self.routers[name] = router
@@ -156,9 +157,11 @@ class World:
 
 
 @asynccontextmanager
-async def world(log: EventLog | None = None, clock: Clock | None = None) -> AsyncIterator[World]:
+async def world(
+    log: EventLog | None = None, clock: Clock | None = None, key: DeploymentKey = KEY
+) -> AsyncIterator[World]:
     """A world that leaves nothing behind."""
-    it = World(log, clock)
+    it = World(log, clock, key)
     await it.log.ensure([kv_stream(0), LOAD, ROUTING])
     try:
         yield it

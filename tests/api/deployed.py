@@ -25,6 +25,7 @@ from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.etcd.etcd_registry import EtcdRegistry
 from streams.jetstream.jetstream_log import JetStreamLog
+from streams.key_check import register_own
 
 DECODE = {
     "role": "decode",
@@ -122,8 +123,9 @@ async def deployed(folder: Path, nats: EmbeddedNats, etcd: EmbeddedEtcd, **more:
     connection = find_by_address(file, {}, key)
     words = ("--file", str(file), "--key-file", str(key))
     log_ = await JetStreamLog.connect([nats.url], namespace, connection.topology, nats.credentials)
-    await log_.ensure(connection.topology.names())
+    await log_.ensure(connection.topology.names(), connection.checked_key.fingerprints)
     registry = await EtcdRegistry.connect(etcd.endpoint, namespace, etcd.credentials)
+    await register_own(registry, connection.checked_key)
     it = Deployed(connection, words, log_, registry)
     try:
         yield it

@@ -109,6 +109,18 @@ class EventLogContract:
         assert await log.at(KV, StreamSeq(0)) is None
         assert await log.at(LOAD, StreamSeq(1)) is None
 
+    async def test_fingerprints(self, log: EventLog) -> None:
+        """A stream gets those that it lacks, and keeps those that it has; its history and its limits stay."""
+        assert await log.fingerprints(KV) == {}
+        await self.append(log, "a", 1)
+        before = await log.state(KV)
+        await log.ensure([KV, LOAD], {"0": "ab"})
+        await log.ensure([KV], {"0": "cd", "1": "ef"})
+        await log.ensure([KV])
+        assert await log.fingerprints(KV) == {"0": "ab", "1": "ef"}
+        assert await log.fingerprints(LOAD) == {"0": "ab"}
+        assert await log.state(KV) == before
+
     async def test_state(self, log: EventLog) -> None:
         """An empty stream begins at 1 and ends at 0; both grow with it, its epoch does not change."""
         empty = await log.state(KV)

@@ -130,6 +130,10 @@ def test_the_key_file_is_changed_alone(data: Path) -> None:
     listed = contrail("deployment-key", "list", "--data", str(data), "--json")
     assert json.loads(listed.stdout) == {"generation": 2, "known": [0, 1, 2]}
     assert key.secret.hex() not in listed.stdout
+    named = contrail("deployment-key", "list", "--data", str(data), "--namespace", "prod", "--json")
+    assert json.loads(named.stdout)["fingerprints"] == key.fingerprints("prod")
+    text = contrail("deployment-key", "list", "--data", str(data), "--namespace", "prod").stdout
+    assert text.splitlines()[3].split()[-1] == key.fingerprints("prod")["2"]
     assert contrail("deployment-key", "forget", "2", "--data", str(data)).returncode == 2
     assert contrail("deployment-key", "forget", "1", "--key-file", str(data / "key")).returncode == 0
     assert sorted(DeploymentKey.load(data / "key").older) == [0]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from core.errors import Unavailable
 from core.ids import StreamName, StreamSeq
-from streams.log import QUEUE_LIMITS, QueueLimits, Record, StreamState, Tail
+from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, QueueLimits, Record, StreamState, Tail
 from streams.memory.memory_log import MemoryLog
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
@@ -66,9 +66,13 @@ class RemoteLog:
             for tail in self._tails:
                 tail.flush()
 
-    async def ensure(self, streams: list[StreamName]) -> None:
+    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
         await self._ask()
-        await self._log.ensure(streams)
+        await self._log.ensure(streams, fingerprints)
+
+    async def fingerprints(self, stream: StreamName) -> Fingerprints:
+        await self._ask()
+        return await self._log.fingerprints(stream)
 
     async def append(
         self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq

@@ -14,6 +14,8 @@ from streams.etcd.etcd_version import SOUND_TEXT, EtcdVersion
 from streams.jetstream.broker_accounts import ADMIN, MAKE, READER, REPLICA, WORKER, needed_rights
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
 from streams.jetstream.pull_consumer import INACTIVE_S
+from streams.key_check import REGISTRY_KEY, CheckedKey, fault
+from streams.log import Fingerprints
 from streams.topology import PAYLOAD_MIN
 
 VERSION_MIN = (2, 11)
@@ -136,6 +138,17 @@ def check_registry(status: EtcdStatus, *, private: bool) -> Iterator[Finding]:
     """The version and health of the member that answers."""
     yield _version(status, private)
     yield _health(status)
+
+
+def check_registered_key(there: Fingerprints, checked: CheckedKey) -> Finding:
+    """The registry has the fingerprints of this deployment's key, and of no other one."""
+    facts = {"key": dict(checked.fingerprints), "registry": dict(there)}
+    if (text := fault(there, f"{REGISTRY_KEY} in etcd", checked)) is not None:
+        return Finding("registry_key", PROBLEM, f"{text}.", facts)
+    if not there:
+        text = f"etcd has no {REGISTRY_KEY} yet: the next part of this version that starts writes it."
+        return Finding("registry_key", WARNING, text, facts)
+    return Finding("registry_key", OK, "etcd names the key of this deployment.", facts)
 
 
 def _version(status: EtcdStatus, private: bool) -> Finding:

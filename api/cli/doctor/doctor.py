@@ -15,10 +15,17 @@ import click
 import orjson
 
 from actors.membership.registration import Registration
-from api.cli.doctor.broker_checks import check_consumers, check_disk, check_registry, check_rights, check_server
+from api.cli.doctor.broker_checks import (
+    check_consumers,
+    check_disk,
+    check_registered_key,
+    check_registry,
+    check_rights,
+    check_server,
+)
 from api.cli.doctor.finding import Finding
 from api.cli.doctor.process_checks import check_processes, check_workers
-from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
+from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
 from api.cli.inspect.snapshot_verification import snapshot_statuses
 from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, print_result
 from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
@@ -36,6 +43,7 @@ from streams.etcd.etcd_inspection import etcd_status
 from streams.jetstream.broker_accounts import READER, ROLES
 from streams.jetstream.broker_inspection import BrokerInspection
 from streams.jetstream.jetstream_log import JetStreamLog
+from streams.key_check import registered_fingerprints
 from streams.snapshot_store import SnapshotStore
 
 MARKS = {OK: "ok", WARNING: "warning", PROBLEM: "PROBLEM"}
@@ -124,6 +132,7 @@ async def _broker(connection: DeploymentRef, found: Findings) -> None:
         streams = await broker.streams()
         found += check_streams(streams, connection.topology, server.cluster)
         if streams:
+            found.append(check_key(streams, connection.checked_key))
             names = [stream.name for stream in streams]
             found += check_rights(await _rights(connection, names), names)
             found.append(check_consumers([one for it in streams for one in await broker.consumers(it.name)]))
@@ -172,6 +181,7 @@ async def _parts(connection: DeploymentRef, found: Findings) -> None:
             await registered_processes(registry, REPLICAS),
             await registered_processes(registry, WORKERS),
         )
+        found.append(check_registered_key(await registered_fingerprints(registry), connection.checked_key))
     replies = await query_processes([*replicas, *workers], connection.operations_token)
     found += check_processes(replies[: len(replicas)], replies[len(replicas) :])
 

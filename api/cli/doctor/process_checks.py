@@ -33,6 +33,7 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
     if there:
         yield check_lag(there)
         yield check_unknown(there)
+        yield check_foreign(replicas)
         yield check_gaps(there)
     yield check_log_away(replicas)
     yield check_outboxes([*replicas, *workers])
@@ -111,6 +112,21 @@ def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
         text = f"{name} passed over {count} {plural(count, 'event')} of a newer version: upgrade it, too."
         return Finding("sources", WARNING, text, facts)
     return Finding("sources", OK, "Every replica knows the state of every source.", facts)
+
+
+def check_foreign(replicas: list[ProcessReply]) -> Finding:
+    """No replica reads a chain that another key sealed."""
+    by_replica = {it.part.name: _texts(it.state.get("foreign_sources")) for it in replicas if it.state is not None}
+    sources = sorted({source for found in by_replica.values() for source in found})
+    facts = {"foreign_sources": by_replica}
+    if sources:
+        text = (
+            f"{count_text(len(sources), 'source')} in the log ({', '.join(sources[:3])}) "
+            f"{plural(len(sources), 'writes', 'write')} under another key than this deployment's: another deployment "
+            "shares the namespace; stop it, and give it a --namespace of its own, or this deployment's key."
+        )
+        return Finding("foreign_sources", PROBLEM, text, facts)
+    return Finding("foreign_sources", OK, "Every chain that goes on is sealed with this deployment's key.", facts)
 
 
 def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
@@ -231,6 +247,10 @@ def _number(state: dict[str, Any] | None, key: str) -> float:
 def _dict(state: dict[str, Any] | None, key: str) -> dict[str, Any]:
     value = (state or {}).get(key)
     return value if isinstance(value, dict) else {}
+
+
+def _texts(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else []
 
 
 def _outbox_events(state: dict[str, Any]) -> int:

@@ -15,6 +15,7 @@ from core.event_json import time_text
 from core.ids import StreamName
 from core.subjects import ROUTING, SNAPSHOTS, is_kv
 from streams.jetstream.broker_inspection import BrokerStream
+from streams.key_check import CheckedKey, fault
 from streams.topology import Topology
 
 SPAN_S_MIN = 60.0
@@ -65,6 +66,23 @@ def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
     total = bytes_text(sum(it.max_bytes for it in streams))
     age = seconds_text(topology.max_age_s)
     return Finding("stream_limits", OK, f"The streams keep what is configured: {age}, {total}.", facts)
+
+
+def check_key(streams: list[BrokerStream], checked: CheckedKey) -> Finding:
+    """Every stream has the fingerprints of this deployment's key, and of no other one."""
+    own = dict(checked.fingerprints)
+    facts: dict[str, Any] = {"key": own, "streams": {it.name: dict(it.fingerprints) for it in streams}}
+    faults = [text for it in streams if (text := fault(it.fingerprints, f"stream {it.name}", checked)) is not None]
+    if faults:
+        return Finding("key", PROBLEM, f"{faults[0]}.", facts)
+    bare = [it.name for it in streams if not own.keys() <= it.fingerprints.keys()]
+    if bare:
+        text = (
+            f"{', '.join(bare)} {plural(len(bare), 'lacks', 'lack')} a fingerprint of this key, so that a deployment "
+            "with another key could start here: `contrail up` and `contrail nats streams` write it."
+        )
+        return Finding("key", WARNING, text, facts)
+    return Finding("key", OK, "The streams name the key of this deployment.", facts)
 
 
 def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str | None) -> Finding:

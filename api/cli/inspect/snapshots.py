@@ -33,6 +33,7 @@ from projections.digest import FOLD_VERSION
 from projections.runner.rebuild import take_snapshot
 from streams.jetstream.broker_accounts import READER, REPLICA
 from streams.jetstream.jetstream_log import JetStreamLog
+from streams.key_check import ensure_own
 from streams.snapshot_store import Coverage, SnapshotStore, coverage
 
 HEADS = ("snapshot", "made", "by", "messages", "size", "fold", "digest", "usable")
@@ -210,7 +211,7 @@ async def _listing(connection: DeploymentRef) -> SnapshotListing:
 async def _take(connection: DeploymentRef, fence: int | None, by: str) -> Manifest:
     chain_key = connection.key.chain_key
     async with _open(connection, REPLICA) as (log, store):
-        await log.ensure([SNAPSHOTS])
+        await ensure_own(log, [SNAPSHOTS], (), connection.checked_key)
         async with _progress():
             if fence is not None:
                 return await take_snapshot(log, store, chain_key, by, fence, SystemClock().wall_ms())

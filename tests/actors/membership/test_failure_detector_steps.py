@@ -55,10 +55,11 @@ class Driven:
         registered: Iterable[WorkerId] = (),
         healthy: bool = True,
         silent: Iterable[SilentSource] = (),
+        foreign: Iterable[str] = (),
     ) -> list[Command]:
         self.now_us += after_ms * 1000
         workers = {worker: AliveWorker(f"host:{worker}", KV) for worker in alive}
-        seen = Observed(workers, frozenset(registered), healthy, connections, list(silent))
+        seen = Observed(workers, frozenset(registered), healthy, connections, list(silent), frozenset(foreign))
         return list(self.detector.step(seen, self.now_us))
 
     def tell(self, event: PingResult | EndWritten) -> None:
@@ -198,3 +199,12 @@ def test_a_tick_changes_nothing(it: Driven) -> None:
     assert it.detector.due_us is None
     assert not it.detector.step(TICK, it.now_us)
     assert it.detector.suspected == {A}
+
+
+def test_a_source_of_another_key_is_left_alone(it: Driven) -> None:
+    """It is suspected, so that no request goes there; no end, no ping and no connection follow."""
+    silent = [SilentSource(LOAD, A, 3)]
+    for _ in range(9):
+        assert not it.observe({A: REFUSED}, after_ms=LEASE_MS, silent=silent, foreign=[A])
+    assert it.detector.suspected == {A}
+    assert it.observe({A: REFUSED}, silent=silent), "the chain fits again"

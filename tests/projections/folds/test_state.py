@@ -223,3 +223,35 @@ def test_a_stream_of_which_nothing_is_left_is_skipped() -> None:
     a = Speaker(KV, A).say(joined())
     assert state.apply(KV, StreamSeq(7), a.subject, a.payload) is None
     assert state.apply(KV, StreamSeq(8), a.subject, a.payload) is not None
+
+
+def test_sources_of_another_key_are_known() -> None:
+    """Two messages of one chain are evidence, and the newer pair counts. A gap alone is none, and an end is the end."""
+    state = State(CHAIN_KEY)
+    state.open(KV, Epoch(1))
+    a, seqs = Speaker(KV, A), iter(range(1, 100))
+
+    def fold(said: Said) -> frozenset[str]:
+        state.apply(KV, StreamSeq(next(seqs)), said.subject, said.payload)
+        return state.foreign
+
+    assert fold(a.say(joined())) == set()
+    a.head = b"another key's   "
+    assert fold(a.say(stored(1))) == {A}
+    assert fold(a.say(stored(2))) == set()
+    a.say(stored(3))
+    assert fold(a.say(stored(4))) == set()
+    a.head = b"another key's   "
+    assert fold(a.say(stored(5))) == {A}
+    assert fold(a.say(WorkerLeft(reason="test"))) == set()
+
+
+def test_a_key_with_a_removed_generation_finds_no_source_of_another_key() -> None:
+    """Chains of the removed generation fit no key, either."""
+    state = State(bytes(32) + CHAIN_KEY)
+    state.open(KV, Epoch(1))
+    a = Speaker(KV, A)
+    for seq, said in enumerate((a.say(joined()), a.say(stored(1))), start=1):
+        state.apply(KV, StreamSeq(seq), said.subject, said.payload)
+    assert state.kv[KV].foreign == {A}
+    assert state.foreign == set()

@@ -74,12 +74,18 @@ class TestJetStreamLog(EventLogContract):
             with pytest.raises(Refused, match="Authorization"):
                 await JetStreamLog.connect([nats_server.url], "t", SMALL, credentials)
 
-    async def test_other_limits_are_kept(self, log: JetStreamLog, nats_server: EmbeddedNats) -> None:
-        """A stream that exists with other limits keeps them and its history."""
+    async def test_other_limits_are_kept(
+        self, log: JetStreamLog, nats_server: EmbeddedNats, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A stream that exists with other limits keeps them and its history; a fingerprint is no other limit."""
         await self.append(log, "a", 1)
         narrower = Topology(max_bytes=10 * 1024 * 1024)
         other = await JetStreamLog.connect([nats_server.url], log.namespace, narrower, nats_server.credentials)
+        caplog.clear()
+        await log.ensure([KV], {"0": "ab"})
+        assert not caplog.records
         await other.ensure([KV])
+        assert "exists with other limits than configured" in caplog.text
         assert (await other.state(KV)).messages == 1
         await other.close()
 

@@ -16,6 +16,7 @@ from api.cli.doctor import doctor as doctor_module
 from api.cli.doctor.broker_checks import (
     check_consumers,
     check_disk,
+    check_registered_key,
     check_registry,
     check_rights,
     check_server,
@@ -24,13 +25,14 @@ from api.cli.doctor.broker_checks import (
 from api.cli.doctor.doctor import doctor, findings_text
 from api.cli.doctor.finding import Finding
 from api.cli.doctor.process_checks import check_processes, check_workers
-from api.cli.doctor.stream_checks import LogHistory, check_record, check_streams
+from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
 from api.cli.inspect.snapshot_verification import SnapshotStatus
 from api.cli.process_query import ProcessReply, RegisteredProcess
 from api.cli.renderer import OK, PROBLEM, WARNING, render
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
+from core.keys import DeploymentKey
 from core.kv_transfer import KvAddress
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
@@ -41,6 +43,7 @@ from streams.etcd.etcd_inspection import EtcdStatus
 from streams.etcd.etcd_version import SOUND_TEXT
 from streams.jetstream.broker_accounts import PURGE, ROLES, needed_rights
 from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
+from streams.key_check import CheckedKey
 from streams.topology import Topology
 from tests.api.deployed import DECODE, Deployed, deployed
 
@@ -113,6 +116,7 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
     status, by_name, checks = await statuses(here)
 
     assert (status, PROBLEM in by_name.values()) == (0, False)
+    assert (by_name["key"], by_name["registry_key"]) == (OK, OK)
     assert set(by_name) >= {
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
@@ -240,6 +244,27 @@ def test_streams_and_their_limits() -> None:
     assert found("stream_copies", check_streams(streams(offline=("n2",)), TOPOLOGY, None))[0] == PROBLEM
 
 
+def test_fingerprints_of_the_key() -> None:
+    """Another deployment's is a problem with a remedy; none yet is a warning."""
+    ours, theirs = (CheckedKey(DeploymentKey(byte * 32), "prod", Path("key")) for byte in (b"1", b"2"))
+    assert check_key(streams(), ours).status == WARNING
+    own = [it._replace(fingerprints=ours.fingerprints) for it in streams()]
+    assert check_key(own, ours).status == OK
+    refused = check_key(own, theirs)
+    assert refused.status == PROBLEM
+    assert refused.text == (
+        "namespace prod belongs to another deployment: stream kv_0 names the key "
+        f"{ours.fingerprints['0']} (generation 0), and the key in key is {theirs.fingerprints['0']} (generation 0): "
+        "give the key of that deployment with --key-file, or another --namespace for a deployment with a key of its "
+        "own."
+    )
+    assert [check_registered_key(there, theirs).status for there in ({}, ours.fingerprints, theirs.fingerprints)] == [
+        WARNING,
+        PROBLEM,
+        OK,
+    ]
+
+
 def test_how_much_history_the_limits_hold() -> None:
     """Bytes per hour are measured, and compared with the age that is configured."""
     full = found("history", check_streams(streams(bytes=200), TOPOLOGY, None))
@@ -315,6 +340,7 @@ def test_the_registry() -> None:
         ("dropped", {"dropped_by_others": [{"replica": "r", "name": "x", "decisions": 3, "others": 5}]}, WARNING),
         ("dropped", {"dropped": {"decisions": 0, "others": 5, "from_ms": None, "to_ms": None}}, OK),
         ("log_away", {"log_away_s": 3.0}, PROBLEM),
+        ("foreign_sources", {"foreign_sources": ["a" * 16]}, PROBLEM),
         ("leases", {}, OK),
     ],
 )
