@@ -66,7 +66,7 @@ class RecordingState:
         for keyframe in self._keyframes:
             newest.keep(*keyframe)
         if before is None:
-            first = newest.state_before({s: archive.span(s).first_seq - 1 for s in newest.streams})
+            first = newest.state_before(newest.start)
             self.timeline.begin(first)
             self.folding.begin(first)
         return self._steps(newest)

@@ -190,8 +190,7 @@ class _Search:
 
     def why_not(self) -> str:
         """Why nothing of it was found."""
-        span = self._recording.archive.span(JOBS)
-        begin = max(span.first_seq, span.log_first_seq)
+        begin = self._recording.archive.span(JOBS).begin
         if begin > 1 and self._start <= begin:
             return f"the jobs stream does not reach back to it: it begins at jobs:{begin}"
         return "its events are not in the jobs stream near the request"

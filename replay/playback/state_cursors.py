@@ -20,7 +20,6 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
 from replay.recording.recording import Cursor, RecordedFrame, Recording
-from streams.archive.archive_format import Span
 
 FRAMES_KEPT_MAX = 16_384
 """Frames kept for readers that lag behind; a reader that lags further reads the recording again."""
@@ -142,7 +141,7 @@ class CursorSource:
 
     def has(self, stream: StreamName, epoch: int, seq: int) -> bool:
         """True if the message lies within the recording."""
-        return self.epochs.get(stream) == epoch and self._span(stream).first_seq <= seq <= self.ends[stream]
+        return self.epochs.get(stream) == epoch and self.recording.start[stream] < seq <= self.ends[stream]
 
     def cursor_towards(self, stream: StreamName, seq: int) -> StateCursor:
         """A new state cursor that is not beyond that message, and anywhere in other streams."""
@@ -178,7 +177,7 @@ class CursorSource:
     def frames(self, stream: StreamName, start: int, end: int | None) -> Iterator[RecordedFrame]:
         """The stream's messages from `start` up to `end` (not included), read shortly ahead of the state cursors."""
         last = self.ends[stream] if end is None else min(end - 1, self.ends[stream])
-        for at in range(max(start, self._span(stream).first_seq), last + 1, PREFETCH):
+        for at in range(max(start, self.recording.start[stream] + 1), last + 1, PREFETCH):
             yield from self._cache(stream, start).between(at, min(at + PREFETCH - 1, last))
 
     def forget(self, state_cursors: Iterable[StateCursor]) -> None:
@@ -202,9 +201,6 @@ class CursorSource:
             fold(stream, at, owner, message, head)
         if state.cursor[stream].seq < seq:
             state.skip_to(stream, StreamSeq(seq))
-
-    def _span(self, stream: StreamName) -> Span:
-        return self.recording.archive.span(stream)
 
     def _cache(self, stream: StreamName, start: int) -> FrameCache:
         if stream not in self._caches:

@@ -116,8 +116,7 @@ class Recording:
     @cached_property
     def start(self) -> Mapping[StreamName, StreamSeq]:
         """The cursor before its first messages."""
-        spans = ((stream, self.archive.span(stream)) for stream in self.streams)
-        return {stream: StreamSeq(max(span.first_seq, span.log_first_seq) - 1) for stream, span in spans}
+        return {stream: StreamSeq(self.archive.span(stream).begin - 1) for stream in self.streams}
 
     @property
     def start_ms(self) -> int:

@@ -75,10 +75,10 @@ class ChainWalk:
         self.messages = 0
         self.sources: dict[SourceId, _Source] = {}
         self._span = span
-        self._cut = max(span.first_seq, span.log_first_seq) > 1
+        self._cut = span.begin > 1
         """True if there may be sources before the recording of which nothing is known."""
         self._name = name
-        self._next = StreamSeq(max(span.first_seq, span.log_first_seq))
+        self._next = StreamSeq(span.begin)
         self._holes: list[SequenceHole] = []
         self._gaps: list[RecordingGap] = []
         self._lost: dict[SourceId, StreamSeq] = {}
@@ -344,7 +344,7 @@ def gaps_of(recording: Recording) -> Gaps:
 def _has_holes(recording: Recording, stream: StreamName) -> bool:
     span = recording.archive.span(stream)
     messages = sum(block.messages for block in recording.archive.contents.blocks if block.stream == stream)
-    return messages != max(0, span.last_seq + 1 - max(span.first_seq, span.log_first_seq))
+    return messages != max(0, span.last_seq + 1 - span.begin)
 
 
 class _Prover:
@@ -433,8 +433,7 @@ class _Prover:
 
 def _first_snapshot(recording: Recording) -> State | None:
     """The state of the first snapshot, if the recording begins behind the start of the log."""
-    spans = [recording.archive.span(stream) for stream in recording.streams]
-    if all(max(span.first_seq, span.log_first_seq) <= 1 for span in spans):
+    if not any(recording.start.values()):
         return None
     for manifest in recording.archive.snapshots():
         try:

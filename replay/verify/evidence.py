@@ -162,15 +162,22 @@ class LogFolds:
         return self._points.get((stream, seq))
 
     def _fold(self, recording: Recording, stream: StreamName, seqs: list[StreamSeq]) -> None:
-        span = recording.archive.span(stream)
-        start = {other: recording.archive.span(other).first_seq - 1 for other in recording.streams}
-        state = recording.state_before(start)
+        """A fold that lacks something goes on from the next snapshot."""
+        epoch, last = Epoch(recording.archive.span(stream).epoch), recording.end[stream]
+        saved = [at.seq for each in recording.archive.snapshots() if (at := each.cursor.get(stream)) is not None]
+        state, is_whole = recording.state_before(recording.start), False
         for seq in seqs:
-            if span.first_seq <= seq <= span.last_seq and seq > state.open(stream, Epoch(span.epoch)):
-                recording.advance(state, stream, seq)
-                point = state.point(stream, seq)
-                if point is not None:
-                    self._points[stream, seq] = point
+            folded = state.open(stream, epoch)
+            if not max(folded, recording.start[stream]) < seq <= last:
+                continue
+            if not is_whole and any(folded < each <= seq for each in saved):
+                later = recording.state_before({**recording.end, stream: seq})
+                state = later if later.open(stream, epoch) > folded else state
+            recording.advance(state, stream, seq)
+            point = state.point(stream, seq)
+            is_whole = point is not None and point.complete
+            if point is not None:
+                self._points[stream, seq] = point
 
 
 class FoldAgreements:

@@ -147,10 +147,10 @@ class Partition:
 
 def _is_cut(recording: Recording) -> bool:
     """True if the log had lost its start and no snapshot stands at the start of the recording."""
-    spans = {stream: recording.archive.span(stream) for stream in recording.streams}
-    start = {str(stream): max(span.first_seq, span.log_first_seq) - 1 for stream, span in spans.items()}
+    start = recording.start
     based = (
-        all(at.seq <= start.get(stream, -1) for stream, at in m.cursor.items()) for m in recording.archive.snapshots()
+        all(at.seq <= start.get(StreamName(stream), -1) for stream, at in manifest.cursor.items())
+        for manifest in recording.archive.snapshots()
     )
     return any(start.values()) and not any(based)
 

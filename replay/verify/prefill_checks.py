@@ -137,9 +137,8 @@ class PrefillJobEnds:
 
     def _begin(self, recording: Recording) -> None:
         """Jobs that were open at the start of the recording come from the snapshot there."""
-        first = {stream: recording.archive.span(stream).first_seq - 1 for stream in recording.streams}
-        if first[JOBS]:
-            for worker, part in recording.state_before(first).jobs.parts.items():
+        if first := recording.start[JOBS]:
+            for worker, part in recording.state_before({**recording.end, JOBS: first}).jobs.parts.items():
                 open_ = set(part.asked)
                 self._requesters[worker] = _Requester(part.chain.n_next, open_, agreed=part.known)
                 self._asked.update(dict.fromkeys(open_, str(worker)))

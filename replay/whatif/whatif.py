@@ -55,8 +55,7 @@ class _StreamPointer:
     """The last message of a stream that stood in the log at a time."""
 
     def __init__(self, recording: Recording, stream: StreamName) -> None:
-        there = stream in recording.archive.streams
-        self.seq = recording.archive.span(stream).first_seq - 1 if there else 0
+        self.seq = recording.start.get(stream, 0)
         self._records: Iterator[Record] = recording.archive.read(stream)
         self._next = next(self._records, None)
 

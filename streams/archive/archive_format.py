@@ -69,11 +69,16 @@ class Span(msgspec.Struct, frozen=True):
 
     epoch: int
     first_seq: int
-    """The first message that it would hold if the log had it; what lies before is in a snapshot, or gone."""
+    """The first message that it would hold if the log had retained it."""
     last_seq: int
     """The last one; first_seq - 1 if there is none."""
     log_first_seq: int
     """The oldest that the log retained then."""
+
+    @property
+    def begin(self) -> int:
+        """The first message that it can hold: what lies before is in a snapshot, or gone."""
+        return max(self.first_seq, self.log_first_seq)
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ class ArchiveLog:
         """As if the log had been cut where the archive begins."""
         span = self.archive.span(stream)
         blocks = [block for block in self.archive.contents.blocks if block.stream == stream]
-        first_seq = min(max(span.first_seq, span.log_first_seq), span.last_seq + 1)
+        first_seq = min(span.begin, span.last_seq + 1)
         return StreamState(
             Epoch(span.epoch),
             StreamSeq(first_seq),

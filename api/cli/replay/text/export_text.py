@@ -118,7 +118,7 @@ def _range(contents: Contents, range_: RecordingRange) -> tuple[str | None, str 
 def _streams(contents: Contents) -> dict[str, ExportedStream]:
     return {
         stream: ExportedStream(
-            first_seq=max(span.first_seq, span.log_first_seq),
+            first_seq=span.begin,
             last_seq=span.last_seq,
             messages=sum(block.messages for block in contents.blocks if block.stream == stream),
         )
