@@ -18,6 +18,9 @@ from replay.verify.chain_proof import gaps_of
 from replay.verify.judge import Verdict, verdicts
 from replay.verify.verify import PROGRESS_EVERY
 
+NO_RULES = "version"
+"""The reason of a decision of which a program lacks the rules: it did not make that decision again."""
+
 
 class OtherDecision(msgspec.Struct, frozen=True, kw_only=True):
     """One decision as the other version made it."""
@@ -30,6 +33,8 @@ class OtherDecision(msgspec.Struct, frozen=True, kw_only=True):
     cost: int
     recorded: str = ""
     recorded_worker: str = ""
+    reason: str = ""
+    """Of `replay.verify.judge.REASONS`, if it was not judged."""
 
 
 class VersionDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +77,8 @@ def compare_versions(
     gaps: Gaps | None = None,
     progress: Progress = lambda _done, _of: None,
 ) -> VersionComparison:
-    """Both in the order of the log, up to the first difference. CallerError if the file has none of these decisions."""
+    """Both in the order of the log, each decision by the rules that it records, up to the first difference; without
+    decisions of which one program lacks the rules. CallerError if the file has none of these decisions."""
     theirs, compared = _OtherDecisions(path), 0
     total = len(recording.requests.span(start, end))
     gaps = gaps_of(recording) if gaps is None else gaps
@@ -80,7 +86,7 @@ def compare_versions(
         if number % PROGRESS_EVERY == 0:
             progress(number, total)
         line = theirs.find(ours)
-        if line is None:
+        if line is None or NO_RULES in {line.reason, ours.reason}:
             continue
         what = _difference(line, ours)
         if what:

@@ -6,6 +6,7 @@ that comes out otherwise.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,11 @@ def check(version: int) -> None:
 def test_every_decision_is_what_it_was(version: int) -> None:
     """By the version of the rules that made it."""
     check(version)
+
+
+def test_the_program_names_the_version_of_its_package() -> None:
+    """Replicas join with it, and it excuses rules that another program lacks."""
+    assert tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]["version"] == PROGRAM_VERSION
 
 
 def test_every_version_has_its_log() -> None:

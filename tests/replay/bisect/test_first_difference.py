@@ -23,6 +23,7 @@ from replay.bisect.version_comparison import compare_versions
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
+from replay.verify import evidence
 from replay.verify.verify import verify
 from tests.projections.facts import joined, load, prompt, stored
 from tests.replay.staged import KV, A, B, R, S, Stage
@@ -173,6 +174,35 @@ def test_another_version_parts_where_it_decides_otherwise(
             compare_versions(recording, tmp_path / "other")
         with pytest.raises(CallerError, match="cannot be read"):
             compare_versions(recording, tmp_path / "gone")
+
+
+def test_decisions_of_which_one_program_lacks_the_rules_are_no_difference(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older program wrote the file, or compares: what it could not make again is left out."""
+
+    def written(to: Path) -> Path:
+        with to.open("wb") as file:
+            verify(recording, on_verdict=lambda it: file.write(msgspec.json.encode(line_of(it)) + b"\n"))
+        return to
+
+    with Recording.open(path, KEY) as recording:
+        whole = written(tmp_path / "newer.jsonl")
+        with monkeypatch.context() as older:
+            older.setitem(RULES, 0, RULES[1])
+            older.delitem(RULES, 1)
+            older.setattr(evidence, "PROGRAM_VERSION", "0.0.9")
+            lacking = written(tmp_path / "older.jsonl")
+            with pytest.raises(CallerError, match="none of the decisions"):
+                compare_versions(recording, whole)
+        with pytest.raises(CallerError, match="none of the decisions"):
+            compare_versions(recording, lacking)
+        half = tmp_path / "half.jsonl"
+        half.write_bytes(
+            b"".join(lacking.read_bytes().splitlines(True)[:100] + whole.read_bytes().splitlines(True)[100:])
+        )
+        found = compare_versions(recording, half)
+    assert (found.compared, found.parting) == (SCALE.decisions - 100, None)
 
 
 def test_a_version_without_equal_digests_is_compared_by_choice_and_cost(path: Path, tmp_path: Path) -> None:
