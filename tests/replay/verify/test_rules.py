@@ -125,6 +125,15 @@ def test_rules_that_are_not_here_need_a_newer_program(tmp_path: Path, program: s
         assert "r1" in found.not_judged_why["version"]
 
 
+def test_the_version_of_a_program_is_known_from_a_snapshot(tmp_path: Path) -> None:
+    """Retention took the message with which the replica joined."""
+    it = staged(NEWER)
+    taken = it.snapshot()
+    it.tell(structs.replace(it.decided("r", prompt(1, 2, 3)), decide_version=2))
+    with it.recording(tmp_path / "log", snapshot=taken) as recording:
+        assert verify(recording).not_judged == {"version": 1}
+
+
 def test_missing_messages_excuse_no_rules_that_are_not_here(tmp_path: Path) -> None:
     """A gap of its own chain excuses a decision by rules that are here, and no other."""
     it = staged()
