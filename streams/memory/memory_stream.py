@@ -22,7 +22,7 @@ class MemoryStream:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self.fingerprints: Fingerprints = NO_FINGERPRINTS
+        self.fingerprints: Fingerprints = dict(NO_FINGERPRINTS)
         self.last = 0
         """The last sequence that was used, deleted or not."""
         self._first = 1
