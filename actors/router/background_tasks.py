@@ -1,7 +1,7 @@
 """BackgroundTasks: the work of a replica beside serving.
 
 It exchanges digests with other replicas, takes snapshots, appends events that dead processes left in their journals,
-asks sources to restate themselves, and audits the index.
+asks sources to restate themselves, and audits the index and the counts of requests in flight.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, ReportRead, VerdictRead
 from actors.consistency.digest_exchange_shell import DigestExchangeShell
+from actors.consistency.in_flight_audit_schedule import InFlightAuditSchedule
 from actors.consistency.index_audit_schedule import IndexAuditSchedule
 from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, RestatementRequests, RestateReplica
 from actors.consistency.snapshot_schedule import SnapshotSchedule
@@ -74,6 +75,7 @@ class BackgroundTasks:
             state, membership.publish, self._replica_id, clock, registry, rebuild=rebuild_beside, replace=runner.rebuild
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
+        self.in_flight_audit = InFlightAuditSchedule(state, membership, runner.rebuild)
         self.restatement_requests = RestatementRequests(state)
         self.journal_recovery = None if journal is None else JournalRecovery(journal, namespace, log, clock, key)
         self.snapshot_schedule: SnapshotSchedule | None = None
@@ -96,6 +98,7 @@ class BackgroundTasks:
         yield self.digest_exchange.run()
         yield self._check_sources_loop()
         yield self.index_audit.run()
+        yield self.in_flight_audit.run()
         if self.journal_recovery is not None:
             yield self.journal_recovery.run()
         if self.snapshot_schedule is not None:
@@ -149,6 +152,8 @@ class BackgroundTasks:
             "agreement": agreement,
             "divergences": agreement["divergences"],
             "index_damaged": self.index_audit.damaged,
+            "in_flight_damaged": self.in_flight_audit.damaged,
+            "in_flight_differences": list(self.in_flight_audit.differences),
             "dropped_by_others": [self._describe_dropped(*each) for each in self._dropped.items()],
         }
         if self.snapshot_schedule is not None:

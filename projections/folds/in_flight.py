@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -69,6 +70,12 @@ class WorkerLoad(msgspec.Struct):
     def __bool__(self) -> bool:
         return bool(self.blocks or self.requests or self.prefill_tokens)
 
+    def __str__(self) -> str:
+        return f"{self.requests} requests, {self.blocks} blocks, {self.prefill_tokens} tokens to compute"
+
+
+_NO_LOAD = WorkerLoad()
+
 
 class InFlightLoad:
     """Sums per worker, and what is being prefilled there, kept up to date with each change; O(1) each."""
@@ -127,6 +134,31 @@ class InFlightLoad:
         busy.prefill_tokens += sign * entry.prefill_tokens
         if not (busy.prefill_tokens or busy.requests or busy.blocks):
             del self.busy[entry.worker]
+
+    def workers(self) -> AbstractSet[WorkerId]:
+        """Workers with a sum or a row."""
+        rows = (row for rows in self._pending.values() for row in rows.values())
+        return self.busy.keys() | self.prefills.keys() | {entry.worker for _, entry in rows}
+
+    def differences(self, expected: InFlightLoad, workers: AbstractSet[WorkerId]) -> list[str]:
+        """For each of these workers, by id, a text if its sums or rows are others than expected."""
+        found = []
+        rows, expected_rows = self._pending_of(workers), expected._pending_of(workers)
+        for worker in sorted(workers):
+            have, want = self.busy.get(worker, _NO_LOAD), expected.busy.get(worker, _NO_LOAD)
+            if have != want:
+                found.append(f"worker {worker} has {have}, instead of {want}")
+            elif self.prefills.get(worker) != expected.prefills.get(worker) or rows[worker] != expected_rows[worker]:
+                found.append(f"worker {worker} has other prompts to compute than the requests in flight have")
+        return found
+
+    def _pending_of(self, workers: Iterable[WorkerId]) -> dict[WorkerId, dict[tuple[bytes, int], AttemptKey]]:
+        found: dict[WorkerId, dict[tuple[bytes, int], AttemptKey]] = {worker: {} for worker in workers}
+        for first, rows in self._pending.items():
+            for place, (key, entry) in rows.items():
+                if entry.worker in found:
+                    found[entry.worker][first, place] = key
+        return found
 
     def pending(self, prompt: Prompt) -> Collection[tuple[AttemptKey, InFlight]]:
         """Requests in prefill that share the first block of the prompt."""

@@ -47,6 +47,15 @@ class _Effect(NamedTuple):
     """The request of a first token, as it counted before that token and as it counts after it."""
 
 
+_TABLES = {
+    "_entries": "requests in flight",
+    "computed": "first tokens",
+    "_names": "kinds of events",
+    "believed": "prompts held by workers",
+}
+"""Tables of PendingEvents that follow from its effects, with their names for people."""
+
+
 class PendingEvents:
     """Events of this replica that the fold lacks, as additions to its own part of the fold."""
 
@@ -73,12 +82,39 @@ class PendingEvents:
     def emit(self, event: Event, folded: ReplicaPart | None) -> None:
         """The event counts from now on. `folded` is this replica's own part of the fold."""
         effect = self._effect(event, folded)
-        if effect is None:
-            return
+        if effect is not None:
+            self._apply(effect)
+
+    def differences(self) -> list[str]:
+        """Texts for sums and sets that are others than the events give that wait. O(events)."""
+        anew = self._counted_anew()
+        workers = self.in_flight_load.workers() | anew.in_flight_load.workers()
+        found = [f"own events: {text}" for text in self.in_flight_load.differences(anew.in_flight_load, workers)]
+        mine, given = vars(self), vars(anew)
+        differ = [text for name, text in _TABLES.items() if mine[name] != given[name]]
+        if _without_zeros(self.routed) != _without_zeros(anew.routed):
+            differ.append("decisions per model")
+        return found + [f"own events: {text} are others than they give" for text in differ]
+
+    def recount(self) -> None:
+        """All sums and sets follow from the events that wait."""
+        vars(self).update(vars(self._counted_anew()))
+
+    def forget(self) -> None:
+        """No event waits."""
+        vars(self).update(vars(PendingEvents()))
+
+    def _counted_anew(self) -> PendingEvents:
+        anew = PendingEvents()
+        for effect in self._effects:
+            anew._apply(effect)
+        return anew
+
+    def _apply(self, effect: _Effect) -> None:
         name, taken, added, routed, computed = effect
         self._effects.append(effect)
         self._names[name] = self._names.get(name, 0) + 1
-        if isinstance(event, ReplicaRestated):
+        if name[0] is ReplicaRestated:
             self.believed.clear()  # some of it may rest on events that were dropped
         for key, entry in taken:
             self.in_flight_load.subtract(entry)
@@ -165,6 +201,10 @@ class PendingEvents:
         """Differences that take the counts of decisions back to 0."""
         known = folded.routed if folded is not None else {}
         return {model: -known.get(model, 0) - self.routed.get(model, 0) for model in known.keys() | self.routed.keys()}
+
+
+def _without_zeros(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}
 
 
 def _less(counts: dict[T, int], what: T) -> None:

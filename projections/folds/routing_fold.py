@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any, assert_never
 
@@ -99,6 +100,19 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         for key, entry in part.in_flight.items():
             self.in_flight_load.add(key, entry)
         self._account(part.replica, part)
+
+    def load_of(self, workers: AbstractSet[WorkerId] | None = None) -> InFlightLoad:
+        """The load of the requests in flight added up anew; that of these workers alone if they are given."""
+        load = InFlightLoad()
+        for part in self.replicas.values():
+            for key, entry in part.in_flight.items():
+                if workers is None or entry.worker in workers:
+                    load.add(key, entry)
+        return load
+
+    def recount(self) -> None:
+        """The load follows from the requests in flight."""
+        self.in_flight_load = self.load_of()
 
     def _part(self, source: ReplicaId) -> ReplicaPart:
         return self.replicas.get(source) or self.replicas.setdefault(source, ReplicaPart(source))

@@ -23,6 +23,8 @@ LAG_MS_WARNING = 5_000.0
 OUTBOX_EVENTS_WARNING = 10_000
 JOURNAL_WARNING, JOURNAL_PROBLEM = 0.5, 0.9
 """Shares of the journal's capacity."""
+IN_FLIGHT_PROBLEM = 2
+"""Checks with a difference from which on chance is excluded, and the program is at fault."""
 
 
 def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -> Iterator[Finding]:
@@ -35,6 +37,7 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
         yield check_unknown(there)
         yield check_foreign(replicas)
         yield check_gaps(there)
+        yield check_in_flight(replicas)
     yield check_log_away(replicas)
     yield check_outboxes([*replicas, *workers])
     yield check_journals(replicas)
@@ -141,6 +144,23 @@ def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
         text = f"{found}: messages were lost at the broker; `/state` names them."
         return Finding("gaps", WARNING, text, facts)
     return Finding("gaps", OK, "No chain lacks a message.", facts)
+
+
+def check_in_flight(replicas: list[ProcessReply]) -> Finding:
+    """No replica had requests in flight counted wrong."""
+    damaged = {it.part.name: int(_number(it.state, "in_flight_damaged")) for it in replicas if it.state is not None}
+    differences = {it.part.name: _texts((it.state or {}).get("in_flight_differences")) for it in replicas}
+    facts = {"damaged": damaged, "differences": differences}
+    name, times = max(damaged.items(), key=lambda item: item[1])
+    if not times:
+        return Finding("in_flight", OK, "No check found requests in flight that were counted wrong.", facts)
+    newest = "; ".join(differences[name][-1:]) or "`/state` names them"
+    text = (
+        f"{name} had counted requests in flight wrong in {count_text(times, 'check')} ({newest}), and counted them "
+        "anew; its decisions between may not follow from the log: ask `contrail replay verify`, and report it with an "
+        "export."
+    )
+    return Finding("in_flight", PROBLEM if times >= IN_FLIGHT_PROBLEM else WARNING, text, facts)
 
 
 def check_log_away(replicas: list[ProcessReply]) -> Finding:

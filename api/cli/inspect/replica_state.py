@@ -43,6 +43,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot that it was restored from; empty if it folded the log from its start."""
     rebuilds: int | None = None
     divergences: int | None = None
+    in_flight_damaged: int | None = None
+    """Checks that found requests in flight counted wrong; they are counted anew each time."""
     log_away_s: float | None = None
     dropped: int | None = None
     """Decisions of its own that are in no log, since it joined."""
@@ -88,6 +90,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         started_from=_text(state.get("started_from")),
         rebuilds=_whole(state, "rebuilds"),
         divergences=_whole(state, "divergences"),
+        in_flight_damaged=_whole(state, "in_flight_damaged"),
         log_away_s=_real(state, "log_away_s"),
         dropped=_whole(_part(state, "dropped"), "decisions"),
     )

@@ -97,6 +97,10 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         yield ""
     yield from (Mark(f"{it.name} ({it.id}) {it.why}", PROBLEM) for it in found.replicas if not it.answered)
     for it in found.replicas:
+        if it.in_flight_damaged:
+            checks = count_text(it.in_flight_damaged, "check")
+            text = f"{it.name} ({it.id}) had counted requests in flight wrong in {checks}: `/state` names them"
+            yield Mark(text, WARNING)
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)

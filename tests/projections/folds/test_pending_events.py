@@ -14,6 +14,7 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.in_flight import AttemptKey, InFlight, OutstandingPrefill
+from projections.folds.in_flight_audit import audit_requests, audit_tables
 from projections.folds.pending_events import PendingEvents
 from projections.folds.routing_fold import in_flight
 from projections.folds.state import State
@@ -138,6 +139,10 @@ class Router:
         if self.emitted:
             everything.fold(*self.emitted)
         assert seen(self.log.state, self.pending_events) == seen(everything.state, PendingEvents())
+        assert self.pending_events.differences() == []
+        assert [
+            text for audit in (audit_tables, audit_requests) for some in audit(self.log.state) for text in some
+        ] == []
         wanted = held(everything.state, PendingEvents())
         for found, least in zip(held(self.log.state, self.pending_events), wanted, strict=True):
             assert all(found[worker] >= depth for worker, depth in least.items())

@@ -341,6 +341,8 @@ def test_the_registry() -> None:
         ("dropped", {"dropped": {"decisions": 0, "others": 5, "from_ms": None, "to_ms": None}}, OK),
         ("log_away", {"log_away_s": 3.0}, PROBLEM),
         ("foreign_sources", {"foreign_sources": ["a" * 16]}, PROBLEM),
+        ("in_flight", {"in_flight_damaged": 1, "in_flight_differences": ["worker a has 2 requests"]}, WARNING),
+        ("in_flight", {"in_flight_damaged": 2, "in_flight_differences": []}, PROBLEM),
         ("leases", {}, OK),
     ],
 )

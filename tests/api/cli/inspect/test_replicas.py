@@ -78,6 +78,18 @@ async def test_equal_digests_at_equal_cursors_agree(here: Deployed) -> None:
     assert said["replicas"][1]["lag_ms"] is None
 
 
+async def test_requests_in_flight_that_were_counted_wrong_are_named(here: Deployed) -> None:
+    """They were mended, so the exit status stays; the line says where to look."""
+    await here.replica("frontend-0", **whole("a" * 16, in_flight_damaged=2))
+    said = await here.replica("frontend-1", **whole("a" * 16, in_flight_damaged=0))
+    result = await here.run(replicas)
+    assert result.exit_code == 0
+    (line,) = (line for line in result.stdout.splitlines() if "counted requests in flight wrong" in line)
+    assert "frontend-0" in line
+    assert "in 2 checks: `/state` names them" in line
+    assert said["replica"] not in line
+
+
 async def test_different_digests_are_a_no(here: Deployed) -> None:
     """Exit status 1, and the text names who differs; the majority is believed."""
     for name, digest in (("frontend-0", "a"), ("frontend-1", "b"), ("frontend-2", "a")):
