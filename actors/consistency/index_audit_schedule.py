@@ -1,6 +1,8 @@
 """IndexAuditSchedule: the index is added up anew now and then, and compared with the blocks of the log's events.
 
-Digests follow the events, so they cannot show a table that was changed in memory.
+Digests follow the events, so they cannot show a table that does not. A difference alone does not show its cause. After
+it the log is folded anew and the new index is audited, too. One that differs as well was made by faulty code; one that
+does not leaves damaged memory, or code at fault only after what the fold before had lived through.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from core.clock import Clock
 from core.errors import Unavailable
@@ -19,6 +22,9 @@ CHECK_EVERY_S = 60.0
 REBUILD_EVERY_MS = 3_600_000
 """An index is folded anew for this reason at most so often."""
 
+EQUAL, DIFFERS = "equal", "differs"
+"""Results of the audit of an index that was folded anew after a difference."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -28,14 +34,27 @@ class IndexAuditSchedule:
     def __init__(self, state: State, clock: Clock, rebuild: Callable[[str], Awaitable[object]]) -> None:
         self.checked = 0
         self.damaged = 0
-        """Counts audits that found other blocks in the tables than the events gave."""
+        """Counts audits that found other blocks in the tables than the events gave, for any reason."""
+        self.workers: list[WorkerId] = []
+        """The workers of the newest difference, by id."""
+        self.after_rebuild = ""
+        """The result for the index that was folded anew after the newest difference; empty if none was."""
         self._state = state
         self._clock = clock
         self._rebuild = rebuild
         self._rebuilt_ms: int | None = None
 
     def __repr__(self) -> str:
-        return f"<IndexAuditSchedule {self.checked} made, {self.damaged} found damage>"
+        return f"<IndexAuditSchedule {self.checked} made, {self.damaged} differed>"
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for `/state`."""
+        return {
+            "checks": self.checked,
+            "differences": self.damaged,
+            "workers": self.workers,
+            "after_rebuild": self.after_rebuild,
+        }
 
     async def run(self) -> None:
         """Checks for ever."""
@@ -50,9 +69,25 @@ class IndexAuditSchedule:
         self.checked += 1
         if wrong:
             self.damaged += 1
-            _logger.error("the index does not hold what the log told of %s: its memory was changed", ", ".join(wrong))
-            await self._rebuild_index()
+            self.workers, self.after_rebuild = wrong, ""
+            _logger.error(
+                "the index differs from the log's events in blocks of %s; the cause is not known yet", ", ".join(wrong)
+            )
+            if await self._rebuild_index():
+                await self._compare_rebuilt()
         return wrong
+
+    async def _compare_rebuilt(self) -> None:
+        """The new index is audited, and the result logged."""
+        if again := await self._audited():
+            self.after_rebuild = DIFFERS
+            _logger.error("the index that was folded anew differs in blocks of %s: the code is wrong", ", ".join(again))
+        else:
+            self.after_rebuild = EQUAL
+            _logger.warning(
+                "the index that was folded anew does not differ: the memory was damaged, or the code is wrong only "
+                "after what the fold before it had lived through"
+            )
 
     async def _audited(self) -> list[WorkerId]:
         index = self._state.index
@@ -64,14 +99,17 @@ class IndexAuditSchedule:
                 break
         return []
 
-    async def _rebuild_index(self) -> None:
+    async def _rebuild_index(self) -> bool:
+        """True if the index was folded anew."""
         now = self._clock.monotonic_ms()
         if self._rebuilt_ms is not None and now - self._rebuilt_ms < REBUILD_EVERY_MS:
-            _logger.error("it was folded anew within the hour already: something keeps changing it")
-            return
+            _logger.error("the log was folded anew within the hour already: the index that differs serves on")
+            return False
         self._rebuilt_ms = now
         try:
-            await self._rebuild("the index was damaged")
+            await self._rebuild("the index differs from the log's events")
         except Unavailable as error:
-            _logger.error("the damaged index serves on: %s", error)  # noqa: TRY400
+            _logger.error("the index that differs serves on: %s", error)  # noqa: TRY400
             self._rebuilt_ms = None
+            return False
+        return True

@@ -8,6 +8,7 @@ successor appends them (`streams.outbox.journal_recovery`).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from streams.log import EventLog, Record
 from streams.outbox.backlog import BacklogSize, OutboxLimits
 from streams.outbox.journal import CAPACITY_BYTES, Journal, identity
 from streams.outbox.outbox import Outbox
+from streams.outbox.source_chain import ChainCounts
 
 LEAVE_TIMEOUT_S = 5.0
 PENDING_EVENTS_MAX = 131_072
@@ -92,6 +94,8 @@ class RoutingPublisher:
         )
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._last_local: Local | None = None
+        self._counts_restated = ChainCounts()
+        """The outbox's counts at its last restatement."""
         self._is_over = False
         self._task: asyncio.Task[None] | None = None
 
@@ -185,11 +189,28 @@ class RoutingPublisher:
             return None
 
     def _on_overflow(self) -> list[Event]:
-        _logger.error("decisions were dropped while the log was away: requests in flight are restated")
+        self._log_loss()
         events = [self._with_counts(event) for event in (*self._restate(), *self._local_events())]
         for event in events:
             self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         return events
+
+    def _log_loss(self) -> None:
+        """The reason of a restatement: the log lost messages that it had acknowledged, or events were dropped here."""
+        counts, before = self.outbox.counts, self._counts_restated
+        self._counts_restated = dataclasses.replace(counts)
+        if counts.cut > before.cut:
+            _logger.error(
+                "the log does not end with the message that it acknowledged last: it lost that one, or retention took "
+                "it; requests in flight are restated"
+            )
+        if dropped := counts.dropped_events - before.dropped_events:
+            _logger.error(
+                "%d events were dropped here, %d of them decisions: more waited for the log than fits; requests in "
+                "flight are restated",
+                dropped,
+                counts.dropped_decisions - before.dropped_decisions,
+            )
 
     @property
     def counts(self) -> DecisionCounts:

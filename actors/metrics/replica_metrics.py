@@ -95,7 +95,7 @@ COUNTERS: dict[str, tuple[str | int, ...]] = {
     "contrail_divergences_unexplained": ("Of those, with every fold confirmed", "agreement", "unexplained"),
     "contrail_requests_declined": ("Held requests sent to a worker that computed another replica's", "declined"),
     "contrail_prefill_dead_letters": ("Prefill jobs handed out too often and given up", "prefill", "dead_letters"),
-    "contrail_index_damages": ("Times that the index did not hold what the log told it", "index_damaged"),
+    "contrail_index_damages": ("Times that the index differed from the log's events, for any reason", "index_damaged"),
     "contrail_in_flight_damages": ("Times that counts of what is in flight were wrong", "in_flight_damaged"),
     "contrail_snapshots_taken": ("Snapshots that this replica took", "snapshot", "taken"),
     "contrail_snapshots_failed": ("Snapshots that it tried to take and could not", "snapshot", "failed"),

@@ -152,6 +152,7 @@ class BackgroundTasks:
             "agreement": agreement,
             "divergences": agreement["divergences"],
             "index_damaged": self.index_audit.damaged,
+            "index_audit": self.index_audit.describe(),
             "in_flight_damaged": self.in_flight_audit.damaged,
             "in_flight_differences": list(self.in_flight_audit.differences),
             "dropped_by_others": [self._describe_dropped(*each) for each in self._dropped.items()],

@@ -35,6 +35,8 @@ ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
 """Policies with the cost of `kv`, in thousandths of a weighted block."""
+REQUEST_COST_POLICIES = frozenset({"least-loaded", "power-of-two"})
+"""Policies with costs in thousandths of a request. The costs of all further policies are 0."""
 
 
 class ScoredCandidate(NamedTuple):
@@ -65,7 +67,7 @@ def score(
     per_prefill, per_block = settings.prefill_weight_m, settings.decode_weight_m
     per_request = settings.request_weight_m * MILLI
     new = tuple.__new__  # half the price of ScoredCandidate(…)
-    kv, least_loaded = settings.policy in BLOCK_COST_POLICIES, settings.policy in {"least-loaded", "power-of-two"}
+    kv, least_loaded = settings.policy in BLOCK_COST_POLICIES, settings.policy in REQUEST_COST_POLICIES
     found = []
     for candidate in candidates:
         worker, _, _, _, _, overlap, pending, active_blocks, active_requests, prefill_tokens, waiting, _ = candidate

@@ -17,6 +17,7 @@ from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import RequestId, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
+from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, REQUEST_COST_POLICIES
 from projections.policy.decide import Decision, decide, record, recorded_exclusions
 from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest, View
@@ -37,17 +38,17 @@ TERMS = {
     "pending": "blocks being computed there for another request",
     "active_blocks": "blocks in flight there",
     "active_requests": "requests in flight there",
-    "prefill": "blocks to prefill there, in thousandths",
+    "prefill": "blocks to prefill there, in thousandths of a block",
     "waiting": "requests waiting there",
     "known": "whether its cache is known",
     "wait_us": "how long prefills there would hold it up, in microseconds",
-    "cost": "cost, in thousandths",
+    "cost": "cost",
     "choice": "the choice",
     "order": "the order of the candidates",
     "predicted": "cached tokens predicted",
     "prefill_tokens": "tokens to prefill",
     "blocks": "blocks that it occupies there",
-    "wait": "how long prefills were expected to hold it up",
+    "wait": "how long prefills were expected to hold it up, in microseconds",
     "policy": "the policy",
     "prefer": "the prefill worker that holds most of the prompt",
     "prefer_tokens": "how much of the prompt that one holds",
@@ -56,6 +57,23 @@ TERMS = {
 }
 """Every term, for people."""
 assert set(BEFORE_COST) | {"cost"} == {*COLUMNS, *TIMED_COLUMNS}
+
+
+class CostUnit(NamedTuple):
+    """The unit of a policy's costs."""
+
+    cost: str
+    thousand: str
+    """The unit of a thousand of it."""
+
+
+COST_UNITS = {
+    **dict.fromkeys(ESTIMATING_POLICIES, CostUnit("microseconds", "ms")),
+    **dict.fromkeys(BLOCK_COST_POLICIES, CostUnit("thousandths of a weighted block", "blocks")),
+    **dict.fromkeys(REQUEST_COST_POLICIES, CostUnit("thousandths of a request", "requests")),
+}
+"""By policy; the costs of all further policies are 0."""
+NO_UNIT = CostUnit("", "")
 
 
 class Term(NamedTuple):
@@ -76,9 +94,29 @@ class DecisionSide(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen worker; empty if none could serve."""
     name: str
     cost: int
-    """Of the chosen one, in thousandths of a block."""
+    """Of the chosen one, in the unit of the policy's costs (`COST_UNITS`)."""
     predicted_cached_tokens: int
     digest: str
+    policy: str = ""
+    """Empty for a refusal."""
+
+    @property
+    def cost_unit(self) -> CostUnit:
+        """The unit of its cost; empty names where costs have none."""
+        return COST_UNITS.get(self.policy, NO_UNIT)
+
+    @property
+    def cost_text(self) -> str:
+        """The cost with the unit of a thousand of it."""
+        return f"{self.cost / MILLI:g} {self.cost_unit.thousand}".rstrip()
+
+
+def term_text(term: str, worker_name: str, one: DecisionSide, other: DecisionSide) -> str:
+    """The term for people, with the worker concerned, if any, and its unit where both sides have the same."""
+    noun, _, unit = TERMS.get(term, term).partition(", in ")
+    if term == "cost" and one.cost_unit == other.cost_unit:
+        unit = one.cost_unit.cost
+    return noun + (f" of {worker_name}" if worker_name else "") + (f", in {unit}" if unit else "")
 
 
 def event_of(
@@ -99,6 +137,7 @@ def side(routed: RequestRouted | None, name: str, digest: str = "") -> DecisionS
         cost=costs[0] if costs else 0,
         predicted_cached_tokens=routed.predicted_cached_tokens,
         digest=routed.digest,
+        policy=routed.policy,
     )
 
 

@@ -97,6 +97,32 @@ async def test_the_restatement_says_how_many(tmp_path: Path, log: MemoryLog, kep
     assert decisions == 4 == counts[-1].made - counts[-1].dropped
 
 
+async def test_a_loss_of_the_log_is_not_called_a_drop(log: MemoryLog, caplog: pytest.LogCaptureFixture) -> None:
+    """A message that the log acknowledged and lost leads to a restatement, and to a sentence that names the log."""
+    publisher = new_publisher(log, None)
+    publisher.start(JOINED)
+    decide(publisher, 3)
+    assert await publisher.outbox.drain(5)
+    log.cut(ROUTING, StreamSeq((await log.state(ROUTING)).last_seq - 1))
+    decide(publisher, 1, begin=3)
+    await eventually(lambda: publisher.outbox.counts.restated, "a restatement")
+    await publisher.leave("asked to")
+    assert publisher.counts.dropped == 0
+    assert "the log does not end with the message that it acknowledged last" in caplog.text
+    assert "dropped" not in caplog.text
+
+
+async def test_a_drop_is_not_called_a_loss_of_the_log(log: MemoryLog, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = new_publisher(log, None)
+    await away(publisher, log)
+    decide(publisher, 30, begin=2)
+    log.away = False
+    assert await publisher.outbox.drain(5)
+    assert "60 events were dropped here, 30 of them decisions: more waited for the log than fits" in caplog.text
+    assert "acknowledged last" not in caplog.text
+    await publisher.leave("asked to")
+
+
 async def test_a_replica_that_leaves_meanwhile(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end says it, when the log is back."""
     monkeypatch.setattr(publisher_module, "LEAVE_TIMEOUT_S", 0.2)

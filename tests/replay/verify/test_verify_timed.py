@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from api.cli.replay.text.verify_text import difference_lines
 from bench import replay_log
 from bench.replay_log import KEY, Scale, made
 from core.events import RequestRouted
@@ -14,6 +17,8 @@ from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
+from projections.policy.cost import ScoredCandidate
+from projections.policy.rules import RULES
 from replay.explain.explain import explain
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
@@ -54,6 +59,33 @@ def test_every_decision_comes_out_again(path: Path) -> None:
     assert 0 < sum(map(bool, waits)) < len(waits)
     assert {event.policy for event in events} == {each.policy for each in SETTINGS}
     assert len({event.worker for event in events}) == SCALE.workers
+
+
+@pytest.mark.parametrize(
+    ("policy", "unit", "thousand"),
+    [
+        ("time", "microseconds", "ms"),
+        ("session", "microseconds", "ms"),
+        ("power-of-two", "thousandths of a request", "requests"),
+    ],
+)
+def test_differences_have_the_unit_of_their_policy(
+    path: Path, policy: str, unit: str, thousand: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong cost is shown in microseconds where the policy estimates times, and in requests where it counts them."""
+    right = RULES[1].score
+
+    def wrong(*given: Any) -> list[ScoredCandidate]:
+        return [each._replace(cost=each.cost + 1000) for each in right(*given)]
+
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=wrong))
+    with Recording.open(path, KEY) as recording:
+        found = verify(recording)
+    shown = ["\n".join(difference_lines(it)) for it in found.differences if it.recorded.policy == policy]
+    assert shown
+    for text in shown:
+        assert re.search(rf"first term that differs: cost of [\w-]+, in {unit} \(cost\)", text)
+        assert re.search(rf"recorded   .* cost [\d.]+ {thousand}, digest", text)
 
 
 def test_a_snapshot_taken_anywhere_goes_on_alike(path: Path) -> None:

@@ -13,7 +13,7 @@ from replay.bisect.first_difference import FirstDifference
 from replay.bisect.replica_comparison import EarlierRunComparison, ReplicaComparison, StreamComparison
 from replay.bisect.settings_comparison import SettingsComparison
 from replay.bisect.version_comparison import VersionComparison
-from replay.verify.judge import TERMS
+from replay.verify.judge import term_text
 
 
 def departure_text(found: FirstDifference | None) -> Text:
@@ -29,11 +29,11 @@ def settings_text(found: SettingsComparison | None, first: str, second: str) -> 
     if found is None:
         yield f"Under {first} and under {second} every decision has the same choice."
         return
-    about = f" of {found.term_worker_name}" if found.term_worker else ""
     where = f"routing:{found.seq} ({time_text(found.time_ms)})"
     yield f"They part at {found.request} attempt {found.attempt}, decided by {found.replica_name} at {where}."
     yield f"  {count_text(found.same, 'decision')} before it {plural(found.same, 'has', 'have')} the same choice"
-    yield f"  first term that differs: {TERMS.get(found.term, found.term)}{about} ({found.term})"
+    term = term_text(found.term, found.term_worker_name, found.first, found.second)
+    yield f"  first term that differs: {term} ({found.term})"
     yield f"    {value_text(found.term_first)} under {first}, {value_text(found.term_second)} under {second}"
     sides = (("recorded", found.recorded), (first, found.first), (second, found.second))
     yield Facts([(f"{name} ", side_line(side)) for name, side in sides], 19)

@@ -16,13 +16,12 @@ from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
 from replay.verify.decision_counts import DecisionDeficit
-from replay.verify.judge import TERMS, DecisionDifference, DecisionSide
+from replay.verify.judge import DecisionDifference, DecisionSide, term_text
 from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10
 """Items shown of each list in text; JSON has all that are kept."""
-MILLI = 1000
 REASONS = {
     "version": "decided by rules of a newer program than this one",
     "settings": "their settings are not in this recording",
@@ -143,8 +142,8 @@ def difference_lines(it: DecisionDifference) -> Iterator[str]:
     """A decision that does not follow, with both sides."""
     where = f"routing:{it.seq} ({time_text(it.time_ms)})"
     yield f"  {it.request} attempt {it.attempt}, decided by {it.replica_name} at {where}"
-    about = f" of {it.term_worker_name}" if it.term_worker else ""
-    yield f"    first term that differs: {TERMS.get(it.term, it.term)}{about} ({it.term})"
+    term = term_text(it.term, it.term_worker_name, it.recorded, it.recomputed)
+    yield f"    first term that differs: {term} ({it.term})"
     yield f"      recorded {value_text(it.term_recorded)}, recomputed {value_text(it.term_recomputed)}"
     yield f"    recorded   {side_line(it.recorded)}"
     yield f"    recomputed {side_line(it.recomputed)}"
@@ -152,7 +151,7 @@ def difference_lines(it: DecisionDifference) -> Iterator[str]:
 
 def side_line(it: DecisionSide) -> str:
     """One side of a decision."""
-    where = f"{it.name} ({it.worker}), cost {it.cost / MILLI:g}" if it.worker else "nobody"
+    where = f"{it.name} ({it.worker}), cost {it.cost_text}" if it.worker else "nobody"
     return f"{where}, digest {it.digest or 'none'}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,8 @@ def test_a_difference_is_shown_with_both_sides_and_the_term(log: Path, monkeypat
     assert found.exit_code == 1
     lines = found.stdout.splitlines()
     assert lines[0].endswith("decisions do not follow from the log.")
-    assert "first term that differs: cost, in thousandths of worker-" in found.stdout
+    assert re.search(r"first term that differs: cost of worker-\d, in microseconds \(cost\)", found.stdout)
+    assert re.search(r"recorded   worker-\d \(\w+\), cost [\d.]+ ms, digest", found.stdout)
     assert "more; --write FILE has every decision" in found.stdout
     told = as_json(log, status=1)
     assert told["different"] == len(told["differences"])
