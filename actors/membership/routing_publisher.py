@@ -76,6 +76,8 @@ class RoutingPublisher:
         self.decisions_sent = 0
         """Requests sent to a worker under this id, each attempt; the owner counts them, beside their decisions."""
         self._decisions_rejected = 0
+        self._stated = _NONE
+        """The counts that were stated last."""
         self._state = state
         self._restate = restate
         self._on_superseded = on_superseded
@@ -177,7 +179,8 @@ class RoutingPublisher:
         self.outbox.close()
         if self._journal is not None:
             ended = left or self._is_over
-            self._journal.close(delete=ended and not self.outbox.depth)
+            is_stated = left or self.counts.dropped == self._stated.dropped
+            self._journal.close(delete=ended and is_stated and not self.outbox.depth)
 
     def _new_journal(self, folder: Path, size: int, namespace: str, key: DeploymentKey) -> Journal | None:
         try:
@@ -223,7 +226,8 @@ class RoutingPublisher:
         """The event with the counts until now, if it states any and they are not all 0."""
         if not isinstance(event, ReplicaReported | ReplicaRestated | ReplicaLeft) or self.counts == _NONE:
             return event
-        return replace(event, counts=self.counts)
+        self._stated = self.counts
+        return replace(event, counts=self._stated)
 
     def mark_superseded(self, where: str) -> None:
         """Another process wrote the end of this id at that position of the log. The outbox and the fold both find it;

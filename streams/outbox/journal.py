@@ -40,6 +40,7 @@ from streams.outbox.journal_file import (
     JournalFile,
     JournalIdentity,
     JournalPosition,
+    JournalTail,
     next_lap,
     size_of,
 )
@@ -102,6 +103,8 @@ class Journal:
         self._recent: deque[_Waiting] = deque()
         """The first of the events that wait."""
         self._in_flight = False
+        self._taken = self._unmarked = EventCounts(0, 0)
+        """The events of the message that was taken last; and they, as long as the file has no room for it."""
 
     @staticmethod
     def create(
@@ -109,7 +112,9 @@ class Journal:
     ) -> Journal:
         """An empty journal in the folder, which is made if it is missing. Unavailable if the disk refuses."""
         assert capacity_bytes >= CAPACITY_BYTES_MIN
-        return Journal(JournalFile.create(folder / (whose.source + SUFFIX), capacity_bytes, whose), limits)
+        journal = Journal(JournalFile.create(folder / (whose.source + SUFFIX), capacity_bytes, whose), limits)
+        journal._keep_counts()
+        return journal
 
     @staticmethod
     def open_left(path: Path, ours: JournalIdentity, limits: OutboxLimits) -> Journal | None:
@@ -174,7 +179,7 @@ class Journal:
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
         encodings: list[bytes] = []
-        readable = True
+        readable, before = True, self._decisions
         while self._events and len(encodings) < self._limits.events_max:
             record = kind, data, _, _ = self._event()
             if encodings and len(data) > room:
@@ -183,6 +188,7 @@ class Journal:
             encodings.append(data)
             readable = readable and kind == READABLE_EVENT
             room -= len(data)
+        self._taken = EventCounts(len(encodings), before - self._decisions)
         return Batch(encodings, readable)
 
     def seal(self, sealed: SealedMessage) -> None:
@@ -190,15 +196,17 @@ class Journal:
         self._in_flight = True
         data = _SEALED.pack(sealed.n, sealed.events) + sealed.payload
         if self._tail + len(data) > self._clear and not self._make_room(len(data), 0):
+            self._unmarked = self._taken
             logger.warning("no room for message %d in %r: if the process dies now it is sealed anew", sealed.n, self)
             return
         at, (_, _, n_acked, last_seq, head) = self._tail, self._file.standing
-        self._tail = self._file.write(at, SEALED, data)
+        self._tail = self._file.write(at, SEALED, data, self._made, self._events)
         self._mark(JournalPosition(at, self._next, n_acked, last_seq, head))
         self._keep_counts()
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         self._in_flight = False
+        self._unmarked = EventCounts(0, 0)
         if not self._events:
             if self._tail % self._capacity >= REWIND_BYTES:
                 self._tail = next_lap(self._tail, self._capacity)
@@ -218,24 +226,28 @@ class Journal:
     def scan(self) -> Iterator[None]:
         """The events that a dead process left are counted once this has ended; it yields so that others have their
         turn."""
-        at, seen, kept = self._next, 0, self._file.counts
-        later_events = later_decisions = 0
+        at, seen, kept, tail = self._next, 0, self._file.counts, self._file.tail
+        uncounted = EventCounts(0, 0)
         """Put after the counts were kept."""
+        unmarked = 0
+        """Decisions put after the tail was kept: the process was killed in between."""
         while (record := self._file.read(at)) is not None and record.after - self._oldest <= self._capacity:
             at = self._tail = record.after
             if record.kind in _EVENTS:
+                decides = is_decision(record.data)
                 self._events += 1
                 self._bytes += len(record.data)
-                decides, later = is_decision(record.data), record.after > kept.tail
                 self._decisions += decides
-                later_events += later
-                later_decisions += later and decides
+                if record.after > kept.tail:
+                    uncounted = EventCounts(uncounted.events + 1, uncounted.decisions + decides)
+                unmarked += decides and record.after > tail.after
             seen += 1
             if seen % SCAN_RECORDS == 0:
                 yield
         if kept.tail:
-            self._count_lost(kept, EventCounts(later_events, later_decisions))
-        if max(self.standing.sealed_at, self._file.tail) > self._tail:
+            self._made = max(kept.made, tail.made) + unmarked
+            self._count_lost(kept, tail, uncounted)
+        if max(self.standing.sealed_at, tail.after) > self._tail:
             logger.error("%r is damaged: records behind offset %d are lost", self, self._tail)
 
     def in_flight(self) -> SealedMessage | None:
@@ -263,22 +275,28 @@ class Journal:
 
     # -----------------------------------------------------------------------------------------------------------
 
-    def _count_lost(self, kept: JournalCounts, later: EventCounts) -> None:
+    def _count_lost(self, kept: JournalCounts, tail: JournalTail, uncounted: EventCounts) -> None:
         """Events that the journal held and that cannot be read count as dropped; dropped events that are still there do
-        not. `later` were put after the counts were kept."""
-        events = kept.events - (self._events - later.events)
-        decisions = kept.decisions - (self._decisions - later.decisions)
+        not. `uncounted` were put after the counts were kept, and can be read."""
+        events = kept.events - (self._events - uncounted.events)
+        decisions = kept.decisions - (self._decisions - uncounted.decisions)
         if kept.tail <= self._tail:  # others than those that are still there are in a message
             events, decisions = min(0, events), min(0, decisions)
-        events += self._file.tail > max(kept.tail, self._tail)  # one at least
-        self._made = kept.made + later.decisions
+        if tail.after > self._tail:
+            events += max(0, tail.events - kept.events - uncounted.events)
+            decisions += max(0, tail.made - kept.made - uncounted.decisions)
         self._dropped_events = max(0, kept.dropped_events + events)
         self._dropped_decisions = max(0, kept.dropped_decisions + decisions)
         self._keep_counts()
 
     def _keep_counts(self) -> None:
         self._file.keep_counts(
-            self._tail, self._events, self._decisions, self._made, self._dropped_events, self._dropped_decisions
+            self._tail,
+            self._events + self._unmarked.events,
+            self._decisions + self._unmarked.decisions,
+            self._made,
+            self._dropped_events,
+            self._dropped_decisions,
         )
 
     def _put(self, event: Event, reserve: int) -> bool:
@@ -287,15 +305,14 @@ class Journal:
         length = len(data)
         if self._tail + length > self._clear and not self._make_room(length, reserve):
             return False
-        self._tail = self._file.write(self._tail, kind, data)
+        if decides:
+            self._decisions += 1
+            self._made += 1
+        self._tail = self._file.write(self._tail, kind, data, self._made, self._events + 1)
         if len(self._recent) == self._events < RECENT_EVENTS_MAX:
             self._recent.append((kind, data, self._tail, decides))
         self._events += 1
         self._bytes += length
-        if decides:
-            self._decisions += 1
-            self._made += 1
-            self._keep_counts()
         return True
 
     def _make_room(self, length: int, reserve: int) -> bool:

@@ -43,9 +43,9 @@ _MAGIC = b"CONTRAIL"
 _IDENTITY = struct.Struct("<8sIQ16s64s64s64s")
 _SLOT = struct.Struct("<QQQQQ16s")
 _SLOT_AT = (1024, 2048)
-_COUNTS = struct.Struct("<6Q")
-_COUNTS_AT = 3072
-_TAIL = struct.Struct("<Q")
+_COUNTS = struct.Struct("<8Q")
+_COUNTS_AT = (3072, 3328)
+_TAIL = struct.Struct("<3Q")
 _TAIL_AT = 3584
 _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
@@ -82,7 +82,7 @@ class JournalPosition(NamedTuple):
 
 
 class JournalCounts(NamedTuple):
-    """Counts of a journal's events, kept with each decision and each message; zeros of an earlier version."""
+    """Counts of a journal's events, kept with each message and each dropped event; zeros of an earlier version."""
 
     tail: int
     """The offset behind the last record that they count."""
@@ -96,6 +96,17 @@ class JournalCounts(NamedTuple):
     """Events that were dropped since then …"""
     dropped_decisions: int
     """… and the decisions among them."""
+
+
+class JournalTail(NamedTuple):
+    """The end of a journal; zeros of an earlier version."""
+
+    after: int
+    """The offset behind the last record but a WRAP."""
+    made: int
+    """Decisions of the source until then, as in JournalCounts."""
+    events: int
+    """Events that waited then."""
 
 
 class StoredRecord(NamedTuple):
@@ -118,6 +129,8 @@ class JournalFile:
         self._map = mmap.mmap(descriptor, HEADER_BYTES + capacity)
         self._allocated = allocated
         self._generation = 0
+        self._counts_turn = 0
+        """Counts that were kept; they go into two slots by turns."""
 
     def __repr__(self) -> str:
         return f"<JournalFile {self.path.name}>"
@@ -176,8 +189,9 @@ class JournalFile:
         assert end <= self.capacity
         return end <= self._allocated or self._allocate(end)
 
-    def write(self, offset: int, kind: int, data: bytes) -> int:
-        """The record stands there, where it has disk; returns the offset of the next one."""
+    def write(self, offset: int, kind: int, data: bytes, made: int = 0, events: int = 0) -> int:
+        """The record stands there, where it has disk; returns the offset of the next one. `made` and `events` count
+        with this record what they count in JournalCounts."""
         at, length = offset % self.capacity, len(data)
         assert at + length + ALIGN <= self._allocated
         start = HEADER_BYTES + at
@@ -185,7 +199,8 @@ class JournalFile:
         start += ALIGN
         self._map[start : start + length] = data
         after: int = offset + (length + 2 * ALIGN - 1 & -ALIGN)
-        _pack_tail(self._map, _TAIL_AT, after)
+        if kind != WRAP:
+            _pack_tail(self._map, _TAIL_AT, after, made, events)
         return after
 
     def read(self, offset: int) -> StoredRecord | None:
@@ -212,19 +227,28 @@ class JournalFile:
         self._map[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
 
     @property
-    def tail(self) -> int:
-        """The offset behind the last record, also of one that cannot be read any more."""
-        return int(_TAIL.unpack_from(self._map, _TAIL_AT)[0])
+    def tail(self) -> JournalTail:
+        """The last record that was written, also if it cannot be read any more."""
+        return JournalTail(*_TAIL.unpack_from(self._map, _TAIL_AT))
 
     @property
     def counts(self) -> JournalCounts:
-        """The counts that were kept last."""
-        return JournalCounts(*_COUNTS.unpack_from(self._map, _COUNTS_AT))
+        """The counts that were kept last. They are behind the records if the process was killed in between."""
+        return JournalCounts(*self._newest_counts()[1:])
 
-    def keep_counts(self, *counts: int) -> None:
-        """A successor finds these counts, the fields of JournalCounts. They are behind the records if the process is
-        killed in between."""
-        _pack_counts(self._map, _COUNTS_AT, *counts)
+    def _newest_counts(self) -> tuple[int, ...]:
+        """The turn of the newest slot that was stored whole, and its counts; zeros if there is none."""
+        slots = [_COUNTS.unpack_from(self._map, at) for at in _COUNTS_AT]
+        return max(slot[1:] for slot in [*slots, (0,) * len(slots[0])] if slot[0] == sum(slot[1:]))
+
+    def keep_counts(
+        self, tail: int, events: int, decisions: int, made: int, dropped_events: int, dropped_decisions: int
+    ) -> None:
+        """A successor finds these counts, as of JournalCounts: a sum shows which of two slots was stored whole."""
+        turn = self._counts_turn = self._counts_turn + 1
+        total = turn + tail + events + decisions + made + dropped_events + dropped_decisions
+        at = _COUNTS_AT[turn & 1]
+        _pack_counts(self._map, at, total, turn, tail, events, decisions, made, dropped_events, dropped_decisions)
 
     @property
     def allocated(self) -> int:
@@ -265,6 +289,7 @@ class JournalFile:
             generation, *standing = _SLOT.unpack(body)
             if xxhash.xxh3_64_intdigest(body) == checksum and generation > self._generation:
                 self._generation, self.standing = generation, JournalPosition(*standing)
+        self._counts_turn = self._newest_counts()[0]
         if not self._generation:
             raise Corrupt(f"{self.path}: neither slot of its header can be read")
 

@@ -139,7 +139,8 @@ class JournalDrain:
             return
         if message.source != self._journal.source:
             # another's end stands for ours, unless there is more to tell
-            self._ended = not self._journal and self._sealed is None
+            counts = self._journal.decision_counts
+            self._ended = not self._journal and self._sealed is None and not (counts and counts.dropped)
             return
         self._note_end(message)
         if message.n < self._journal.standing.n_acked:

@@ -10,9 +10,9 @@ import pytest
 from actors.membership import routing_publisher as publisher_module
 from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import ManualClock
-from core.codec import DECISIONS, decode_message
-from core.events import DecisionCounts, Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaRestated
-from core.ids import StreamSeq
+from core.codec import CHAIN_START, DECISIONS, decode_message, encode_event, encode_message
+from core.events import DecisionCounts, Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaLost, ReplicaRestated
+from core.ids import SourceId, StreamSeq
 from core.subjects import ROUTING
 from projections.folds.state import State
 from streams.memory.memory_log import MemoryLog
@@ -150,6 +150,28 @@ async def test_a_process_that_dies_in_between(tmp_path: Path, log: MemoryLog) ->
     await recover(log, tmp_path)
     decisions, counts = counted(await said(log))
     assert (decisions, counts) == (2, [DecisionCounts(32, 30, 30)])
+
+
+async def test_a_replica_that_was_found_lost_meanwhile(tmp_path: Path, log: MemoryLog) -> None:
+    """It can say nothing under that id any more; the recovery of its journal says it behind the end."""
+    publisher = new_publisher(log, tmp_path)
+    publisher.start(JOINED)
+    decide(publisher, 1)
+    assert await publisher.outbox.drain(5)
+    lost = encode_event(ReplicaLost(by="b" * 16, reason="silent"))
+    payload = encode_message(SourceId(f"{publisher.id}-lost"), 0, CHAIN_START, 0, [lost])
+    last_seq = publisher.outbox.last_seq
+    log.away = True
+    decide(publisher, 30, begin=1)
+    log.away = False
+    await log.append(ROUTING, publisher.outbox.subject, payload, "lost:0", last_seq)
+    await eventually(lambda: publisher.outbox.superseded, "the end is found")
+    await publisher.retire()
+    await recover(log, tmp_path)
+    decisions, counts = counted(await said(log))
+    assert decisions == counts[-1].made - counts[-1].dropped
+    assert counts[-1].dropped > 0
+    assert not list(tmp_path.iterdir())
 
 
 async def recover(log: MemoryLog, folder: Path) -> None:

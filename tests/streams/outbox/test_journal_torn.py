@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from core.codec import DECISIONS, decode_message, is_decision
+from core.events import DecisionCounts, Event
 from streams.outbox.backlog import OutboxLimits
 from streams.outbox.journal_file import HEADER_BYTES, JournalFile
+from tests.projections.facts import routed
 from tests.streams.left import acknowledge, left_journal, new_journal, put, seal_next, told_by
 from tests.streams.source import SOURCE, said
 
@@ -26,11 +29,13 @@ class Killed:
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.images: list[bytes] = []
         self._path = path
-        for name in ("write", "mark", "release"):
+        for name in ("write", "mark", "release", "keep_counts"):
             monkeypatch.setattr(JournalFile, name, self._watched(getattr(JournalFile, name)))
 
     def _watched(self, real: Any) -> Any:
         def watched(file: JournalFile, *arguments: Any) -> Any:
+            if file.path != self._path:
+                return real(file, *arguments)
             before = self._path.read_bytes()
             result = real(file, *arguments)
             self.images += torn(before, self._path.read_bytes())
@@ -90,6 +95,64 @@ def test_killed_between_any_two_stores(tmp_path: Path, monkeypatch: pytest.Monke
     assert journal.standing.events_from > 3 * CAPACITY
     assert checked > 2000
     journal.close(delete=True)
+
+
+def test_counts_of_a_killed_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions in acknowledged messages and those that a successor tells are those made less those dropped, whenever
+    the process was killed."""
+    journal = new_journal(tmp_path, CAPACITY, LIMITS)
+    killed = Killed(tmp_path / f"{SOURCE}.journal", monkeypatch)
+    in_messages = [0]
+    """Decisions in the first messages, by their number."""
+    checked = 0
+    for turn in range(40):
+        sealed = None
+        for step in ("decide", "put", "decide", "seal", "put", "decide", "clear", "drop", "decide", "acknowledge"):
+            if step in {"clear", "drop"} and turn % 3:
+                continue
+            if step == "decide":
+                journal.offer(decision(turn))
+            elif step == "put":
+                journal.offer(said("x" * (13 * turn % 50)))
+            elif step == "drop":
+                journal.note_dropped(decision(turn))
+            elif step == "clear":
+                journal.clear()
+            elif step == "seal":
+                sealed = seal_next(journal)
+                in_messages.append(in_messages[-1] + decisions_in(sealed.payload))
+            else:
+                assert sealed is not None
+                acknowledge(journal, sealed, turn + 1)
+            for image in killed.images:
+                made_less_dropped, told = counted(tmp_path / "copy.journal", image, in_messages)
+                assert made_less_dropped == told, (turn, step)
+                checked += 1
+            killed.images.clear()
+    assert checked > 1000
+    journal.close(delete=True)
+
+
+def decision(number: int) -> Event:
+    return routed(f"{number}", "a" * 16)
+
+
+def decisions_in(payload: bytes) -> int:
+    return sum(type(event) in DECISIONS for event in decode_message(payload).events)
+
+
+def counted(path: Path, image: bytes, in_messages: list[int]) -> tuple[int, int]:
+    """Decisions made less those dropped, by the journal; and those that the log has when a successor has told all."""
+    path.write_bytes(image)
+    journal = left_journal(path, LIMITS)
+    counts = journal.decision_counts or DecisionCounts(0)
+    sealed = journal.in_flight()
+    told = in_messages[journal.standing.n_acked] + (decisions_in(sealed.payload) if sealed else 0)
+    while (encoding := journal.peek()) is not None:
+        told += is_decision(encoding)
+        journal.skip()
+    journal.close(delete=True)
+    return counts.made - counts.dropped, told
 
 
 def journal_bytes(folder: Path) -> bytes:
