@@ -38,7 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     """Of the whole state, 16 hex digits."""
     incomplete: int
-    """Sources with a gap in their chain at that time."""
+    """Sources with a gap in their chain at that time. Of them the snapshot knows less than the log may: with any, no
+    fold starts from it."""
     chunks: int
     first_seq: int
     """Sequence of its first chunk in the snapshots stream."""
@@ -47,6 +48,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """BLAKE2b of the content, keyed as the chain is, 32 hex digits."""
     before_seq: int = 0
     """Sequence of the manifest before this one in the snapshots stream; 0 for none."""
+
+    @property
+    def why_no_start(self) -> str:
+        """A phrase if no fold may start from the snapshot, for any log; else empty."""
+        sources = "1 source was" if self.incomplete == 1 else f"{self.incomplete} sources were"
+        return f"{sources} incomplete when it was taken" if self.incomplete else ""
 
     def to_bytes(self) -> bytes:
         """The inverse of `parse`."""

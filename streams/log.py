@@ -41,6 +41,8 @@ class StreamState(NamedTuple):
     bytes: int
     deleted: int = 0
     """Missing between the first and the last: retention takes from the front only, so somebody took these away."""
+    bytes_max: int = 0
+    """The stream's own bound on its bytes; 0 for none."""
 
 
 class Tail(Protocol):

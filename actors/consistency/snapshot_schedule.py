@@ -6,7 +6,8 @@
    once.
 3. The process that takes the snapshot runs beside the replica and folds from the log, so the fold that serves is
    neither stopped nor copied.
-4. The claim's revision is the fence. A registry that lost its data counts anew, and each fold version has a writer of
+4. A snapshot with incomplete sources is no start: `on_incomplete` hears of it, and the writer takes another later.
+5. The claim's revision is the fence. A registry that lost its data counts anew, and each fold version has a writer of
    its own, so a fence is at least what the newest manifest names: a writer is refused only if a later claim of its
    kind has written.
 """
@@ -37,6 +38,8 @@ TAKE_TIMEOUT_S = 900.0
 RETRY_MIN_MS = 10_000
 RETRY_MAX_MS = 600_000
 """After a snapshot that failed the writer waits, twice as long each time."""
+AGAIN_MIN_MS = 30_000
+"""After a snapshot with incomplete sources the next one is taken so much later, and twice as much each time."""
 MIN_EVENTS = 10_000
 """A log with less history is folded from its start in no time."""
 MANIFESTS_READ_MAX = 16
@@ -59,8 +62,10 @@ class SnapshotSchedule:
         newest_first: Callable[[], AsyncGenerator[Manifest, None]],
         take: Callable[[int], Awaitable[None]],
         folded: Callable[[], int],
+        on_incomplete: Callable[[Manifest, bool], None] = lambda _manifest, _writer: None,
     ) -> None:
-        """`folded`: how many messages the replica's own fold rests on."""
+        """`folded`: how many messages the replica's own fold rests on. `on_incomplete` is called once for each newest
+        snapshot with incomplete sources, with True if this replica is the writer."""
         self.newest: Manifest | None = None
         """Of our fold version, by the last look."""
         self.taken = 0
@@ -75,10 +80,12 @@ class SnapshotSchedule:
         self._newest_first = newest_first
         self._take = take
         self._folded = folded
+        self._on_incomplete = on_incomplete
         self._fence = 0
         """The newest manifest's, of any fold version."""
         self._read_ms: int | None = None
         self._retry_ms = RETRY_MIN_MS
+        self._again_ms = AGAIN_MIN_MS
         self._not_before_ms: int | None = None
 
     def __repr__(self) -> str:
@@ -150,13 +157,22 @@ class SnapshotSchedule:
                     newest = manifest
                 if newest is not None or read >= MANIFESTS_READ_MAX:
                     break
-        self.newest = newest
+        before, self.newest = self.newest, newest
+        if newest is None or not newest.why_no_start:
+            self._again_ms = AGAIN_MIN_MS
+        elif before is None or before.id != newest.id:
+            _logger.warning("no replica starts from snapshot %s: %s", newest.id, newest.why_no_start)
+            if before is not None and before.why_no_start:
+                self._again_ms = min(2 * self._again_ms, self._every_ms)
+            self._on_incomplete(newest, self.revision is not None)
 
     def _due(self) -> bool:
         if self._not_before_ms is not None and self._clock.monotonic_ms() < self._not_before_ms:
             return False
         if self.newest is None:
             return self._folded() >= MIN_EVENTS
+        if self.newest.why_no_start and self._age_ms(self.newest) >= self._again_ms:
+            return True
         # a manifest from the future was made by a clock that is wrong, or ours is: it must not stop us for good
         return not -self._every_ms <= self._age_ms(self.newest) < self._every_ms
 

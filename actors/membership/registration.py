@@ -6,9 +6,8 @@ registry has a bound of its own (`streams.registry.Registry`).
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import orjson
@@ -92,14 +91,6 @@ class RegistrationLease:
             await self._registry.unregister(self.key)
         except Unavailable as error:
             _logger.warning("the registry is away, %s goes with its lease: %s", self.key, error)
-
-
-async def restate_periodically(source: str, every_s: float, restate: Callable[[], None]) -> None:
-    """For ever; the first time comes at a moment of the id's own, so that sources do not restate all at once."""
-    await asyncio.sleep(every_s * int(source, 16) / 2**64)
-    while True:
-        restate()
-        await asyncio.sleep(every_s)
 
 
 def advertised_address(advertise: str, host: str, port: int) -> str:

@@ -25,6 +25,7 @@ from core.clock import Clock
 from core.events import DecisionCounts, DivergenceFound, ReplicaLeft, ReplicaReported, ReplicaRestated
 from core.ids import ReplicaId
 from core.keys import DeploymentKey
+from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING
 from projections.folds.state import Applied, State
 from projections.runner.rebuild import rebuild
@@ -88,6 +89,7 @@ class BackgroundTasks:
                 newest_first=store.newest_first,
                 take=lambda fence: take_snapshot(self._replica_id(), fence),
                 folded=lambda: sum(at.seq for at in state.cursor.values()),
+                on_incomplete=self._on_incomplete_snapshot,
             )
 
     def __repr__(self) -> str:
@@ -177,6 +179,14 @@ class BackgroundTasks:
                 self._fleet.clients[each.worker].restate()
             else:
                 self._membership.restate(each.reason)
+
+    def _on_incomplete_snapshot(self, manifest: Manifest, is_writer: bool) -> None:
+        """Every replica restates itself; the writer asks the workers, so that each is asked once."""
+        self._membership.restate(f"snapshot {manifest.id} was taken with incomplete sources")
+        if is_writer:
+            for client in self._fleet.clients.values():
+                if client.up:
+                    client.restate()
 
     def _replica_id(self) -> ReplicaId:
         return self._membership.publisher.id

@@ -13,8 +13,8 @@ from typing import Any
 
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
-from actors.membership.registration import restate_periodically
 from actors.membership.replica_membership import ReplicaMembership
+from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.routing_publisher import RoutingPublisher
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
@@ -156,6 +156,9 @@ class Router:
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
         )
+        self._restatements = RestatementSchedule(
+            log, ROUTING, self.publisher.id, clock, self.membership.restate, every_s=options.restate_every_s
+        )
         self._registry, self._clock = registry, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
@@ -185,7 +188,7 @@ class Router:
         await self.fleet.start()
         await self.membership.register(details)
         self._spawn(self.liveness_monitor.run())
-        self._spawn(restate_periodically(self.publisher.id, self.options.restate_every_s, self._restate))
+        self._spawn(self._restatements.run())
         for loop in self.background_tasks.loops():
             self._spawn(loop)
 
@@ -350,9 +353,6 @@ class Router:
     def _restatement(self, why: str) -> list[Event]:
         """The settings of decisions, and all requests in flight."""
         return [self.live_settings.event(), self.scheduler.restatement(why)]
-
-    def _restate(self) -> None:
-        self.membership.restate("the quarter of the retention time is over")
 
     def _on_applied(self, applied: Applied) -> None:
         """Reacts to a message that was just folded."""

@@ -19,7 +19,8 @@ from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
-from actors.membership.registration import advertised_address, restate_periodically
+from actors.membership.registration import advertised_address
+from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate, Welcome
@@ -37,6 +38,7 @@ from core.generation import Output
 from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
+from core.subjects import kv_stream
 from streams.log import EventLog
 from streams.registry import Registry
 
@@ -165,8 +167,16 @@ class Worker:
             draining=lambda: self.port.draining,
             totals=lambda: self.totals,
         )
-        restating = restate_periodically(self.current_publisher().id, self.options.restate_every_s, self._restate)
-        for loop in (self.reports.run(), self._check_loop(), restating):
+        publisher = self.current_publisher()
+        restatements = RestatementSchedule(
+            self.log,
+            kv_stream(publisher.joined.partition),
+            publisher.id,
+            self.clock,
+            self._restate,
+            every_s=self.options.restate_every_s,
+        )
+        for loop in (self.reports.run(), self._check_loop(), restatements.run()):
             self._spawn(loop)
         await self.role.start()
 
@@ -365,7 +375,8 @@ class Worker:
         waiting = self.role.jobs_open if prefills else self.port.streams - self.role.waits_elsewhere
         return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
 
-    def _restate(self) -> None:
+    def _restate(self, reason: str) -> None:
+        _logger.info("the cache is restated: %s", reason)
         self.current_publisher().restate()
 
     async def _quiet(self, membership: WorkerMembership) -> None:

@@ -1,7 +1,8 @@
 """Rebuild: a State folded anew from the log, from the newest snapshot that is good for it, beside the live one.
 
 1. A snapshot is good if the log still says what it rests on: per stream the same epoch, the same message at the
-   cursor, nothing cut behind it; and if its content has the checksum and the digests that its manifest names.
+   cursor, nothing cut behind it; if its content has the checksum and the digests that its manifest names; and if all
+   sources were complete when it was taken.
    Any other is refused with a warning that says why, and the one before it is looked at.
 2. With none, the log is folded from what it still has. Sources without their first messages are unknown until they
    restate themselves.
@@ -226,6 +227,8 @@ async def _check(log: EventLog, chain_key: bytes, manifest: Manifest) -> None:
     """Corrupt, saying why, if the log does not bear the snapshot out."""
     if manifest.fold_version != FOLD_VERSION:
         raise Corrupt(f"it is of fold version {manifest.fold_version}; this program folds by {FOLD_VERSION}")
+    if manifest.why_no_start:
+        raise Corrupt(manifest.why_no_start)
     streams = await log.streams()
     for name, at in manifest.cursor.items():
         stream = StreamName(name)
@@ -252,6 +255,8 @@ async def _restored(store: SnapshotStore, chain_key: bytes, manifest: Manifest) 
     state = await in_slices(decoding(chain_key, await store.read(manifest)))
     if cursor_of(state) != manifest.cursor or f"{state.digest:016x}" != manifest.digest:
         raise Corrupt("its content has other digests than its manifest names")
+    if state.incomplete:
+        raise Corrupt(f"its manifest hides that {state.incomplete} of its sources are incomplete")
     return state
 
 

@@ -283,7 +283,8 @@ class Recording:
         keyframe = self._keyframe_before(cursor)
         for manifest in reversed(self.archive.snapshots()):
             seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
-            if manifest.fold_version == FOLD_VERSION and self._fits(manifest) and _is_before(seqs, cursor):
+            fits = manifest.fold_version == FOLD_VERSION and not manifest.why_no_start and self._fits(manifest)
+            if fits and _is_before(seqs, cursor):
                 if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
                     return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
                 break

@@ -151,6 +151,7 @@ def _is_cut(recording: Recording) -> bool:
     based = (
         all(at.seq <= start.get(StreamName(stream), -1) for stream, at in manifest.cursor.items())
         for manifest in recording.archive.snapshots()
+        if not manifest.why_no_start
     )
     return any(start.values()) and not any(based)
 

@@ -221,14 +221,16 @@ async def _is_borne_out(log: EventLog, states: States, chain_key: bytes, manifes
 def _before(
     usable: list[Manifest], start: Mapping[StreamName, StreamSeq] | None, reach: DecisionReach
 ) -> list[Manifest]:
-    """Those before the start, and before all that the decisions behind it had read, in every stream; oldest first."""
+    """Those that a fold may start from, before the start and before all that the decisions behind it had read, in
+    every stream; oldest first."""
     if start is None:
         return []
 
     def is_before(stream: StreamName, at: At) -> bool:
         return at.seq <= min(start.get(stream, StreamSeq(1)) - 1, reach.lows.get(stream, at.seq))
 
-    return [manifest for manifest in usable if all(is_before(stream, at) for stream, at in _cursor(manifest))]
+    starts = (manifest for manifest in usable if not manifest.why_no_start)
+    return [manifest for manifest in starts if all(is_before(stream, at) for stream, at in _cursor(manifest))]
 
 
 async def _first_whole(store: SnapshotReader, manifests: list[Manifest]) -> Manifest | None:
@@ -256,7 +258,9 @@ def _end(
 def _cut(states: States, starts: Mapping[StreamName, int], saved: list[Manifest]) -> dict[StreamName, StreamSeq]:
     cut = {s: state.first_seq for s, state in states.items() if state.first_seq > starts[s] and _is_folded(s)}
     for manifest in saved:
-        if all(s in manifest.cursor and manifest.cursor[s].seq == first - 1 for s, first in cut.items()):
+        if not manifest.why_no_start and all(
+            s in manifest.cursor and manifest.cursor[s].seq == first - 1 for s, first in cut.items()
+        ):
             return {}
     return cut
 

@@ -121,6 +121,7 @@ class JetStreamLog:
             int(held["messages"]),
             int(held["bytes"]),
             int(held.get("num_deleted", 0)),
+            max(int(info["config"]["max_bytes"]), 0),
         )
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:

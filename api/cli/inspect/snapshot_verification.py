@@ -52,7 +52,7 @@ async def snapshot_statuses(
     streams = {name: await log.state(name) for name in await log.streams() if name != SNAPSHOTS}
     found = []
     for manifest in manifests:
-        why = unusable(manifest, streams, fold_version)
+        why = manifest.why_no_start or unusable(manifest, streams, fold_version)
         if not why:
             why = await _replaced(log, manifest, streams, chain_key)
         found.append(SnapshotStatus(manifest, why))

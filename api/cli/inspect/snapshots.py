@@ -149,9 +149,12 @@ def take(connection: DeploymentRef, fence: int | None, by: str, as_json: bool) -
     manifest = asyncio.run(_take(connection, fence, by))
     took_s = (SystemClock().monotonic_ms() - started_ms) / 1000
     count, size = count_text(messages(manifest), "message"), bytes_text(manifest.size_bytes)
-    line = f"snapshot {manifest.id}: {count} in {size}, taken in {seconds_text(took_s)}"
+    lines: list[str | Mark] = [f"snapshot {manifest.id}: {count} in {size}, taken in {seconds_text(took_s)}"]
+    if manifest.why_no_start:
+        text = f"no replica starts from it: {manifest.why_no_start}; take another when they have restated themselves"
+        lines.append(Mark(text, WARNING))
     value = {**msgspec.to_builtins(manifest), "messages": messages(manifest), "took_s": took_s}
-    print_result([line], value, as_json=as_json)
+    print_result(lines, value, as_json=as_json)
 
 
 @snapshots.command("verify")
@@ -204,7 +207,7 @@ async def _listing(connection: DeploymentRef) -> SnapshotListing:
     async with _open(connection) as (log, store):
         manifests = await store.manifests()
         found = await snapshot_statuses(log, manifests, FOLD_VERSION, connection.key.chain_key)
-        ours = [manifest for manifest in manifests if manifest.fold_version == FOLD_VERSION]
+        ours = [it for it in manifests if it.fold_version == FOLD_VERSION and not it.why_no_start]
         return SnapshotListing(found, await coverage(log, ours))
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from actors.consistency.snapshot_schedule import (
+    AGAIN_MIN_MS,
     CLAIM,
     MANIFESTS_READ_MAX,
     MIN_EVENTS,
@@ -26,7 +27,7 @@ from projections.runner.rebuild import take_snapshot
 from streams.memory.memory_log import MemoryLog
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from streams.snapshot_store import SnapshotStore
-from tests.projections.facts import joined, worker_id
+from tests.projections.facts import joined, restated, worker_id
 from tests.projections.speaker import CHAIN_KEY, Speaker
 
 EVERY_S = 3600.0
@@ -150,6 +151,40 @@ async def test_a_former_writer_is_fenced(land: Land) -> None:
     assert (a.writer.describe()["failed"], b.writer.describe()["taken"]) == (1, 1)
     await land.pass_(20, [a, b])
     assert (len(a.fences), len(b.fences)) == (1, 1)
+
+
+async def test_a_snapshot_with_incomplete_sources_makes_them_restate(land: Land) -> None:
+    """All replicas hear of it, the writer as such; it is taken again, ever later, and in time once it is complete."""
+    a, b = await land.start("ab")
+    heard: list[tuple[str, bool]] = []
+    for each in (a, b):
+        each.writer._on_incomplete = lambda _manifest, writer, name=each._name: heard.append((name, writer))  # type: ignore[misc]
+    kv = kv_stream(0)
+    said = Speaker(kv, worker_id(2))
+    said.say(joined())
+    gap = said.say(joined())
+    await land.log.append(gap.stream, gap.subject, gap.payload, "gap", StreamSeq(0))
+    times: list[int] = []
+    for _ in range(2 * HOUR_MS // 30_000):
+        land.clock.advance(30_000)
+        taken = len(a.fences)
+        for each in (a, b):
+            await each.writer.step()
+        if len(a.fences) > taken:
+            times.append(land.clock.wall_ms())
+    pauses = [after - before for before, after in pairwise(times)]
+    assert pauses[:4] == [AGAIN_MIN_MS, 2 * AGAIN_MIN_MS, 4 * AGAIN_MIN_MS, 8 * AGAIN_MIN_MS]
+    assert max(pauses) <= HOUR_MS
+    assert sorted(heard[:2]) == [("a", True), ("b", False)]
+    assert not b.fences
+    whole = said.say(joined(), restated(0, 1, 1))
+    await land.log.append(whole.stream, whole.subject, whole.payload, "whole", StreamSeq(2))
+    await land.pass_(70, [a, b])
+    assert a.writer.newest is not None
+    assert not a.writer.newest.why_no_start
+    fences = len(a.fences)
+    await land.pass_(50, [a, b])
+    assert len(a.fences) == fences
 
 
 async def test_little_history_is_not_worth_it(land: Land) -> None:

@@ -89,6 +89,26 @@ async def test_a_snapshot_is_as_good_as_the_history_that_retention_took() -> Non
     assert "what follows its cursor" in found.refused[0]
 
 
+async def test_a_snapshot_with_an_incomplete_source_is_no_start() -> None:
+    """Neither if its manifest says so nor if that was forged; the one after the restatement is."""
+    it = await made()
+    await it.grow()
+    it.log.expire(KV, StreamSeq(4))
+    half = await it.snapshot()
+    assert (half.incomplete, half.why_no_start) == (1, "1 source was incomplete when it was taken")
+    found = await rebuilt(it)
+    assert (found.manifest, found.refused) == (None, [f"snapshot {half.id}: {half.why_no_start}"])
+    last = await it.log.last(SNAPSHOTS, "contrail.test.snapshots.manifest")
+    assert last is not None
+    it.log.rewrite(SNAPSHOTS, last.seq, msgspec.structs.replace(half, incomplete=0).to_bytes())
+    found = await rebuilt(it)
+    assert found.manifest is None
+    assert "hides that 1 of its sources" in found.refused[0]
+    await it.restate()
+    whole = await it.snapshot()
+    assert (whole.incomplete, (await rebuilt(it)).manifest) == (0, whole)
+
+
 async def test_a_stream_whose_messages_are_all_gone_stands_at_its_end() -> None:
     """Nothing is behind, and a snapshot of it is good."""
     it = await made()

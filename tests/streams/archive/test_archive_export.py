@@ -226,7 +226,7 @@ async def test_without_a_snapshot_it_begins_where_the_log_does(tmp_path: Path) -
 
 
 async def test_a_head_that_is_gone_is_told(tmp_path: Path) -> None:
-    """All that is left is copied; nothing is told where a snapshot stands in its place."""
+    """All that is left is copied; nothing is told where a snapshot of complete sources stands in its place."""
     it = await made()
     await it.grow(5)
     it.log.expire(KV, StreamSeq(4))
@@ -245,6 +245,14 @@ async def test_a_head_that_is_gone_is_told(tmp_path: Path) -> None:
         assert found.archived.cut == {KV: StreamSeq(4)}
         assert found.seqs()[0] == 4
         assert file.snapshots() == [manifest]
+    it.log.expire(KV, StreamSeq(manifest.cursor[KV].seq + 1))
+    for number, at in enumerate((None, await ends(it))):
+        found = await taken(it, tmp_path / f"incomplete-{number}", at)
+        with found.file:
+            assert (found.archived.base, KV in found.archived.cut) == (None, True)
+    await it.restate()
+    manifest = await it.snapshot()
+    await it.grow()
     it.log.expire(KV, StreamSeq(manifest.cursor[KV].seq + 1))
     found = await taken(it, tmp_path / "covered")
     with found.file:
