@@ -43,6 +43,8 @@ class StreamState(NamedTuple):
     """Missing between the first and the last: retention takes from the front only, so somebody took these away."""
     bytes_max: int = 0
     """The stream's own bound on its bytes; 0 for none."""
+    age_max_s: float = 0.0
+    """The stream's own bound on the age of its messages; 0 for none."""
 
 
 class Tail(Protocol):

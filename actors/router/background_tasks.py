@@ -1,7 +1,8 @@
 """BackgroundTasks: the work of a replica beside serving.
 
 It exchanges digests with other replicas, takes snapshots, appends events that dead processes left in their journals,
-asks sources to restate themselves, and audits the index and the counts of requests in flight.
+asks sources to restate themselves, audits the index and the counts of requests in flight, and compares the log with
+the heads that were kept of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, R
 from actors.consistency.digest_exchange_shell import DigestExchangeShell
 from actors.consistency.in_flight_audit_schedule import InFlightAuditSchedule
 from actors.consistency.index_audit_schedule import IndexAuditSchedule
+from actors.consistency.log_heads import LogHeads
 from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, RestatementRequests, RestateReplica
 from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
@@ -78,6 +80,7 @@ class BackgroundTasks:
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.in_flight_audit = InFlightAuditSchedule(state, membership, runner.rebuild)
         self.restatement_requests = RestatementRequests(state)
+        self.log_heads = LogHeads(log, registry, clock, state, lambda loss: membership.restate(loss.text))
         self.journal_recovery = None if journal is None else JournalRecovery(journal, namespace, log, clock, key)
         self.snapshot_schedule: SnapshotSchedule | None = None
         if take_snapshot is not None:
@@ -101,6 +104,7 @@ class BackgroundTasks:
         yield self._check_sources_loop()
         yield self.index_audit.run()
         yield self.in_flight_audit.run()
+        yield self.log_heads.run()
         if self.journal_recovery is not None:
             yield self.journal_recovery.run()
         if self.snapshot_schedule is not None:
@@ -110,6 +114,7 @@ class BackgroundTasks:
         """Other replicas may resolve mismatches and take snapshots. To be called when the loops have ended."""
         async with AsyncExitStack() as each:
             each.push_async_callback(self.digest_exchange.stop)
+            each.push_async_callback(self.log_heads.stop)
             if self.snapshot_schedule is not None:
                 each.push_async_callback(self.snapshot_schedule.stop)
 
@@ -157,6 +162,7 @@ class BackgroundTasks:
             "index_audit": self.index_audit.describe(),
             "in_flight_damaged": self.in_flight_audit.damaged,
             "in_flight_differences": list(self.in_flight_audit.differences),
+            "losses": self.log_heads.describe(),
             "dropped_by_others": [self._describe_dropped(*each) for each in self._dropped.items()],
         }
         if self.snapshot_schedule is not None:

@@ -119,6 +119,10 @@ class DecisionCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Other events that were dropped likewise."""
 
 
+LOST_HISTORY = "lost history"
+"""Stands in the reason of a restatement that follows a loss of the log: `STREAM lost history: …`."""
+
+
 class ReplicaJoined(EventBase, frozen=True):
     """A router is there, with nothing in flight."""
 

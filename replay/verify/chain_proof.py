@@ -19,7 +19,8 @@ import msgspec
 
 from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest, generation_of, known_keys
 from core.errors import Corrupt
-from core.events import ReplicaLeft, ReplicaLost, ReplicaReported
+from core.events import ReplicaLeft, ReplicaLost, ReplicaReported, ReplicaRestated
+from core.events.routing import LOST_HISTORY
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, ROUTING, owner
@@ -265,6 +266,10 @@ def _overlap(gap: RecordingGap, hole: SequenceHole) -> bool:
 
 BREAKS_KEPT = 100
 """The first of them are told, all are counted."""
+LOSSES_KEPT = 100
+"""The first of them are told."""
+LOSS = LOST_HISTORY.encode()
+"""Stands in every message that has such a reason, and in few others."""
 REPORTED = b"ReplicaReported"
 """Stands in every message that has such an event, and in few others."""
 
@@ -305,6 +310,8 @@ class ChainProof(msgspec.Struct, kw_only=True):
     breaks: list[ChainBreak] = msgspec.field(default_factory=list)
     """The first BREAKS_KEPT of them, by stream."""
     gaps: Gaps = msgspec.field(default_factory=Gaps)
+    losses: list[str] = msgspec.field(default_factory=list)
+    """Losses of the log that replicas found, by the reasons of their restatements, in the order of the log."""
     untold: list[RecordingGap] = msgspec.field(default_factory=list)
     """Replicas that were found lost: the log may not have their last messages."""
     decision_counts: DecisionCountResult = msgspec.field(default_factory=DecisionCountResult)
@@ -379,6 +386,8 @@ class _Prover:
                 self._note_unproved(record.payload)
             for found in walk.check(record, head):
                 self._break(stream, found)
+            if stream == ROUTING and LOSS in record.payload:
+                self._note_losses(record.payload)
             for witness in witnesses.get(record.seq, ()) if head else ():
                 self._proof.witnessed += 1
                 if witness.head != head:
@@ -403,6 +412,17 @@ class _Prover:
         else:
             what = f"snapshot {manifest.id} holds something else than was taken"
             self._break(StreamName("snapshots"), ChainFault("snapshot", 0, "", -1, what))
+
+    def _note_losses(self, payload: bytes) -> None:
+        try:
+            events = decode_message(payload).events
+        except Corrupt:
+            return
+        for event in events:
+            if isinstance(event, ReplicaRestated) and LOST_HISTORY in event.reason:
+                losses = self._proof.losses
+                if event.reason not in losses and len(losses) < LOSSES_KEPT:
+                    losses.append(event.reason)
 
     def _note_unproved(self, payload: bytes) -> None:
         self._proof.unproved += 1

@@ -122,6 +122,7 @@ class JetStreamLog:
             int(held["bytes"]),
             int(held.get("num_deleted", 0)),
             max(int(info["config"]["max_bytes"]), 0),
+            int(info["config"]["max_age"]) / 1e9,
         )
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:

@@ -24,6 +24,7 @@ from api.cli.doctor.broker_checks import (
     check_server,
 )
 from api.cli.doctor.finding import Finding
+from api.cli.doctor.loss_checks import check_losses, find_log_losses
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
 from api.cli.inspect.snapshot_verification import snapshot_statuses
@@ -190,8 +191,11 @@ async def _workers(connection: DeploymentRef, found: Findings) -> None:
     async with open_registry(connection) as registry:
         # of two registrations of one name the later one counts
         workers = sorted(await registered_processes(registry, WORKERS), key=lambda part: part.revision)
-    async with open_log(connection) as log:
-        load_ages_s = {part.name: await _load_age_s(log, connection.namespace, part) for part in workers}
+        async with open_log(connection) as log:
+            load_ages_s = {part.name: await _load_age_s(log, connection.namespace, part) for part in workers}
+            now_ms, chain_key = SystemClock().wall_ms(), connection.key.chain_key
+            losses = await find_log_losses(log, registry, connection.namespace, chain_key, workers, now_ms)
+    found.append(check_losses(losses))
     found += check_workers({part.name: _registration(part) for part in workers}, load_ages_s)
 
 

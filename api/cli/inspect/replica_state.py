@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from api.cli.process_query import ProcessReply
+from core.event_json import time_text
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     log_away_s: float | None = None
     dropped: int | None = None
     """Decisions of its own that are in no log, since it joined."""
+    losses: tuple[str, ...] = ()
+    """Losses of the log that it knows, oldest first, each as a sentence."""
     agrees: bool | None = None
     """With the others, at equal cursors; None if that could not be seen."""
 
@@ -92,6 +95,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         divergences=_whole(state, "divergences"),
         in_flight_damaged=_whole(state, "in_flight_damaged"),
         log_away_s=_real(state, "log_away_s"),
+        losses=_losses(state.get("losses")),
         dropped=_whole(_part(state, "dropped"), "decisions"),
     )
 
@@ -122,3 +126,14 @@ def _whole(state: dict[str, Any], key: str) -> int | None:
 def _real(state: dict[str, Any], key: str) -> float | None:
     value = state.get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _losses(value: Any) -> tuple[str, ...]:
+    """`STREAM lost history: …, found at TIME` of each."""
+    found = [it for it in value if isinstance(it, dict)] if isinstance(value, list) else []
+    return tuple(loss_text(str(it.get("text", "")), it.get("at_ms")) for it in found)
+
+
+def loss_text(text: str, at_ms: Any) -> str:
+    """The sentence on a loss, with its time."""
+    return f"{text}; found at {time_text(at_ms)}" if isinstance(at_ms, int) else text

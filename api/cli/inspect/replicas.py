@@ -86,6 +86,11 @@ class ReplicaOverview(NamedTuple):
         """True if all answer and none differs."""
         return bool(self.replicas) and self.verdict.agree is not False and all(it.answered for it in self.replicas)
 
+    @property
+    def losses(self) -> list[str]:
+        """Losses of the log that any of the replicas knows, each once."""
+        return list(dict.fromkeys(loss for it in self.replicas for loss in it.losses))
+
 
 def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
     """The table, and below it whether they agree; with `streams` each one's cursor by stream."""
@@ -104,6 +109,7 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)
+    yield from (Mark(text, WARNING) for text in found.losses)
     yield _judged(found)
 
 
@@ -140,7 +146,13 @@ def replicas(connection: DeploymentRef, as_json: bool, verbose: bool, watch: boo
         asyncio.run(_watch(connection, verbose))
         return
     overview = asyncio.run(_once(connection))
-    value = {"replicas": overview.replicas, "agree": overview.verdict.agree, "text": overview.verdict.text}
+    verdict = overview.verdict
+    value = {
+        "replicas": overview.replicas,
+        "agree": verdict.agree,
+        "text": verdict.text,
+        "losses": overview.losses,
+    }
     print_result(replicas_text(overview, streams=verbose), value, as_json=as_json)
     if not overview.well:
         raise SystemExit(EXIT_NO)

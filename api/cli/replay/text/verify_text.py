@@ -63,6 +63,8 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     yield from _more(len(found.counts.deficits), " such places")
     yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
     yield Facts(_facts(found), 12)
+    yield from (f"    {loss}" for loss in found.proof.losses[:SHOWN])
+    yield from _more(len(found.proof.losses), " losses")
     yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
     yield from _more(len(found.gaps), " gaps")
 

@@ -117,7 +117,12 @@ async def test_none_is_a_no(here: Deployed) -> None:
     """Without any replica there is nothing that agrees."""
     assert await here.json(replicas) == (
         1,
-        {"replicas": [], "agree": None, "text": "there is nothing to compare with fewer than two answers"},
+        {
+            "replicas": [],
+            "agree": None,
+            "text": "there is nothing to compare with fewer than two answers",
+            "losses": [],
+        },
     )
 
 

@@ -1,0 +1,262 @@
+"""LogHeads: the newest message of each stream, kept in the registry, and compared with the log.
+
+1. The registry is not part of the log: a head that is kept there shows a rollback of the log's store, also one that was
+   made while every process was stopped.
+2. Every replica compares the kept heads with the log when it starts, every few seconds, and when it ends. Then it keeps
+   the heads of its own fold instead, if the log bears them out and they are newer.
+3. A loss is kept beside the heads, so that all replicas and `contrail doctor` name the same losses. A replica that
+   learns of one logs it and restates itself with it as the reason, so that the log has it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from core.clock import Clock
+from core.codec import digest
+from core.errors import PeerError
+from core.events.routing import LOST_HISTORY
+from core.ids import StreamName, StreamSeq
+from projections.folds.state import State
+from streams.log import EventLog, StreamState
+from streams.registry import Registry
+
+HEADS_KEY = "log/heads"
+CHECK_EVERY_S = 5.0
+"""Period of comparisons, and the least time between two writes of all replicas together."""
+CONFIRM_S = 1.0
+"""A loss is seen twice, so far apart: a new leader of a stream may answer before it has caught up."""
+STEP_S = 30.0
+"""Bound of one comparison."""
+LAST_S = 3.0
+"""Bound of the last one."""
+LOSSES_KEPT = 16
+"""The newest losses are kept …"""
+LOSSES_KEPT_MS = 7 * 86_400_000
+"""… for so long."""
+RETAINED_SHARE = 0.5
+"""Below this share of its limits a stream drops nothing by retention."""
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamHead(msgspec.Struct, frozen=True):
+    """The newest message that was seen in one stream."""
+
+    epoch: int
+    seq: int
+    head: str
+    """Digest of the message at that sequence, in hex digits."""
+    deleted: int = 0
+    """Messages that were missing inside the stream then."""
+
+
+class LogLoss(msgspec.Struct, frozen=True):
+    """History that a stream should have and does not."""
+
+    stream: str
+    kind: str
+    """`remade`, `rolled back`, `purged` or `deleted`."""
+    epoch: int
+    seq: int
+    """The head that was kept when the loss was found."""
+    at_ms: int
+    """When it was found, by the clock of the replica that found it."""
+    text: str
+    """One sentence without its full stop."""
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """Equal for one loss found by two replicas."""
+        return self.stream, self.kind, self.epoch, self.seq
+
+
+class KeptHeads(msgspec.Struct, frozen=True):
+    """The registry's value."""
+
+    streams: dict[str, StreamHead] = {}
+    losses: tuple[LogLoss, ...] = ()
+    """Oldest first."""
+    at_ms: int = 0
+    """When it was put, by the clock of the replica that put it."""
+
+
+_decode = msgspec.json.Decoder(KeptHeads).decode
+
+
+async def kept_heads(registry: Registry) -> KeptHeads | None:
+    """The heads that the registry has; None without any, or if they cannot be read."""
+    for change in await registry.get(HEADS_KEY):
+        if change.key == HEADS_KEY and change.value is not None:
+            try:
+                return _decode(change.value)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                _logger.warning("the kept heads of the log cannot be read: they are kept anew")
+    return None
+
+
+async def find_losses(
+    log: EventLog, chain_key: bytes, heads: Mapping[str, StreamHead], now_ms: int, kept_ms: int
+) -> dict[str, LogLoss]:
+    """By stream the loss that a head shows, which was kept at `kept_ms`. Streams that do not exist now are left out: a
+    stream that is made again is a loss."""
+    there, found = await log.streams(), dict[str, LogLoss]()
+    for name, head in heads.items():
+        stream = StreamName(name)
+        if stream not in there:
+            continue
+        kind, what = await _lost(log, chain_key, stream, head, now_ms - kept_ms)
+        if kind:
+            text = f"{name} {LOST_HISTORY}: {what}"
+            found[name] = LogLoss(stream=name, kind=kind, epoch=head.epoch, seq=head.seq, at_ms=now_ms, text=text)
+    return found
+
+
+async def _lost(log: EventLog, chain_key: bytes, stream: StreamName, head: StreamHead, age_ms: int) -> tuple[str, str]:
+    """The kind of the loss and a phrase; both empty for none."""
+    state = await log.state(stream)
+    if state.epoch != head.epoch:
+        return "remade", f"the stream was made anew, all up to {stream}:{head.seq} is gone"
+    if state.last_seq < head.seq:
+        return "rolled back", f"the stream was rolled back, its end at {stream}:{head.seq} is gone"
+    if state.first_seq > head.seq:
+        is_purged = not _may_be_retention(state, age_ms)
+        return ("purged", f"all up to {stream}:{head.seq} was purged") if is_purged else ("", "")
+    record = await log.at(stream, StreamSeq(head.seq)) if head.seq else None
+    if record is not None and digest(record.payload, chain_key).hex() != head.head:
+        return (
+            "rolled back",
+            f"the stream was rolled back, another message stands at its former end {stream}:{head.seq}",
+        )
+    if state.deleted > head.deleted:
+        messages = "1 message was" if state.deleted == 1 else f"{state.deleted} messages were"
+        return "deleted", f"{messages} deleted inside the stream"
+    return "", ""
+
+
+def _may_be_retention(state: StreamState, age_ms: int) -> bool:
+    """True if the stream's own limits may have taken a message that was its end so long ago."""
+    by_age = state.age_max_s and age_ms > RETAINED_SHARE * state.age_max_s * 1000
+    return bool(by_age or (state.bytes_max and state.bytes > RETAINED_SHARE * state.bytes_max))
+
+
+class LogHeads:
+    """One replica's part in keeping heads; one task runs it."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        registry: Registry,
+        clock: Clock,
+        state: State,
+        on_loss: Callable[[LogLoss], None],
+    ) -> None:
+        """`on_loss` is called once for each loss that is found while this replica runs."""
+        self.losses: tuple[LogLoss, ...] = ()
+        """All that are kept, oldest first."""
+        self._log = log
+        self._registry = registry
+        self._clock = clock
+        self._state = state
+        self._on_loss = on_loss
+        self._kept = KeptHeads()
+        """The heads last read or put: they count while the registry is away or has none."""
+        self._known: set[tuple[str, str, int, int]] | None = None
+        """Losses that `on_loss` heard of, and those that were kept before this replica began; None before the first
+        look at the registry."""
+
+    def __repr__(self) -> str:
+        return f"<LogHeads {len(self._kept.streams)} streams, {len(self.losses)} losses>"
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The losses, for `/state`."""
+        return [{"at_ms": it.at_ms, "stream": it.stream, "kind": it.kind, "text": it.text} for it in self.losses]
+
+    async def run(self) -> None:
+        """Compares and keeps, for ever."""
+        while True:
+            await self.step()
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    async def stop(self) -> None:
+        """The heads are kept once more, within LAST_S. To be called when `run` has ended."""
+        await self.step(is_last=True)
+
+    async def step(self, *, is_last: bool = False) -> None:
+        """The kept heads were compared with the log, and newer ones are kept: if it is time, or if it is the last."""
+        try:
+            async with asyncio.timeout(LAST_S if is_last else STEP_S):
+                await self._step(is_last=is_last)
+        except (PeerError, TimeoutError) as error:
+            _logger.debug("the heads of the log are not compared now: %r", error)
+
+    async def _step(self, *, is_last: bool) -> None:
+        kept = await self._read()
+        now_ms = self._clock.wall_ms()
+        lost = await find_losses(self._log, self._state.chain_key, kept.streams, now_ms, kept.at_ms)
+        if lost:
+            await asyncio.sleep(CONFIRM_S)
+            again = await find_losses(
+                self._log, self._state.chain_key, {name: kept.streams[name] for name in lost}, now_ms, kept.at_ms
+            )
+            lost = {name: loss for name, loss in again.items() if lost[name].kind == loss.kind}
+        recent = tuple(loss for loss in kept.losses if now_ms - loss.at_ms < LOSSES_KEPT_MS)
+        losses = _with_new(recent, lost)
+        self._note(losses)
+        is_due = lost or is_last or not 0 <= now_ms - kept.at_ms < CHECK_EVERY_S * 1000
+        streams = await self._newest(kept, lost) if is_due else kept.streams
+        self._kept = kept
+        if (streams, losses) != (kept.streams, kept.losses):
+            self._kept = KeptHeads(streams, losses, now_ms)
+            await self._registry.put(HEADS_KEY, msgspec.json.encode(self._kept))
+
+    async def _read(self) -> KeptHeads:
+        """The registry's heads, or those of this process where the registry has none."""
+        try:
+            found = await kept_heads(self._registry)
+        except PeerError:
+            if self._known is None:
+                raise
+            return self._kept
+        if self._known is None:
+            self._known = set() if found is None else {loss.key for loss in found.losses}
+        return self._kept if found is None else found
+
+    def _note(self, losses: tuple[LogLoss, ...]) -> None:
+        assert self._known is not None
+        self.losses = losses
+        for loss in losses:
+            if loss.key not in self._known:
+                self._known.add(loss.key)
+                _logger.error("%s", loss.text)
+                self._on_loss(loss)
+
+    async def _newest(self, kept: KeptHeads, lost: Mapping[str, LogLoss]) -> dict[str, StreamHead]:
+        """Per stream the head of this replica's fold, if the log bears it out, or the kept one, if it is newer."""
+        own = await self._own()
+        wrong = await find_losses(self._log, self._state.chain_key, own, 0, 0)
+        found = {name: head for name, head in kept.streams.items() if name not in lost}
+        for name, head in own.items():
+            before = found.get(name)
+            if name not in wrong and (before is None or before.epoch != head.epoch or before.seq <= head.seq):
+                found[name] = head
+        return found
+
+    async def _own(self) -> dict[str, StreamHead]:
+        heads = dict[str, StreamHead]()
+        for stream, at in self._state.cursor.items():
+            point = self._state.point(stream, at.seq)
+            if point is not None:
+                deleted = (await self._log.state(stream)).deleted
+                heads[stream] = StreamHead(at.epoch, at.seq, point.head.hex(), deleted)
+        return heads
+
+
+def _with_new(losses: tuple[LogLoss, ...], lost: Mapping[str, LogLoss]) -> tuple[LogLoss, ...]:
+    known = {loss.key for loss in losses}
+    return (*losses, *(loss for loss in lost.values() if loss.key not in known))[-LOSSES_KEPT:]
