@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from actors.kv_cache.cache_events import merge_events
 from actors.kv_cache.cache_mirror import CacheMirror
 from core.clock import Clock
@@ -132,6 +134,11 @@ class WorkerPublisher:
         self.jobs.put(event)
 
     @property
+    def dropped(self) -> int:
+        """Events of this worker that are in no log; their outbox restated the state that they had led to."""
+        return sum(outbox.counts.dropped_events for outbox in (self.kv, self.load, self.jobs))
+
+    @property
     def jobs_away_s(self) -> float:
         """Seconds since the log last acknowledged an event that waits, in any stream of this worker."""
         return max(self.jobs.away_s, self.kv.away_s, self.load.away_s)
@@ -150,7 +157,8 @@ class WorkerPublisher:
         return [self.joined, *self._cache()]
 
     def _cache(self) -> list[Event]:
-        return list(self._mirror.restate(RESTATED_PART_BYTES))
+        first, *rest = self._mirror.restate(RESTATED_PART_BYTES)
+        return [replace(first, dropped=self.dropped), *rest]
 
     async def leave(self, reason: str) -> None:
         """WorkerLeft is in every stream that it wrote to, if that was possible in time."""

@@ -258,6 +258,7 @@ class Worker:
             "waiting": publisher.kv.depth if publisher else 0,
             "outbox": {"events": publisher.kv.depth, "bytes": publisher.kv.bytes} if publisher else None,
             "log_away_s": round(publisher.kv.away_s, 1) if publisher else 0,
+            "dropped": publisher.dropped if publisher else 0,
             "role": self.options.role,
             "link": self.link.describe(),
             "prefill": self.role.describe(),

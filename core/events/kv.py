@@ -82,6 +82,9 @@ class CacheRestated(BlocksEvent, frozen=True):
     part: int
     """From 0."""
     parts: int
+    dropped: int = 0
+    """Events of the worker since it joined, in all streams, that are in no log: they did not fit while the log was
+    away. In part 0 alone; left out if there are none."""
 
 
 class WorkerLeft(EventBase, frozen=True):
