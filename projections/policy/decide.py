@@ -6,7 +6,7 @@ integer costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import repeat
 from typing import NamedTuple
 
@@ -201,7 +201,7 @@ def rejection(decision: Decision, request: RouteRequest, revision: int, status: 
         request=request.id,
         attempt=request.attempt,
         model=request.model,
-        reason="overloaded" if "overloaded" in decision.excluded else "no_workers",
+        reason=rejection_reason(decision.excluded),
         status=status,
         cursor=decision.cursor,
         excluded=recorded_exclusions(decision.excluded),
@@ -216,6 +216,11 @@ def decide_prefill(inputs: PrefillInputs, version: int = DECIDE_VERSION) -> Pref
     """The verdict of this version of the rules, with its inputs. KeyError if the version is not in RULES."""
     reason = RULES[version].prefill_reason(inputs)
     return PrefillReport(remote=reason == REMOTE, reason=reason, rules=version, **inputs._asdict())
+
+
+def rejection_reason(excluded: Container[str]) -> str:
+    """The reason of a refusal with exclusions for these reasons."""
+    return "overloaded" if "overloaded" in excluded else "no_workers"
 
 
 def recorded_exclusions(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[int, bytes]]:

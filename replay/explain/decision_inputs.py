@@ -19,12 +19,9 @@ from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
 from replay.explain.explanation import WorkerInFlight
-from replay.playback.playback import Playback, RecordedDecision
-from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
-from replay.verify.evidence import unverifiable_reasons
-from replay.verify.judge import remake
+from replay.verify.judge import judge_decision
 
 FOLD_MAX = 30_000
 """So many messages are folded without `whole`: about half a second."""
@@ -73,23 +70,17 @@ def decision_inputs(
     if whole is None:
         cursor = {StreamName(stream): seq for stream, (_, seq) in event.cursor.items() if stream in recording.streams}
         whole = recording.to_fold(cursor) <= FOLD_MAX
+    judged = None
     if whole:
-        playback = Playback(recording, tried.seq, tried.seq + 1, replica=ReplicaId(tried.replica), gaps=Gaps())
-        for situation in playback:
-            if (situation.event.request, situation.event.attempt) == (event.request, event.attempt):
-                return _made_again(playback, tried, situation)
-    return _as_recorded(recording, tried, event, NOT_MADE, [])
-
-
-def _made_again(playback: Playback, tried: RequestAttempt, situation: RecordedDecision) -> DecisionInputs:
-    recording, event, view = playback.recording, situation.event, situation.view
-    decision = remake(situation)
-    if isinstance(decision, str) or decision.digest != event.digest:
-        return _as_recorded(recording, tried, event, DIFFERS, list(unverifiable_reasons(playback, situation).values()))
+        judged = judge_decision(recording, tried.seq, ReplicaId(tried.replica), event.request, event.attempt)
+    if judged is None:
+        return _as_recorded(recording, tried, event, NOT_MADE, [])
+    if isinstance(judged.decision, str) or not judged.same:
+        return _as_recorded(recording, tried, event, DIFFERS, [judged.excuse.text] if judged.excuse else [])
     known = recording.replicas.settings(tried.replica, event.settings_revision, tried.seq) is not None
-    return inputs_of_decision(view, situation.request, situation.settings, event, decision)._replace(
-        settings_known=known
-    )
+    at = judged.at
+    made = inputs_of_decision(at.view, at.request, at.settings, event, judged.decision)
+    return made._replace(settings_known=known)
 
 
 def inputs_of_decision(

@@ -6,6 +6,7 @@ it is compared with the next state cursor that passes the place, or at the end w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
@@ -71,13 +72,23 @@ class FoldCheck:
     def __init__(self) -> None:
         self.compared = 0
         self.different = 0
-        self.not_judged = 0
-        """Those that differ where the recording lacks something, or has another history than the replica read."""
+        self.not_judged: Counter[str] = Counter()
+        """Reported digests by the reason why they are not judged: `version` (a fold of another version), `absent` (the
+        recording does not hold the place), `incomplete` (a source is unknown there), and, of those that were compared
+        and differ, `history` (the replica had read another message) and `gap`."""
+        self.unreported = 0
+        """Streams of which replicas reported nothing, since a source was unknown to them."""
         self.differences: list[FoldDifference] = []
         """The first KEPT of them, in the order of the log."""
 
     def __repr__(self) -> str:
         return f"<FoldCheck: {self.different} of {self.compared} differ>"
+
+    def note(self, event: ReplicaReported) -> None:
+        """The event is in the range that is played."""
+        self.unreported += len(event.incomplete)
+        if event.fold_version != FOLD_VERSION:
+            self.not_judged["version"] += sum(len(points.seqs) for points in event.points.values())
 
     def compare(self, report: FoldReport, state: State, cut: Container[StreamName], gaps: Gaps) -> bool:
         """True if the state still has that place: then the report is compared with it. `cut` are streams that are
@@ -87,12 +98,15 @@ class FoldCheck:
         if point is None:
             return False
         if not point.complete:
+            self.not_judged["incomplete"] += 1
             return True
         self.compared += 1
         if point.digest == report.digest:
             return True
-        if point.head != report.head or report.stream in cut or gaps.at({report.stream: (point.epoch, report.seq)}):
-            self.not_judged += 1
+        if point.head != report.head:
+            self.not_judged["history"] += 1
+        elif report.stream in cut or gaps.at({report.stream: (point.epoch, report.seq)}):
+            self.not_judged["gap"] += 1
         else:
             self.different += 1
             self._keep([_difference(report, point)])
@@ -102,7 +116,8 @@ class FoldCheck:
         """The counts and differences of another check are added."""
         self.compared += other.compared
         self.different += other.different
-        self.not_judged += other.not_judged
+        self.not_judged.update(other.not_judged)
+        self.unreported += other.unreported
         self._keep(other.differences)
 
     def _keep(self, differences: list[FoldDifference]) -> None:
@@ -141,6 +156,8 @@ class DeferredDigestChecks:
         """The report is deferred, if the recording has the place."""
         if self._source.has(report.stream, report.epoch, report.seq):
             self._waiting.append(report)
+        else:
+            self._folds.not_judged["absent"] += 1
 
     def meet(self, state_cursors: list[StateCursor]) -> None:
         """Reports at places that one of these state cursors has just passed are compared."""

@@ -7,7 +7,7 @@ Events between two decisions of a replica are applied when the later decision is
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from replay.playback.state_cursors import (
 )
 from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
+from streams.archive.message_envelope import envelope
 
 FORGET_EVERY = 256
 """Decisions between two removals of frames that no cursor needs."""
@@ -37,7 +38,7 @@ WINDOW = 1024
 """Messages per window; the decisions of a window are taken in the order of their cursors."""
 UNAPPLIED_MAX = 4096
 """Events of a replica that decides nothing which are kept for it; they can be read again."""
-DECISION = RequestRouted.__name__
+DECISION, REFUSAL = RequestRouted.__name__, RequestRejected.__name__
 
 Delay = Callable[[RecordedFrame, Mapping[str, tuple[int, int]]], Mapping[str, tuple[int, int]]]
 """From a decision's message and recorded cursor to the cursor to decide at; never goes back, never ahead of it."""
@@ -120,9 +121,10 @@ class Playback:
         self.replica_states: dict[ReplicaId, ReplicaState] = {}
         self.skipped: Counter[str] = Counter()
         """Decisions in the range that are not given: `repeat` (the same message once more), `foreign` (another
-        source than the subject's owner), `ended` (behind the replica's end), `version` (unreadable by this program)."""
-        self.unreadable = 0
-        """Messages of the routing stream that this program cannot read."""
+        source than the subject's owner), `ended` (behind the replica's end), `version` (an event of a newer version),
+        `unreadable` (in a message that this program cannot decode)."""
+        self.skipped_refusals: Counter[str] = Counter()
+        """The same of refusals."""
         self.folds = FoldCheck()
         """The fold reports of the replicas, compared with the log's folds: by `windows` all reports, else those before
         a decision of their replica."""
@@ -202,13 +204,13 @@ class Playback:
         if self._only is not None and replica not in self._only:
             return []
         if message is None:
-            self.unreadable += 1
+            self._skip("unreadable", self._undecoded(frame))
         elif message.source == SourceId(replica + LOST_SUFFIX):
             self._ended.add(replica)
         elif message.source != SourceId(replica):
-            self.skipped["foreign"] += _decisions(frame)
+            self._skip("foreign", map(_name, message.events))
         elif message.n < self._numbers.get(replica, 0):
-            self.skipped["repeat"] += _decisions(frame)
+            self._skip("repeat", map(_name, message.events))
         else:
             steps = self._steps(replica, frame, message.events)
             if message.n > self._numbers.get(replica, message.n):
@@ -224,15 +226,29 @@ class Playback:
         steps, left = [], False
         for number, event in enumerate(events):
             if left:
-                self.skipped["ended"] += isinstance(event, RequestRouted)
+                self._skip("ended", [_name(event)])
                 continue
-            if isinstance(event, UnknownEvent) and event.name == DECISION:
-                self.skipped["version"] += 1
+            if isinstance(event, UnknownEvent):
+                self._skip("version", [event.name])
+            elif isinstance(event, ReplicaReported):
+                self.folds.note(event)
             steps.append(_ReplicaEvent(frame, number, event))
             if isinstance(event, ReplicaLeft):
                 left = True
                 self._ended.add(replica)
         return steps
+
+    def _skip(self, reason: str, names: Iterable[str]) -> None:
+        """Decisions and refusals among events of these names are not given."""
+        counts = Counter(names)
+        self.skipped[reason] += counts[DECISION]
+        self.skipped_refusals[reason] += counts[REFUSAL]
+
+    def _undecoded(self, frame: RecordedFrame) -> list[str]:
+        """The names of the events of a message that cannot be decoded, as far as its form shows them."""
+        record = self.recording.archive.at(frame.stream, frame.seq)
+        message = envelope(record.payload) if record is not None else None
+        return [event.type for event in message.events] if message is not None else []
 
     def _clean_up(self, pool: CursorPool, replicas: list[ReplicaId]) -> None:
         """Nothing is kept of replicas that ended. Without a `ReplicaState` no event waits: the next one is made with
@@ -365,6 +381,5 @@ def _goes_back(before: DecisionCursor, cursor: DecisionCursor) -> bool:
     return False
 
 
-def _decisions(frame: RecordedFrame) -> int:
-    events = frame.message.events if frame.message is not None else ()
-    return sum(isinstance(event, RequestRouted) for event in events)
+def _name(event: Event | UnknownEvent) -> str:
+    return event.name if isinstance(event, UnknownEvent) else type(event).__name__

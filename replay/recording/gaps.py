@@ -7,8 +7,9 @@ that the recording does not have. `replay.verify.chain_proof` therefore finds al
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -61,12 +62,30 @@ class RecordingGap(msgspec.Struct, frozen=True, kw_only=True):
         return f"{count}{whose} {how} {where}"
 
 
+class ReplacedHistory(NamedTuple):
+    """Places of a stream at which other messages stood than stand there now."""
+
+    stream: StreamName
+    first: int
+    last: int | None
+    """None if that is unknown."""
+    noticed: int
+    """A replica that had read the message that stands here now has left the old history."""
+    text: str
+    """The evidence, as a phrase."""
+    sources: frozenset[str] = frozenset()
+    """Sources with messages in the old history alone, as far as they are known."""
+
+
 class Gaps:
     """All gaps of a recording."""
 
-    def __init__(self, gaps: Iterable[RecordingGap] = ()) -> None:
+    def __init__(self, gaps: Iterable[RecordingGap] = (), contradicted: Iterable[ReplacedHistory] = ()) -> None:
+        """`contradicted`: histories that a witness had read, and that are not here."""
         self.all = list(gaps)
         """By stream, in the order in which they were noticed."""
+        self.replaced = [*_overwritten(self.all), *contradicted]
+        """Histories that were replaced, by the numbers that are missing in chains, and by witnesses."""
         self._cut = {(gap.stream, gap.source) for gap in self.all if gap.kind == CUT}
 
     def __repr__(self) -> str:
@@ -77,10 +96,14 @@ class Gaps:
         return CUT if (stream, source) in self._cut else GAP
 
     def at(
-        self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int] = MappingProxyType({})
+        self,
+        cursor: Mapping[str, tuple[int, int]],
+        agreed: Mapping[StreamName, int] = MappingProxyType({}),
+        *,
+        without: Collection[str] = (),
     ) -> dict[str, str]:
         """Kind to text, of gaps that a replica may have read at the cursor and no fold knows yet. `agreed`: per stream
-        the last place at which the replica reported the log's fold."""
+        the last place at which the replica reported the log's fold. Messages of the sources `without` do not count."""
         return {
             gap.kind: gap.text
             for gap in self.all
@@ -88,4 +111,40 @@ class Gaps:
             and agreed.get(gap.stream, 0) < gap.sure
             and gap.after <= cursor[gap.stream][1]
             and (gap.noticed is None or cursor[gap.stream][1] < gap.noticed)
+            and gap.source not in without
         }
+
+    def replaced_at(
+        self,
+        cursor: Mapping[str, tuple[int, int]],
+        read: Mapping[StreamName, int] = MappingProxyType({}),
+        *,
+        unknown: Collection[str] = (),
+    ) -> str:
+        """The first history that was replaced since a replica read it at the cursor, as a phrase; empty if none was.
+        `read`: per stream the last place at which the replica reported the message that stands there. `unknown`:
+        sources that it knew to lack messages, so that it had read the history that stands there."""
+        for each in self.replaced:
+            at = cursor.get(each.stream)
+            if at is None or not each.first <= at[1] <= (each.last or at[1]):
+                continue
+            if read.get(each.stream, 0) < each.noticed and each.sources.isdisjoint(unknown):
+                return each.text
+        return ""
+
+
+def _overwritten(gaps: list[RecordingGap]) -> Iterator[ReplacedHistory]:
+    """Messages that are missing though the stream has no hole for them stood where others stand now: as many places,
+    from the first on at which one is known to be missing."""
+    known = [gap for gap in gaps if gap.kind == GAP and gap.noticed is not None]
+    for stream in dict.fromkeys(gap.stream for gap in known):
+        lost: list[RecordingGap] = []
+        for gap in [*sorted((gap for gap in known if gap.stream == stream), key=lambda gap: gap.noticed or 0), None]:
+            if lost and (gap is None or gap.after > (lost[0].noticed or 0)):
+                noticed, messages = lost[0].noticed or 0, sum(each.messages for each in lost)
+                text = f"{messages} messages of {stream} that stood from {stream}:{noticed} on are missing, and others "
+                sources = frozenset(str(each.source) for each in lost)
+                yield ReplacedHistory(stream, noticed, noticed + messages - 1, noticed, text + "stand there", sources)
+                lost = []
+            if gap is not None:
+                lost.append(gap)

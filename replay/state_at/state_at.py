@@ -17,13 +17,11 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
 from projections.policy.view import View
-from replay.playback.playback import Playback
-from replay.recording.gaps import Gaps
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.recording import Cursor, LastMessage, Progress, Recording, last_messages
 from replay.recording.request_history import RequestAttempt, RequestHistory
 from replay.state_at.state_summary import BeliefSummary, RequestSummary, StateSummary, requests_of, summarize
-from replay.verify.evidence import unverifiable_reasons
+from replay.verify.judge import judge_decision
 
 
 class ReplicaBelief(NamedTuple):
@@ -137,18 +135,15 @@ def _own_routing(recording: Recording, moment: Moment, replica: ReplicaId) -> Re
 
 
 def _at_decision(recording: Recording, replica: ReplicaId, decision: RequestAttempt) -> StateAt:
-    playback = Playback(recording, decision.seq, decision.seq + 1, replica=replica, gaps=Gaps())
-    for recorded_decision in playback:
-        event = recorded_decision.event
-        if (event.request, event.attempt) == (decision.request, decision.attempt):
-            reasons = list(unverifiable_reasons(playback, recorded_decision).values())
-            belief = ReplicaBelief(
-                recorded_decision.view, recorded_decision.settings, event.settings_revision, decision, reasons
-            )
-            return StateAt(recording, recorded_decision.view.state, decision.time_ms, belief)
-    raise CallerError(
-        f"the decision at routing:{decision.seq} cannot be played: `contrail replay verify` says what is wrong there"
-    )
+    judged = judge_decision(recording, decision.seq, replica, decision.request, decision.attempt)
+    if judged is None:
+        raise CallerError(
+            f"the decision at routing:{decision.seq} cannot be played: `contrail replay verify` says what is wrong "
+            "there"
+        )
+    at, reasons = judged.at, [judged.excuse.text] if judged.excuse else []
+    belief = ReplicaBelief(at.view, at.settings, at.event.settings_revision, decision, reasons)
+    return StateAt(recording, at.view.state, decision.time_ms, belief)
 
 
 def _silent(state: State, replica: ReplicaId) -> ReplicaBelief:

@@ -25,7 +25,7 @@ from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, ROUTING, owner
 from projections.folds.state import State
-from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap
+from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap, ReplacedHistory
 from replay.recording.recording import Recording
 from replay.verify.decision_counts import DecisionCountResult, DecisionCountWalk
 from streams.archive.archive_format import Head, Span
@@ -361,6 +361,7 @@ class _Prover:
         self._recording = recording
         self._proof = ChainProof(keyed=bool(recording.chain_key), origin=recording.proved)
         self._gaps: list[RecordingGap] = []
+        self._contradicted: dict[tuple[StreamName, int], ReplacedHistory] = {}
 
     def run(self) -> ChainProof:
         recording, proof = self._recording, self._proof
@@ -370,13 +371,15 @@ class _Prover:
         witnesses = _witnesses(recording) if recording.proved else {}
         for stream in recording.streams:
             self._walk(stream, base, witnesses.get(stream, {}))
-        proof.gaps = Gaps(self._gaps)
+        proof.gaps = Gaps(self._gaps, self._contradicted.values())
         return proof
 
     def _walk(self, stream: StreamName, base: State | None, witnesses: Mapping[int, list[Witness]]) -> None:
         recording = self._recording
         walk = ChainWalk(stream, recording.archive.span(stream), self._name)
         known = base.cursor.get(stream) if base is not None else None
+        witnessed = 0
+        """The last message that a witness had read as it stands here."""
         for record in recording.archive.read(stream):
             if known is not None and record.seq > known.seq:
                 walk.start_from(_chains(base, stream))
@@ -390,7 +393,10 @@ class _Prover:
                 self._note_losses(record.payload)
             for witness in witnesses.get(record.seq, ()) if head else ():
                 self._proof.witnessed += 1
-                if witness.head != head:
+                if witness.head == head:
+                    witnessed = record.seq
+                else:
+                    self._note_contradiction(stream, witnessed + 1, record.seq, witness.who)
                     what = f"{witness.who} read another message at {stream}:{record.seq} than stands there"
                     self._break(stream, ChainFault("witness", record.seq, owner(record.subject), -1, what))
         for found in walk.check_ends(recording.archive.contents.heads.get(stream, {})):
@@ -401,6 +407,10 @@ class _Prover:
         self._proof.untold += walk.untold()
         if stream == ROUTING:
             self._proof.decision_counts = walk.decision_counts.result()
+
+    def _note_contradiction(self, stream: StreamName, first: int, seq: int, who: str) -> None:
+        text = f"{who} read another message at {stream}:{seq} than stands there"
+        self._contradicted[stream, first] = ReplacedHistory(stream, first, None, seq, text)
 
     def _check_snapshot(self, manifest: Manifest) -> None:
         content = self._recording.archive.snapshot(manifest)

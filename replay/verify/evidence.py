@@ -7,16 +7,19 @@ the digest of its fold, and the log's fold has the same, no gap before that plac
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import starmap
 from types import MappingProxyType
+from typing import NamedTuple
 
 from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import ReplicaReported, RequestRejected, RequestRouted
 from core.events.routing import PROGRAM_VERSION
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, from_column
+from core.snapshot_manifest import At
 from core.subjects import JOBS, ROUTING, owner
-from projections.folds.state import DigestPoint
+from projections.folds.state import DigestPoint, State
 from projections.policy.rules import RULES
 from replay.playback.fold_reports import FoldReport, fold_reports_of
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
@@ -24,39 +27,167 @@ from replay.playback.replica_state import ReplicaState
 from replay.recording.gaps import CUT, Gaps
 from replay.recording.recording import Recording
 
-CLOCKS_MS = 5000
-"""The greatest difference between a replica's clock and the log's."""
+REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap")
+"""Reasons why a decision that comes out otherwise is not judged; the first that holds is given."""
+LIFTED = frozenset({"cut", "deleted", "gap", "replaced"})
+"""Reasons that hold only until the replica is known to have had our folds, or to have read our messages."""
 
 
-def unverifiable_reasons(
-    playback: Playback,
-    at: RecordedDecision | RecordedRefusal,
-    agreed: Mapping[StreamName, int] = MappingProxyType({}),
-) -> dict[str, str]:
-    """Reasons why the recording may not show the view of a decision, by kind (`cut`, `gap`, `unknown`, `deleted`,
-    `replaced`, `end`, `settings`, `version`), each with one sentence. Empty if no gap is known. Some 3 us.
+class Unverifiable(NamedTuple):
+    """A reason why the recording may not show the view of a decision, with its evidence."""
 
-    `at` is the decision or refusal that the playback gave last. `agreed`: per stream the last place at which the
-    replica reported the same fold as the log's (`FoldAgreements`)."""
-    replica_state, event, gaps = at.replica_state, at.event, playback.gaps
-    reasons = dict(replica_state.unverifiable)
-    if why := newer_rules(playback.recording, at):
-        reasons["version"] = why
-    if replica_state.revision != event.settings_revision:
-        reasons["settings"] = f"revision {event.settings_revision} of the settings is not here"
-    if stream := playback.replaced_stream(event):
-        epoch = event.cursor[stream][0]
-        reasons["replaced"] = f"{stream} was made anew: the history of its epoch {epoch} is not here"
-    cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
-    epochs, ends = playback.source.epochs, playback.source.ends
-    for stream, (epoch, seq) in ((StreamName(name), at) for name, at in cursor.items()):
-        if epochs.get(stream) == epoch and seq > ends[stream]:
-            reasons["end"] = f"{stream}:{seq} was read by then, and the recording ends at {ends[stream]}"
-    if replica_state.cut or replica_state.state.incomplete:
-        reasons.update(_half_known(replica_state, event, gaps, agreed))
-    if gaps.all:
-        reasons.update(gaps.at(cursor, agreed))
-    return reasons
+    reason: str
+    """Of REASONS."""
+    text: str
+    """The evidence, as one sentence."""
+
+
+class Evidence:
+    """Reasons for the decisions of one playback, found only where a decision differs."""
+
+    def __init__(self, playback: Playback) -> None:
+        self._playback = playback
+        self._recording = playback.recording
+        self._agreements: FoldAgreements | None = None
+        self._named: NamedPlaces | None = None
+
+    def __repr__(self) -> str:
+        return f"<Evidence for {self._playback!r}>"
+
+    def first(self, at: RecordedDecision | RecordedRefusal) -> Unverifiable | None:
+        """The first reason, in the order of REASONS, that holds for the decision or refusal that the playback gave
+        last; None if it is to be judged. A pass through the recording for the first one that lacks messages."""
+        if at.event.decide_version not in RULES:  # no message of the log would change that
+            return next(self._of_rules(at), None)
+        found = list(self._all(at))
+        if any(each.reason in LIFTED for each in found):
+            if self._agreements is None:
+                self._agreements = FoldAgreements(self._recording)
+            before = self._agreements
+            found = list(self._all(at, before.folds(at.replica, at.seq), before.heads(at.replica, at.seq)))
+        return min(found, key=lambda each: REASONS.index(each.reason), default=None)
+
+    def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
+        """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
+        later look. Some 3 us."""
+        return {each.reason: each.text for each in self._all(at)}
+
+    def _all(
+        self,
+        at: RecordedDecision | RecordedRefusal,
+        agreed: Mapping[StreamName, int] = MappingProxyType({}),
+        read: Mapping[StreamName, int] = MappingProxyType({}),
+    ) -> Iterator[Unverifiable]:
+        """`agreed`: per stream the last place at which the replica reported the log's fold; `read`: at which
+        it had read the message that stands there."""
+        replica_state, event, gaps = at.replica_state, at.event, self._playback.gaps
+        yield from starmap(Unverifiable, replica_state.unverifiable.items())
+        yield from self._of_rules(at)
+        yield from self._of_epoch(at)
+        yield from self._of_end(at)
+        if replica_state.cut or replica_state.state.incomplete:
+            yield from starmap(Unverifiable, _half_known(replica_state, event, gaps, agreed))
+        if gaps.all or gaps.replaced:
+            cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
+            of_others = _workers_of_others(replica_state.state, event.model)
+            yield from starmap(Unverifiable, gaps.at(cursor, agreed, without=of_others).items())
+            if why := gaps.replaced_at(cursor, read, unknown=_recorded_as_unknown(event)):
+                yield Unverifiable("replaced", f"history was replaced: {why}")
+
+    def _of_rules(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
+        if why := newer_rules(self._recording, at):
+            yield Unverifiable("version", why)
+
+    def _of_epoch(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
+        stream = self._playback.replaced_stream(at.event)
+        if stream is None:
+            return
+        epoch = at.event.cursor[stream][0]
+        if by := self._places().epoch_named(stream, epoch, at):
+            yield Unverifiable(
+                "replaced", f"{stream} was made anew: the history of its epoch {epoch}, which {by} names, is not here"
+            )
+
+    def _of_end(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
+        source = self._playback.source
+        for name, (epoch, seq) in at.event.cursor.items():
+            stream = StreamName(name)
+            if stream == JOBS or source.epochs.get(stream) != epoch or seq <= source.ends[stream]:
+                continue
+            read = f"{stream}:{seq} was read by then, and the recording ends at {source.ends[stream]}"
+            if self._recording.archive.contents.to_ms:
+                yield Unverifiable("end", f"{read}, since it was limited to a moment")
+            elif by := self._places().beyond(stream, source.ends[stream], at):
+                yield Unverifiable("end", f"{read}, though {by} had read more")
+
+    def _places(self) -> NamedPlaces:
+        if self._named is None:
+            self._named = NamedPlaces(self._recording)
+        return self._named
+
+
+class _Place(NamedTuple):
+    """A place of a stream in some message of the routing stream."""
+
+    at: StreamSeq
+    replica: ReplicaId
+    seq: StreamSeq
+    reported: bool
+    """True for a replica's report on its folds; else it is the cursor of a decision."""
+
+
+class NamedPlaces:
+    """Epochs and sequences of streams that replicas name: they witness what the log had then."""
+
+    def __init__(self, recording: Recording) -> None:
+        """Reads the routing stream once."""
+        self._recording = recording
+        self._first: dict[tuple[str, int], dict[ReplicaId, _Place]] = {}
+        """By stream and epoch, each replica's first place."""
+        self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
+        for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
+            if message is None or message.source != owner(record.subject):
+                continue
+            replica = ReplicaId(message.source)
+            for event in message.events:
+                if isinstance(event, RequestRouted | RequestRejected):
+                    for name, (epoch, seq) in event.cursor.items():
+                        self._note(name, epoch, _Place(record.seq, replica, StreamSeq(seq), reported=False))
+                elif isinstance(event, ReplicaReported):
+                    for name, points in event.points.items():
+                        for seq in points.seqs:
+                            self._note(name, points.epoch, _Place(record.seq, replica, StreamSeq(seq), reported=True))
+
+    def __repr__(self) -> str:
+        return f"<NamedPlaces in {len(self._first)} epochs>"
+
+    def epoch_named(self, stream: StreamName, epoch: int, at: RecordedDecision | RecordedRefusal) -> str:
+        """An earlier message of a replica, or a snapshot, that names the epoch; empty if none does."""
+        first = min(self._first.get((stream, epoch), {}).values(), default=None)
+        if first is not None and first.at < at.seq:
+            return f"replica {self._recording.names.replica(first.replica)} at {ROUTING}:{first.at}"
+        return self._snapshot(lambda place: place.epoch == epoch, stream)
+
+    def beyond(self, stream: StreamName, end: int, at: RecordedDecision | RecordedRefusal) -> str:
+        """A report, another replica or a snapshot that names a message beyond that end; empty if none does."""
+        epoch = at.event.cursor[stream][0]
+        for (replica, reported), place in sorted(self._furthest.get((stream, epoch), {}).items()):
+            if place.seq > end and (reported or replica != at.replica):
+                return f"replica {self._recording.names.replica(replica)}, by {ROUTING}:{place.at},"
+        return self._snapshot(lambda place: place.epoch == epoch and place.seq > end, stream)
+
+    def _snapshot(self, holds: Callable[[At], bool], stream: StreamName) -> str:
+        for manifest in self._recording.archive.snapshots():
+            place = manifest.cursor.get(stream)
+            if place is not None and holds(place):
+                return f"snapshot {manifest.id}"
+        return ""
+
+    def _note(self, name: str, epoch: int, place: _Place) -> None:
+        self._first.setdefault((name, epoch), {}).setdefault(place.replica, place)
+        furthest, key = self._furthest.setdefault((name, epoch), {}), (place.replica, place.reported)
+        if key not in furthest or furthest[key].seq < place.seq:
+            furthest[key] = place
 
 
 def newer_rules(recording: Recording, at: RecordedDecision | RecordedRefusal) -> str:
@@ -86,17 +217,6 @@ def _release(version: str) -> list[int]:
     return [int(number) for number in found[0].split(".")] if found else []
 
 
-def history_replaced(recording: Recording, event: RequestRouted | RequestRejected, time_ms: int) -> str:
-    """One sentence if the cursor names a message that was stored only after the decision: then the log had lost what
-    the replica had read, and used its places again. Empty if nothing shows that. Reads a block or two."""
-    for name, (_, seq) in event.cursor.items():
-        stream = StreamName(name)
-        record = recording.archive.at(stream, seq) if stream in recording.streams else None
-        if record is not None and record.time_ms > min(time_ms, event.now_ms + CLOCKS_MS):
-            return f"{stream}:{seq} was read by then, and what stands there was stored later: history was replaced"
-    return ""
-
-
 def _half_known(
     replica_state: ReplicaState, event: RequestRouted | RequestRejected, gaps: Gaps, agreed: Mapping[StreamName, int]
 ) -> Iterator[tuple[str, str]]:
@@ -106,9 +226,9 @@ def _half_known(
             yield CUT, how
     if ROUTING in replica_state.cut and not replica_state.settings_known:
         yield "settings", f"the settings of {replica_state.replica} were said before the recording begins"
-    admitted = _recorded_as_unknown(event)
+    without = _recorded_as_unknown(event) | _workers_of_others(replica_state.state, event.model)
     for stream, kv in replica_state.state.kv.items():
-        for worker in sorted(kv.unknown - admitted):
+        for worker in sorted(kv.unknown - without):
             yield gaps.kind(stream, worker), f"the cache of worker {worker} is not known until it restates it"
     for replica in sorted(replica_state.state.routing.unknown):
         if replica == replica_state.replica:
@@ -116,6 +236,16 @@ def _half_known(
         else:
             kind = CUT if ROUTING in replica_state.cut else gaps.kind(ROUTING, replica)
             yield kind, f"what replica {replica} has in flight is not known until it restates it"
+
+
+def _workers_of_others(state: State, model: str) -> set[str]:
+    """Workers that serve another model: no decision for this one rests on them."""
+    return {
+        worker
+        for kv in state.kv.values()
+        for worker, member in kv.members.items()
+        if member.joined is not None and member.joined.model != model
+    }
 
 
 def _recorded_as_unknown(event: RequestRouted | RequestRejected) -> set[str]:
@@ -191,21 +321,32 @@ class FoldAgreements:
             places.setdefault(each.stream, set()).add(each.seq)
         folds = LogFolds(recording, places)
         self._agreed: dict[ReplicaId, list[FoldReport]] = {}
+        self._read: dict[ReplicaId, list[FoldReport]] = {}
         for each in reports:
             point = folds.at(each.stream, each.seq)
-            if point is not None and point.complete and (point.digest, point.head) == (each.digest, each.head):
-                self._agreed.setdefault(each.replica, []).append(each)
+            if point is not None and point.head == each.head:
+                self._read.setdefault(each.replica, []).append(each)
+                if point.complete and point.digest == each.digest:
+                    self._agreed.setdefault(each.replica, []).append(each)
 
     def __repr__(self) -> str:
         return f"<FoldAgreements of {len(self._agreed)} replicas>"
 
-    def before(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
+    def folds(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
         """Per stream the last place at which the replica's fold agreed, by its reports before that message."""
-        found: dict[StreamName, StreamSeq] = {}
-        for each in self._agreed.get(replica, ()):
-            if each.at < seq:
-                found[each.stream] = max(each.seq, found.get(each.stream, StreamSeq(0)))
-        return found
+        return _furthest(self._agreed.get(replica, ()), seq)
+
+    def heads(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
+        """The same of places at which it had read the message that stands there."""
+        return _furthest(self._read.get(replica, ()), seq)
+
+
+def _furthest(reports: Iterable[FoldReport], seq: int) -> dict[StreamName, StreamSeq]:
+    found: dict[StreamName, StreamSeq] = {}
+    for each in reports:
+        if each.at < seq:
+            found[each.stream] = max(each.seq, found.get(each.stream, StreamSeq(0)))
+    return found
 
 
 def _here(recording: Recording, each: FoldReport) -> bool:

@@ -12,18 +12,22 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from core.events import RequestRouted
+from core.events import RequestRejected, RequestRouted
 from core.events.routing import COLUMNS, TIMED_COLUMNS
-from core.ids import RequestId, WorkerId, from_column
+from core.ids import ReplicaId, RequestId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
+from core.subjects import JOBS
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, REQUEST_COST_POLICIES
-from projections.policy.decide import Decision, decide, record, recorded_exclusions
+from projections.policy.decide import Decision, decide, record, recorded_exclusions, rejection_reason
 from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
+from replay.recording.gaps import Gaps
 from replay.recording.participants import Participants
-from replay.verify.evidence import FoldAgreements, history_replaced, unverifiable_reasons
+from replay.recording.recording import Recording
+from replay.verify.chain_proof import gaps_of, prove
+from replay.verify.evidence import Evidence, Unverifiable
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
@@ -31,6 +35,8 @@ BEFORE_COST = (
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
     "rules": "the rules: this program does not have their version",
+    "settings_revision": "the settings that the replica had",
+    "cursor": "how far the replica had read the log",
     "candidates": "who could serve it",
     "excluded": "who was left out",
     "overlap": "blocks cached on the device",
@@ -52,6 +58,8 @@ TERMS = {
     "policy": "the policy",
     "prefer": "the prefill worker that holds most of the prompt",
     "prefer_tokens": "how much of the prompt that one holds",
+    "believed": "what the worker is taken to keep",
+    "reason": "why it was refused",
     "digest": "something that the record does not show: a further candidate, or what only the replica knew",
     "failure": "this program cannot make the decision",
 }
@@ -164,6 +172,7 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
         and recorded.prefer == recomputed.prefer
         and recorded.prefer_tokens == recomputed.prefer_tokens
         and recorded.wait_us == recomputed.wait_us
+        and recorded.believed == recomputed.believed
     )
 
 
@@ -198,6 +207,7 @@ def _differences(
         ("policy", recorded.policy, recomputed.policy),
         ("prefer", recorded.prefer, recomputed.prefer),
         ("prefer_tokens", recorded.prefer_tokens, recomputed.prefer_tokens),
+        ("believed", recorded.believed, recomputed.believed),
         ("digest", recorded.digest, recomputed.digest),
     ):
         if one != other:
@@ -243,7 +253,15 @@ def _decide_again(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
     decision = decide(at.view, request, at.settings, event.now_ms, 0, version=event.decide_version)
     excluded = recorded_exclusions(decision.excluded)
-    return RemadeRefusal(decision.worker is None and excluded == event.excluded, decision.worker, excluded)
+    same = decision.worker is None and excluded == event.excluded and _answers_alike(event)
+    return RemadeRefusal(same, decision.worker, excluded)
+
+
+def _answers_alike(event: RequestRejected) -> bool:
+    """True if reason and status are those of the exclusions: 500 stands only for a later attempt, behind an answer that
+    had begun."""
+    statuses = (503, 500) if event.attempt else (503,)
+    return event.reason == rejection_reason(event.excluded) and event.status in statuses
 
 
 def _block_sizes(view: View, model: str) -> list[int]:
@@ -254,11 +272,6 @@ def _block_sizes(view: View, model: str) -> list[int]:
 
 
 VERIFIED, DIFFERENT, NOT_JUDGED = "verified", "different", "not judged"
-REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap")
-"""Why a decision that comes out otherwise is not judged; the first that holds is the reason."""
-REPLACED = "replaced"
-LIFTED = frozenset({"cut", "deleted", "gap"})
-"""Reasons that hold only until the replica is known to have had our folds."""
 REFUSED = "refused"
 """Instead of the digest of a refused request, which has none."""
 
@@ -306,7 +319,7 @@ class Verdict(msgspec.Struct, frozen=True):
     verdict: str = VERIFIED
     """VERIFIED, DIFFERENT or NOT_JUDGED."""
     reason: str = ""
-    """One of REASONS, for what is not judged."""
+    """Of `replay.verify.evidence.REASONS`, for what is not judged."""
     why: str = ""
     """The same as a sentence."""
     difference: DecisionDifference | None = None
@@ -329,6 +342,43 @@ def verdicts(playback: Playback) -> Iterator[Verdict]:
 def place(verdict: Verdict) -> tuple[int, int]:
     """The verdict's place in the log, to sort by."""
     return verdict.seq, verdict.number
+
+
+class RemadeDecision(NamedTuple):
+    """One decision of a recording, made again."""
+
+    at: RecordedDecision
+    decision: Decision | str
+    same: bool
+    excuse: Unverifiable | None
+    """Why a decision that differs is not judged."""
+
+
+def judge_decision(
+    recording: Recording, seq: int, replica: ReplicaId, request: str, attempt: int
+) -> RemadeDecision | None:
+    """The decision in that message of the routing stream, as `verify` judges it; None if it cannot be played. A
+    decision that differs costs a proof of the whole recording, for its gaps."""
+    gaps = gaps_of(recording)
+    found = _judge_alone(recording, gaps, seq, replica, request, attempt)
+    if found is None or found.same:
+        return found
+    proved = prove(recording).gaps
+    if proved.all == gaps.all and not proved.replaced:
+        return found
+    return _judge_alone(recording, proved, seq, replica, request, attempt)
+
+
+def _judge_alone(
+    recording: Recording, gaps: Gaps, seq: int, replica: ReplicaId, request: str, attempt: int
+) -> RemadeDecision | None:
+    playback = Playback(recording, seq, seq + 1, replica=replica, gaps=gaps)
+    for at in playback:
+        if (at.event.request, at.event.attempt) == (request, attempt):
+            decision = "" if playback.replaced_stream(at.event) else remake(at)
+            same = first_term(at, decision)[0] is None
+            return RemadeDecision(at, decision, same, None if same else Evidence(playback).first(at))
+    return None
 
 
 def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Decision | str:
@@ -377,6 +427,9 @@ def _refusal_difference(at: RecordedRefusal, found: RemadeRefusal, names: Partic
         term = rules_term(at.event.decide_version)
     elif worker:
         term = Term("choice", worker, "", worker)
+    elif found.excluded == at.event.excluded:
+        recorded = f"{at.event.reason}, status {at.event.status}"
+        term = Term("reason", "", recorded, rejection_reason(found.excluded))
     else:
         term = Term("excluded", "", counts(at.event.excluded), counts(found.excluded))
     now = DecisionSide(
@@ -415,7 +468,7 @@ class _Judge:
     def __init__(self, playback: Playback) -> None:
         self._playback = playback
         self._recording = playback.recording
-        self._agreements: FoldAgreements | None = None
+        self._evidence = Evidence(playback)
 
     def decided(self, at: RecordedDecision) -> Verdict:
         event = at.event
@@ -430,10 +483,10 @@ class _Judge:
         )  # fmt: skip
         if term is None:
             return Verdict(*ours)
-        reason, why = self._excuse(at)
-        if reason:
-            return Verdict(*ours, NOT_JUDGED, reason, why)
-        return Verdict(*ours, DIFFERENT, "", "", difference(at, term, routed, self._recording.names))
+        if excuse := self._evidence.first(at):
+            return Verdict(*ours, NOT_JUDGED, excuse.reason, excuse.text)
+        cause = self._cause(at) or term
+        return Verdict(*ours, DIFFERENT, "", "", difference(at, cause, routed, self._recording.names))
 
     def refused(self, at: RecordedRefusal) -> Verdict:
         event, found = at.event, remake_refusal(at)
@@ -442,22 +495,20 @@ class _Judge:
         ours = (at.seq, at.number, event.request, event.attempt, at.replica, REFUSED, recomputed, "", worker, 0, 0)
         if found.same:
             return Verdict(*ours)
-        reason, why = self._excuse(at)
-        if reason:
-            return Verdict(*ours, NOT_JUDGED, reason, why)
+        if excuse := self._evidence.first(at):
+            return Verdict(*ours, NOT_JUDGED, excuse.reason, excuse.text)
         return Verdict(*ours, DIFFERENT, "", "", _refusal_difference(at, found, self._recording.names))
 
-    def _excuse(self, at: RecordedDecision | RecordedRefusal) -> tuple[str, str]:
-        """The reason and a sentence why a decision that differs is not judged; empty if it is judged."""
-        reasons = unverifiable_reasons(self._playback, at)
-        if at.event.decide_version not in RULES:  # no message of the log would change that
-            return ("version", reasons["version"]) if "version" in reasons else ("", "")
-        if reasons.keys() & LIFTED:
-            if self._agreements is None:
-                self._agreements = FoldAgreements(self._recording)
-            reasons = unverifiable_reasons(self._playback, at, self._agreements.before(at.replica, at.seq))
-        if not reasons:
-            why = history_replaced(self._recording, at.event, at.time_ms)
-            reasons = {REPLACED: why} if why else {}
-        reason = next((reason for reason in REASONS if reason in reasons), "")
-        return reason, reasons.get(reason, "")
+    def _cause(self, at: RecordedDecision) -> Term | None:
+        """A claim of the record that the log contradicts, before any term of the decision: a place that the replica
+        cannot have read, or settings that it did not have."""
+        event, source = at.event, self._playback.source
+        for name, (epoch, seq) in event.cursor.items():
+            stream = StreamName(name)
+            here = source.epochs.get(stream)
+            if stream != JOBS and (here != epoch or seq > source.ends[stream]):
+                found = f"{stream}:{source.ends[stream]} of epoch {here}" if here is not None else "no such stream"
+                return Term("cursor", "", f"{stream}:{seq} of epoch {epoch}", found)
+        if at.event.decide_version in RULES and at.replica_state.revision != event.settings_revision:
+            return Term("settings_revision", "", event.settings_revision, at.replica_state.revision)
+        return None

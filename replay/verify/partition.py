@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from core.events import RequestRouted
+from core.events import RequestRejected, RequestRouted
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.playback.playback import Playback
@@ -25,7 +25,7 @@ FOLD_SHARE = 0.08
 """The time to fold a message on the way to a share, in decisions."""
 HALVINGS = 24
 
-_ROUTED = RequestRouted.__name__
+_ROUTED, _REJECTED = RequestRouted.__name__, RequestRejected.__name__
 
 
 class LogShare(NamedTuple):
@@ -51,11 +51,13 @@ class Partition:
     ) -> None:
         """Counts the decisions by a reading of its own; some 4 us per message of the routing stream."""
         self.recording = recording
-        self.whole = not gaps.all and not _is_cut(recording)
+        self.whole = not gaps.all and not gaps.replaced and not _is_cut(recording)
         """True if the recording has all that its decisions depend on. If not, the result of a decision that cannot be
         judged depends on the decisions played before it, so there is one share."""
         self.decisions: Counter[ReplicaId] = Counter()
         """Decisions per replica, by the owner of their subject."""
+        self.refusals = 0
+        """Requests that no worker could serve."""
         self._start, self._end, self._only, self._gaps = start, end, only, gaps
         self._seqs: list[int] = []
         self._counts: list[int] = []
@@ -69,7 +71,9 @@ class Partition:
         return f"<Partition on {self.total} decisions of {len(self.decisions)} replicas>"
 
     def _count(self, replica: ReplicaId, record: Record) -> None:
-        cursors = [event.cursor for event in _events(record.payload) if event.type == _ROUTED]
+        events = _events(record.payload)
+        cursors = [event.cursor for event in events if event.type == _ROUTED]
+        self.refusals += sum(event.type == _REJECTED for event in events)
         self.decisions[replica] += len(cursors)
         if cursors:
             self._seqs.append(record.seq)

@@ -51,9 +51,15 @@ class RefusalCounts(msgspec.Struct, kw_only=True):
     different: int = 0
     not_judged: int = 0
 
+    total: int = 0
+    """All in the range."""
+    skipped: dict[str, int] = msgspec.field(default_factory=dict)
+    """Reason to how many of those that are not judged are not given at all; see `Playback.skipped`."""
+
     @property
-    def total(self) -> int:
-        return self.verified + self.different + self.not_judged
+    def unaccounted(self) -> int:
+        """Refusals in the log without a verdict: 0, or there is a bug in verify."""
+        return self.total - self.verified - self.different - self.not_judged
 
 
 class FoldCounts(msgspec.Struct, kw_only=True):
@@ -62,6 +68,17 @@ class FoldCounts(msgspec.Struct, kw_only=True):
     compared: int = 0
     different: int = 0
     not_judged: int = 0
+    not_judged_by: dict[str, int] = msgspec.field(default_factory=dict)
+    """Reason to how many; see `replay.playback.fold_reports.FoldCheck.not_judged`."""
+    unreported: int = 0
+    """Streams of which a replica reported nothing, since a source was unknown to it."""
+
+    @property
+    def equal(self) -> int:
+        """Those that are the log's."""
+        others = self.not_judged_by.get("history", 0) + self.not_judged_by.get("gap", 0)
+        return self.compared - self.different - others
+
     differences: list[FoldDifference] = msgspec.field(default_factory=list)
 
 
@@ -115,6 +132,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             or self.folds.different
             or self.prefills.differ
             or self.unaccounted
+            or self.refusals.unaccounted
             or self.counts.unexplained
         )
         return self.proof.holds and not differ
@@ -182,6 +200,7 @@ def verify(
     total = partition.total
     by_replica = {replica: decisions for replica, decisions in sorted(partition.decisions.items()) if decisions}
     found = VerifyResult(proof=proof, gaps=[*proof.gaps.all, *proof.untold], decisions=total, replicas=by_replica)
+    found.refusals.total = partition.refusals
     found.proof_seconds = proven - began
     counter = _VerdictCounter(found)
     with collector_paused():
@@ -239,13 +258,13 @@ class _PlaybackCounts(NamedTuple):
     """Findings of a playback beside its decisions."""
 
     skipped: Counter[str]
-    unreadable: int
+    skipped_refusals: Counter[str]
     folds: FoldCheck
 
     @staticmethod
     def of(playback: Playback) -> _PlaybackCounts:
         """Of a playback that has come to its end."""
-        return _PlaybackCounts(playback.skipped, playback.unreadable, playback.folds)
+        return _PlaybackCounts(playback.skipped, playback.skipped_refusals, playback.folds)
 
 
 class _VerdictCounter:
@@ -255,7 +274,7 @@ class _VerdictCounter:
         self._found = found
         self._digest = hashlib.blake2b(digest_size=16)
         self._not_judged: Counter[str] = Counter()
-        self._unreadable = 0
+        self._skipped_refusals: Counter[str] = Counter()
         self._folds = FoldCheck()
 
     @property
@@ -288,19 +307,21 @@ class _VerdictCounter:
     def add_counts(self, counts: _PlaybackCounts) -> None:
         """One more share is played."""
         self._not_judged.update(counts.skipped)
-        self._unreadable += counts.unreadable
+        self._skipped_refusals.update(counts.skipped_refusals)
         self._folds.add(counts.folds)
 
     def finish(self) -> None:
         """The result has the counts of all shares."""
         found, folds = self._found, self._folds
         found.not_judged = {reason: number for reason, number in sorted(self._not_judged.items()) if number}
-        if self._unreadable and found.unaccounted > 0:
-            found.not_judged["unreadable"] = found.unaccounted
+        found.refusals.skipped = {reason: number for reason, number in sorted(self._skipped_refusals.items()) if number}
+        found.refusals.not_judged += self._skipped_refusals.total()
         found.folds = FoldCounts(
             compared=folds.compared,
             different=folds.different,
-            not_judged=folds.not_judged,
+            not_judged=folds.not_judged.total(),
+            not_judged_by=dict(sorted(folds.not_judged.items())),
+            unreported=folds.unreported,
             differences=folds.differences,
         )
 

@@ -21,7 +21,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.request_history import DECLINED, PLACES
 from replay.verify.chain_proof import gaps_of
-from replay.verify.evidence import unverifiable_reasons
+from replay.verify.evidence import Evidence
 from replay.verify.judge import remake
 from replay.whatif.first_token_fit import FirstTokenFit, first_token_fits
 from replay.whatif.outcome import Outcome, blocks_of, by_name, evenness, expected_blocks
@@ -126,9 +126,10 @@ class _WhatIfRun:
     def run(self, start: int, end: int | None, progress: Progress) -> list[Outcome]:
         total = len(self._history.span(start, end))
         playback, decisions = self._recorded_decisions(start, end)
+        evidence = Evidence(playback)
         for number, recorded_decisions in enumerate(decisions):
             progress(number, total)
-            self._judge_decision(playback, number, recorded_decisions)
+            self._judge_decision(evidence, number, recorded_decisions)
         progress(total, total)
         refusals = (each for each in self._history.refusals if each.seq >= start and (end is None or each.seq < end))
         rejected = sum(not each.turned_away for each in refusals)
@@ -145,9 +146,9 @@ class _WhatIfRun:
         return playbacks[0], zip(*playbacks, strict=True)
 
     def _judge_decision(
-        self, playback: Playback, number: int, recorded_decisions: tuple[RecordedDecision, ...]
+        self, evidence: Evidence, number: int, recorded_decisions: tuple[RecordedDecision, ...]
     ) -> None:
-        judged = self._judged(playback, number, recorded_decisions[0])
+        judged = self._judged(evidence, number, recorded_decisions[0])
         if judged is None:
             return
         self._note(judged)
@@ -157,7 +158,7 @@ class _WhatIfRun:
         for run in self._runs:
             run.judge(judged, views[run.scenario.delay_ms])
 
-    def _judged(self, playback: Playback, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
+    def _judged(self, evidence: Evidence, number: int, recorded_decision: RecordedDecision) -> JudgedDecision | None:
         """The recorded decision as a judged one. None, and counted, if the recording lacks its inputs, or its worker
         declined it."""
         event, view = recorded_decision.event, recorded_decision.view
@@ -168,7 +169,7 @@ class _WhatIfRun:
             return None
         rows = _rows(recorded_decision)
         recorded = next((row for row in rows if row.worker == event.worker), None)
-        doubts = unverifiable_reasons(playback, recorded_decision)
+        doubts = evidence.known(recorded_decision)
         if event.decide_version not in RULES:
             doubts, recorded = {"version": ""}, None
         elif doubts and recorded is not None:

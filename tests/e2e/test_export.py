@@ -16,7 +16,7 @@ from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of
-from replay.verify.evidence import unverifiable_reasons
+from replay.verify.evidence import Evidence
 from streams.archive.archive_reader import ArchiveReader
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
@@ -79,7 +79,7 @@ def _reads_alone(file: Path, key: Path | None) -> None:
         assert len({it.event.request for it in found}) == 16  # a worker may decline one, which is decided on again
         playback = Playback(recording, gaps=gaps_of(recording))
         for it in playback:
-            assert not unverifiable_reasons(playback, it)
+            assert not Evidence(playback).known(it)
             decision = decide(it.view, it.request, it.settings, it.event.now_ms, it.event.seed)
             assert decision.digest == it.event.digest
     whole = everything(file)

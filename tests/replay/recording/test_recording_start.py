@@ -69,7 +69,7 @@ def cut_log(path: Path, *, whole: bool, kept: int = 0) -> Recording:
 
 def test_folds_know_the_snapshot(recording: Recording) -> None:
     """A replica's report is compared with folds that know the silent workers."""
-    agreed = FoldAgreements(recording).before(R, 1000)
+    agreed = FoldAgreements(recording).folds(R, 1000)
     assert agreed == {each.stream: each.seq for each in fold_reports(recording)}
     assert agreed.keys() == {KV, LOAD, ROUTING, JOBS}
 
@@ -84,7 +84,7 @@ def test_jobs_begin_with_the_snapshot(recording: Recording) -> None:
 def test_a_snapshot_behind_the_start_is_met(tmp_path: Path, whole: bool) -> None:
     """Retention goes by age, and left messages before the snapshot: folds that lack what it took go on from there."""
     with cut_log(tmp_path, whole=whole, kept=1) as recording:
-        agreed = FoldAgreements(recording).before(R, 1000)
+        agreed = FoldAgreements(recording).folds(R, 1000)
         assert agreed == {each.stream: each.seq for each in fold_reports(recording)}
         ends = PrefillJobEnds(recording)
         assert (ends.asked, ends.pulled, ends.open, ends.not_judged, ends.anomalies) == (1, 1, 0, 0, [])

@@ -21,7 +21,7 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import Recording
 from replay.redact.redaction import RedactionResult, redact
 from replay.verify.chain_proof import gaps_of
-from replay.verify.evidence import unverifiable_reasons
+from replay.verify.evidence import Evidence
 from streams.archive.archive_export import Range
 from streams.archive.archive_reader import ArchiveReader
 from streams.snapshot_store import SnapshotStore
@@ -131,7 +131,7 @@ async def test_every_decision_comes_out_of_it(run: Recorded, tmp_path: Path, key
 def judged(recording: Recording, start: int = 1) -> list[tuple[str, str, str, dict[str, str]]]:
     """Of each decision the recorded digest, the one of now, the request and the doubts."""
     playback = Playback(recording, start, gaps=gaps_of(recording))
-    return [(it.event.digest, again(it), it.event.request, unverifiable_reasons(playback, it)) for it in playback]
+    return [(it.event.digest, again(it), it.event.request, Evidence(playback).known(it)) for it in playback]
 
 
 async def test_an_export_holds_no_prompt(run: Recorded) -> None:

@@ -19,7 +19,7 @@ from replay.playback.playback import Playback
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
 from replay.verify.chain_proof import prove
-from replay.verify.evidence import unverifiable_reasons
+from replay.verify.evidence import Evidence
 from replay.verify.verify import verify
 from streams.archive.archive_export import Range
 from streams.archive.archive_reader import ArchiveReader
@@ -103,7 +103,7 @@ def test_a_jobs_stream_that_cannot_be_read_casts_no_doubt_on_decisions(path: Pat
         gaps = prove(recording).gaps
         assert [gap.stream for gap in gaps.all] == [JOBS]
         playback = Playback(recording, 1, None, gaps=gaps)
-        assert [unverifiable_reasons(playback, situation) for situation in playback] == [{}, {}]
+        assert [Evidence(playback).known(situation) for situation in playback] == [{}, {}]
 
 
 def test_names_in_it_are_redacted(path: Path, tmp_path: Path) -> None:

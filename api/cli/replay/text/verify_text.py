@@ -199,7 +199,7 @@ def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
     rows = {
         "decisions": (found.verified, found.different, sum(found.not_judged.values())),
         "refusals": (refusals.verified, refusals.different, refusals.not_judged),
-        "folds": (folds.compared - folds.different - folds.not_judged, folds.different, folds.not_judged),
+        "folds": (folds.equal, folds.different, folds.not_judged),
         "prefills": (prefills.verified, prefills.different, sum(prefills.not_judged.values())),
     }
     return [(kind, *(f"{each:,}" for each in row)) for kind, row in rows.items() if kind == "decisions" or any(row)]
