@@ -102,7 +102,7 @@ def _read(schema: Undecoded, place: str) -> Any:
 def _json(text: str | bytes, place: str) -> Any:
     try:
         return UNTYPED.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise bad_parameter(place, f"is not JSON: {error}") from error
 
 

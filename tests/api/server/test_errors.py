@@ -19,6 +19,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 FUNCTIONS = [{"name": "f", "parameters": {"type": "object"}}]
 ASKED = [{"role": "user", "content": "hi"}]
+SCHEMA = b'{"type":"json_schema","json_schema":{"name":"a","schema":"\xed\xa0\x80"}}'
 DEEP = b'{"model":"tiny","x":' + b"[" * 90_000 + b"]" * 90_000 + b"}"
 
 
@@ -157,6 +158,19 @@ async def test_a_bad_prompt_is_refused(api: Api, fields: dict[str, Any], param: 
 async def test_what_is_no_json_object_is_refused(api: Api, body: bytes) -> None:
     """Broken JSON of any kind is 400, also where a parser would run out of stack."""
     await refused(api, await api.http.post(CHAT, content=body), 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, b'"prompt":"hi","response_format":' + SCHEMA, "response_format.json_schema.schema"),
+        ("/v1/responses", b'"input":"hi","tools":[{"type":"function","name":"\xed\xa0\x80"}]', None),
+    ],
+)
+async def test_undecoded_fields_that_are_no_utf_8(api: Api, path: str, fields: bytes, param: str | None) -> None:
+    """They are decoded only by their reader; before, the schema got a 500."""
+    answer = await api.http.post(path, content=b'{"model":"tiny",%b}' % fields)
+    await refused(api, answer, 400, param)
 
 
 async def test_an_unknown_model_is_404(api: Api) -> None:
