@@ -244,6 +244,18 @@ def test_streams_and_their_limits() -> None:
     assert found("stream_copies", check_streams(streams(offline=("n2",)), TOPOLOGY, None))[0] == PROBLEM
 
 
+def test_sources_of_another_key_are_named() -> None:
+    """With what to do, and with what the gaps in their chains are not."""
+    replica = answer("frontend-0", {**REPLICA, "gaps": [1], "foreign_sources": ["a" * 16, "b" * 16]})
+    status, text = found("foreign_sources", check_processes([replica], []))
+    assert status == PROBLEM
+    assert text == (
+        f"2 sources in the log ({'a' * 16}, {'b' * 16}) write under another key than this deployment's: another "
+        "deployment shares the namespace; stop it, and give it a --namespace of its own, or this deployment's key. "
+        "Gaps that front ends find in these chains are no lost messages."
+    )
+
+
 def test_fingerprints_of_the_key() -> None:
     """Another deployment's is a problem with a remedy; none yet is a warning."""
     ours, theirs = (CheckedKey(DeploymentKey(byte * 32), "prod", Path("key")) for byte in (b"1", b"2"))
