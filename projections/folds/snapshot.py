@@ -101,6 +101,10 @@ class _Head(msgspec.Struct, omit_defaults=True):
     """Their columns follow those of the groups."""
 
 
+class _Positions(msgspec.Struct):
+    streams: dict[str, _Stream]
+
+
 class _Version(msgspec.Struct):
     v: int
     fold_version: int
@@ -108,6 +112,7 @@ class _Version(msgspec.Struct):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Head)
+_positions = msgspec.msgpack.Decoder(_Positions)
 _version = msgspec.msgpack.Decoder(_Version)
 
 
@@ -155,6 +160,19 @@ def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
     yield from _load(state, head, content, end)
     _restore(state, head)
     return state
+
+
+def positions(content: bytes) -> dict[StreamName, Position]:
+    """The positions of the folds in the content, by its own head. Corrupt if the bytes are none of ours."""
+    start = len(_MAGIC) + _LENGTH.size
+    if content[: len(_MAGIC)] != _MAGIC or len(content) < start:
+        raise Corrupt("no snapshot: it does not begin as one")
+    end = start + _LENGTH.unpack_from(content, len(_MAGIC))[0]
+    try:
+        streams = _positions.decode(content[start:end]).streams
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"the head of the snapshot cannot be read: {error}") from error
+    return {StreamName(name): Position(Epoch(it.epoch), StreamSeq(it.seq)) for name, it in streams.items()}
 
 
 def _finished(step: Generator[None, None, T]) -> T:

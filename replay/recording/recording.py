@@ -30,7 +30,7 @@ from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
 from projections.digest import FOLD_VERSION
 from projections.folds.routing_fold import ReplicaPart
-from projections.folds.snapshot import decode
+from projections.folds.snapshot import decode, positions
 from projections.folds.state import State, is_folded
 from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
@@ -73,6 +73,8 @@ class Recording:
         """Empty without a key."""
         self._heads: dict[StreamName, ChainHeads] = {}
         self._keyframes: list[tuple[Cursor, bytes]] = []
+        self._true: dict[int, bool] = {}
+        """By the identity of a manifest: see `is_true`."""
         self._names: Participants | None = None
 
     def __repr__(self) -> str:
@@ -284,7 +286,7 @@ class Recording:
         for manifest in reversed(self.archive.snapshots()):
             seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
             fits = manifest.fold_version == FOLD_VERSION and not manifest.why_no_start and self._fits(manifest)
-            if fits and _is_before(seqs, cursor):
+            if fits and _is_before(seqs, cursor) and self.is_true(manifest):
                 if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
                     return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
                 break
@@ -296,6 +298,17 @@ class Recording:
             if _is_before(kept, cursor):
                 return _FoldBase(kept, lambda: encoded, is_keyframe=True)  # noqa: B023 - returned at once
         return None
+
+    def is_true(self, manifest: Manifest) -> bool:
+        """True if the snapshot's content stands where its manifest says: no key seals a manifest. Read once."""
+        if id(manifest) not in self._true:
+            stated = {StreamName(name): (at.epoch, at.seq) for name, at in manifest.cursor.items()}
+            content = self.archive.snapshot(manifest)
+            try:
+                self._true[id(manifest)] = positions(content) == stated
+            except Corrupt:
+                self._true[id(manifest)] = False
+        return self._true[id(manifest)]
 
     def _fits(self, manifest: Manifest) -> bool:
         spans = self.archive.contents.streams

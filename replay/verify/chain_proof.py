@@ -413,6 +413,10 @@ class _Prover:
         self._contradicted[stream, first] = ReplacedHistory(stream, first, None, seq, text)
 
     def _check_snapshot(self, manifest: Manifest) -> None:
+        if not self._recording.is_true(manifest):
+            what = f"snapshot {manifest.id} holds another place than its manifest says"
+            self._break(StreamName("snapshots"), ChainFault("snapshot", 0, "", -1, what))
+            return
         content = self._recording.archive.snapshot(manifest)
         checksums = {digest(content, key).hex() for key in known_keys(self._recording.chain_key)}
         if manifest.checksum in checksums:

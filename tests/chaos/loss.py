@@ -123,14 +123,19 @@ def sentences_of_doctor(found: dict[str, Any]) -> list[str]:
 
 def sentences_of_replicas(found: dict[str, Any]) -> list[str]:
     """All that it says beside the table."""
-    return [found.get("text", ""), *found.get("losses", [])]
+    refused = [f"{it['name']} refused {text}" for it in found.get("replicas", []) for text in it["refused_snapshots"]]
+    dropped = [f"{it['name']} dropped {it['dropped']}" for it in found.get("replicas", []) if it.get("dropped")]
+    return [found.get("text", ""), *found.get("losses", []), *refused, *dropped]
 
 
 def sentences_of_verify(found: dict[str, Any]) -> list[str]:
-    """Losses, breaks of chains, and gaps."""
+    """Losses, breaks of chains, gaps, dropped decisions, and reasons for which decisions are not judged."""
     chains = found.get("chains", {})
     gaps = [str(gap.get("text", gap)) for gap in found.get("gaps", [])]
-    return [*chains.get("losses", []), *(it["what"] for it in chains.get("breaks", [])), *gaps]
+    dropped = (found.get("counts") or {}).get("dropped", 0)
+    more = [f"{dropped} decisions dropped"] if dropped else []
+    more += [f"{reason}: {why}" for reason, why in found.get("not_judged_why", {}).items()]
+    return [*chains.get("losses", []), *(it["what"] for it in chains.get("breaks", [])), *gaps, *more]
 
 
 def losses_of(doctor: dict[str, Any], replicas: dict[str, Any], verified: dict[str, Any]) -> list[set[str]]:

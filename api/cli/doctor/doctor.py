@@ -24,7 +24,7 @@ from api.cli.doctor.broker_checks import (
     check_server,
 )
 from api.cli.doctor.finding import Finding
-from api.cli.doctor.loss_checks import check_losses, find_log_losses
+from api.cli.doctor.loss_checks import check_losses, check_refused_snapshots, find_log_losses
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
 from api.cli.inspect.snapshot_verification import snapshot_statuses
@@ -185,6 +185,7 @@ async def _parts(connection: DeploymentRef, found: Findings) -> None:
         found.append(check_registered_key(await registered_fingerprints(registry), connection.checked_key))
     replies = await query_processes([*replicas, *workers], connection.operations_token)
     found += check_processes(replies[: len(replicas)], replies[len(replicas) :])
+    found.append(check_refused_snapshots(replies[: len(replicas)]))
 
 
 async def _workers(connection: DeploymentRef, found: Findings) -> None:

@@ -5,14 +5,14 @@ workers count as acknowledged, are compared with the log.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import NamedTuple
 
 from actors.consistency.log_heads import KeptHeads, LogLoss, StreamHead, find_losses, kept_heads
 from api.cli.doctor.finding import Finding
 from api.cli.inspect.replica_comparison import RECORDS_MAX, REPORT_WINDOW_MS
-from api.cli.inspect.replica_state import loss_text
-from api.cli.process_query import RegisteredProcess
+from api.cli.inspect.replica_state import loss_text, replica_status
+from api.cli.process_query import ProcessReply, RegisteredProcess
 from api.cli.renderer import OK, PROBLEM, WARNING
 from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest
 from core.errors import Corrupt
@@ -71,6 +71,21 @@ def check_losses(found: LogLosses) -> Finding:
         return Finding("losses", OK, "No front end has kept heads of the log yet, so no loss could be seen.", facts)
     text = "The log holds the last messages that replicas kept and reported and that workers count as acknowledged."
     return Finding("losses", OK, text, facts)
+
+
+def check_refused_snapshots(replicas: Sequence[ProcessReply]) -> Finding:
+    """Replicas started from the newest snapshot."""
+    statuses = [replica_status(reply) for reply in replicas]
+    refused = {it.name: list(it.refused_snapshots) for it in statuses if it.refused_snapshots}
+    facts = {"refused": refused}
+    if not refused:
+        return Finding("snapshots_refused", OK, "No front end refused a snapshot when it started.", facts)
+    name, texts = next(iter(refused.items()))
+    text = (
+        f"{name} did not start from {texts[0]}{f', nor from {len(texts) - 1} more' if len(texts) > 1 else ''}: "
+        "`contrail snapshots` lists them all; one that nobody here took was forged."
+    )
+    return Finding("snapshots_refused", WARNING, text, facts)
 
 
 async def _reported(log: EventLog, now_ms: int) -> dict[str, StreamHead]:

@@ -49,6 +49,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     log_away_s: float | None = None
     dropped: int | None = None
     """Decisions of its own that are in no log, since it joined."""
+    refused_snapshots: tuple[str, ...] = ()
+    """Snapshots that it did not start from, each with the reason."""
     losses: tuple[str, ...] = ()
     """Losses of the log that it knows, oldest first, each as a sentence."""
     agrees: bool | None = None
@@ -95,6 +97,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         divergences=_whole(state, "divergences"),
         in_flight_damaged=_whole(state, "in_flight_damaged"),
         log_away_s=_real(state, "log_away_s"),
+        refused_snapshots=_texts(state.get("refused_snapshots")),
         losses=_losses(state.get("losses")),
         dropped=_whole(_part(state, "dropped"), "decisions"),
     )
@@ -126,6 +129,10 @@ def _whole(state: dict[str, Any], key: str) -> int | None:
 def _real(state: dict[str, Any], key: str) -> float | None:
     value = state.get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
 
 
 def _losses(value: Any) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ def _cursor(it: ReplicaStatus) -> str:
     return f"{it.name}  " + "  ".join(f"{stream}:{seq}" for stream, seq in sorted(it.cursor.items()))
 
 
+REFUSED_SHOWN = 3
+"""Refused snapshots shown of each replica; JSON has all."""
 ROUNDS_MAX = 10
 """Most rounds of questions until the replicas are found at equal cursors."""
 ROUND_PAUSE_S = 0.1
@@ -109,6 +111,10 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)
+    for it in found.replicas:
+        yield from (
+            Mark(f"{it.name} did not start from {text}", WARNING) for text in it.refused_snapshots[:REFUSED_SHOWN]
+        )
     yield from (Mark(text, WARNING) for text in found.losses)
     yield _judged(found)
 

@@ -312,3 +312,18 @@ async def test_a_replica_whose_journal_was_never_told_is_named(tmp_path: Path) -
 def test_reports_are_found_by_their_name() -> None:
     """What is searched for in the bytes of a message is what stands there."""
     assert ReplicaReported.__name__.encode() == b"ReplicaReported"
+
+
+async def test_a_snapshot_whose_manifest_names_another_place_is_named_and_no_start(tmp_path: Path) -> None:
+    """No key seals a manifest: one without a cursor would lie before every decision. Its content tells its place."""
+    with Recording.open(await ranged(tmp_path), MADE_KEY) as recording:
+        saved = recording.archive.contents.snapshots[0]
+        cursor = {StreamName(name): StreamSeq(at.seq) for name, at in saved.manifest.cursor.items()}
+        assert recording.state_before(cursor).cursor
+        for forged in ({}, {name: structs.replace(at, seq=at.seq - 1) for name, at in saved.manifest.cursor.items()}):
+            manifest = structs.replace(saved.manifest, cursor=forged)
+            snapshots = [structs.replace(saved, manifest=manifest)]
+            recording.archive.contents = structs.replace(recording.archive.contents, snapshots=snapshots)
+            assert not recording.state_before(cursor).cursor
+            kinds = {each.kind for each in prove(recording).breaks}
+            assert "snapshot" in kinds
