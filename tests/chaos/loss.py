@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 async def run(fault: Fault, folder: Path, *, before_s: float = BEFORE_S, window_s: float = WINDOW_S) -> Row:
     """The fault in a deployment of its own."""
-    async with fault.store(folder) as store, loss_site(folder, store, **fault.log) as site:
+    async with fault.disk(folder) as disk, loss_site(folder, disk, **fault.log) as site:
         await asyncio.sleep(before_s)
         await fault.harm(site)
         ended_s = time.monotonic()

@@ -43,18 +43,18 @@ class Fault(NamedTuple):
     small_disk: bool = False
 
     @asynccontextmanager
-    async def store(self, folder: Path) -> AsyncIterator[Path]:
-        """The folder of NATS: on a file system of its own if the fault fills that."""
+    async def disk(self, folder: Path) -> AsyncIterator[Path]:
+        """The folder of NATS and of the deployment: on a file system of its own if the fault fills that."""
         if not self.small_disk:
-            yield folder / "nats"
+            yield folder
             return
-        store = folder / "disk"
-        store.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m", "tmpfs", str(store)], check=True)
+        disk = folder / "disk"
+        disk.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_MB}m", "tmpfs", str(disk)], check=True)
         try:
-            yield store
+            yield disk
         finally:
-            subprocess.run(["umount", str(store)], check=True)
+            subprocess.run(["umount", str(disk)], check=True)
 
 
 async def _deleted(site: LossSite) -> None:
@@ -107,6 +107,7 @@ async def _snapshot_forged(site: LossSite) -> None:
     assert done.returncode == 0, done.stderr
     async with site.running.log() as log:
         good = (await SnapshotStore(log, "default", site.running.connection.key.chain_key).manifests())[0]
+        good = msgspec.structs.replace(good, before_seq=1)
         for manifest in forged(good):
             await _append_manifest(log, manifest)
     restarted = await asyncio.to_thread(contrail, "restart", "--data", str(site.running.data), timeout_s=120)
@@ -114,28 +115,31 @@ async def _snapshot_forged(site: LossSite) -> None:
 
 
 def forged(good: Manifest) -> list[Manifest]:
-    """The manifest with each of its fields changed, one at a time."""
+    """The manifest with each of its fields changed, one at a time; those that no replica may start from come last."""
     replace = msgspec.structs.replace
     cursor = {stream: replace(at, seq=max(0, at.seq - 1)) for stream, at in good.cursor.items()}
     heads = {stream: replace(at, head="0" * 32) for stream, at in good.cursor.items()}
     digests = {stream: replace(at, digest="0" * 16) for stream, at in good.cursor.items()}
     epochs = {stream: replace(at, epoch=at.epoch + 1) for stream, at in good.cursor.items()}
-    return [
+    no_start = [
         replace(good, v=99),
         replace(good, id="forged"),
         replace(good, fold_version=good.fold_version + 1),
-        replace(good, made_ms=good.made_ms + 10**12),
-        replace(good, by="nobody"),
-        replace(good, fence=2**62),
         *(replace(good, cursor=it) for it in (cursor, heads, digests, epochs, {})),
         replace(good, digest="0" * 16),
         replace(good, incomplete=7),
         replace(good, chunks=good.chunks + 1),
         replace(good, first_seq=good.first_seq + 1),
         replace(good, size_bytes=good.size_bytes + 1),
-        replace(good, before_seq=0),
         replace(good, checksum="0" * 32),
     ]
+    starts = [
+        replace(good, before_seq=0),
+        replace(good, made_ms=good.made_ms + 10**12),
+        replace(good, by="nobody"),
+        replace(good, fence=2**62),
+    ]
+    return starts + no_start
 
 
 async def _append_manifest(log: JetStreamLog, manifest: Manifest) -> None:
@@ -161,14 +165,19 @@ async def _journal_torn(site: LossSite) -> None:
             file.write(b"\xff" * (used - used // 2))
     os.kill(victim["pid"], signal.SIGKILL)
     await site.nats.start()
-    await eventually(lambda: site.running.part("frontend-0")["pid"] not in {None, victim["pid"]}, "a new one", 60)
+    await eventually(lambda: _pid(site, victim["name"]) not in {None, victim["pid"]}, "a new front end", 60)
+
+
+def _pid(site: LossSite, name: str) -> int | None:
+    """None while the part is not there."""
+    return next((part["pid"] for part in site.running.run()["parts"] if part["name"] == name), None)
 
 
 def _full_for(for_s: float) -> Callable[[LossSite], Awaitable[None]]:
     async def full(site: LossSite) -> None:
         """Another program takes what is free of the disk, and gives it back; NATS is started again, as a supervisor
         would."""
-        filler = site.store / "filler"
+        filler = site.disk / "filler"
         with filler.open("wb") as file:
             while True:
                 try:
@@ -205,7 +214,7 @@ def faults(full_s: float = 25.0) -> dict[str, Fault]:
             Fault("one-rolled-back", _one_rolled_back),
             Fault("snapshot-forged", _snapshot_forged, names="snapshot"),
             Fault("journal-torn", _journal_torn, names="journal|dropped|made .* decisions"),
-            Fault("disk-full", _full_for(full_s), {"max_bytes": "128MiB"}, names="dropped|lost", small_disk=True),
+            Fault("disk-full", _full_for(full_s), {"max_bytes": "64MiB"}, names="dropped|lost", small_disk=True),
             Fault("small-log", _small, {"max_bytes": "2MiB"}, names="history|retention|cut"),
         )
     }

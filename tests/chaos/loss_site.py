@@ -30,10 +30,11 @@ ASK_S = 120.0
 class LossSite:
     """NATS, and a `contrail up` that may be stopped and started again."""
 
-    def __init__(self, folder: Path, store: Path, log: dict[str, Any]) -> None:
-        """`store` is the folder of NATS; `log` are further settings of the log."""
+    def __init__(self, folder: Path, disk: Path, log: dict[str, Any]) -> None:
+        """`disk` has the folders of NATS and of the deployment; `log` are further settings of the log."""
         self.folder = folder
-        self.store = store
+        self.disk = disk
+        self.store = store = disk / "nats"
         self.nats = EmbeddedNats(store, namespace="default", store_bytes_max=8 * 1024**3)
         self._log = log
         self._up = AsyncExitStack()
@@ -55,7 +56,7 @@ class LossSite:
             workers = [{"engine": "simulated", "count": WORKERS, "engine_args": ENGINE_ARGS}]
             parts = {"frontend": {"replicas": REPLICAS}, "workers": workers}
             file.write_text(json.dumps({"version": 1, "log": log, **parts}))
-            self._running = await self._up.enter_async_context(up(self.folder / "data", "-f", str(file)))
+            self._running = await self._up.enter_async_context(up(self.disk / "data", "-f", str(file)))
         host, _, port = self.running.url.removeprefix("http://").rpartition(":")
         self._load = Load(host, int(port), 1, CLIENTS, RATE, OUTPUT_TOKENS)
 
@@ -132,9 +133,9 @@ class LossSite:
 
 
 @asynccontextmanager
-async def loss_site(folder: Path, store: Path | None = None, **log: Any) -> AsyncIterator[LossSite]:
+async def loss_site(folder: Path, disk: Path, **log: Any) -> AsyncIterator[LossSite]:
     """Ready and under load; nothing is left of it."""
-    site = LossSite(folder, store or folder / "nats", log)
+    site = LossSite(folder, disk, log)
     await site.nats.start()
     try:
         await site.start()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from actors.consistency.log_heads import HEADS_KEY, KeptHeads, LogLoss, StreamHead
-from api.cli.doctor.loss_checks import check_losses, find_log_losses
-from api.cli.process_query import RegisteredProcess
+from api.cli.doctor.loss_checks import check_losses, check_refused_snapshots, find_log_losses
+from api.cli.process_query import ProcessReply, RegisteredProcess
 from api.cli.renderer import OK, PROBLEM, WARNING
 from core.events import LoadReported, ReplicaReported
 from core.events.routing import Points
@@ -107,3 +107,14 @@ async def test_a_worker_whose_acknowledged_messages_are_gone() -> None:
     status, text = await here.finding()
     assert status == PROBLEM
     assert f"of decode-0, and acknowledged {speaker.n_next}" in text
+
+
+def test_a_refused_snapshot() -> None:
+    """It is named with the front end and the reason; replies without any are well."""
+    part = RegisteredProcess("a" * 16, "frontend-0", "", {}, 1)
+    assert check_refused_snapshots([ProcessReply(part, {}, "")]).status == OK
+    found = check_refused_snapshots(
+        [ProcessReply(part, {"refused_snapshots": ["snapshot x: so", "snapshot y: so"]}, "")]
+    )
+    assert found.status == WARNING
+    assert "frontend-0 did not start from snapshot x: so, nor from 1 more" in found.text
