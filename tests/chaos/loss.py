@@ -49,6 +49,10 @@ class Row(NamedTuple):
     not_judged: dict[str, int]
     named: dict[str, bool]
     """True for the commands that name the loss."""
+    undecided: int
+    """Answered requests without a decision in the log, of the whole run."""
+    is_lost: bool
+    """True if something was lost that is to be named."""
     agree: bool
     """True if all commands name the same losses of history."""
     said: dict[str, list[str]]
@@ -61,7 +65,7 @@ class Row(NamedTuple):
     @property
     def holds(self) -> bool:
         """True if the log is whole again and each command names the loss."""
-        return self.recovered and all(self.named.values()) and self.agree
+        return self.recovered and (all(self.named.values()) or not self.is_lost) and self.agree
 
 
 async def run(fault: Fault, folder: Path, *, before_s: float = BEFORE_S, window_s: float = WINDOW_S) -> Row:
@@ -81,6 +85,7 @@ async def run(fault: Fault, folder: Path, *, before_s: float = BEFORE_S, window_
             elif began_s + window_s > RECOVERY_S:
                 break
         await site.rest()
+        undecided = await site.undecided()
         doctor, replicas = await site.ask("doctor"), await site.ask("replicas")
         verified = await site.ask("replay", "verify")
         said = {
@@ -98,6 +103,8 @@ async def run(fault: Fault, folder: Path, *, before_s: float = BEFORE_S, window_
             found.get("different", 0),
             found.get("not_judged", {}),
             named,
+            undecided,
+            fault.loses or (undecided > 0 and fault.small_disk),
             all(found == losses[0] for found in losses),
             said,
         )
@@ -125,6 +132,8 @@ def sentences_of_replicas(found: dict[str, Any]) -> list[str]:
     """All that it says beside the table."""
     refused = [f"{it['name']} refused {text}" for it in found.get("replicas", []) for text in it["refused_snapshots"]]
     dropped = [f"{it['name']} dropped {it['dropped']}" for it in found.get("replicas", []) if it.get("dropped")]
+    others = {name: n for it in found.get("replicas", []) for name, n in it["dropped_by_others"].items()}
+    dropped += [f"{name} dropped {n}" for name, n in others.items()]
     return [found.get("text", ""), *found.get("losses", []), *refused, *dropped]
 
 
@@ -160,14 +169,14 @@ async def main(wanted: argparse.Namespace) -> int:
         _show(rows[-1])
     if wanted.report:
         wanted.report.write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")
-    print("\n  fault                 well after   verified of  doctor  replicas  verify  all")
+    print("\n  fault                 well after   verified of  lost  doctor  replicas  verify  all")
     for row in rows:
         after = f"{row.after_s:.0f} s" if row.recovered else "NEVER"
         names = "  ".join("names " if named else "SILENT" for named in row.named.values())
+        names = names if row.is_lost else "(nothing was lost)   "
         names += "  agree " if row.agree else "  DIFFER"
-        print(
-            f"  {row.fault:20s} {after:>11s}  {row.verified:>9d} {row.decisions:>3d}  {names}  {row.not_judged or ''}"
-        )
+        counts = f"{row.verified:>9d} {row.decisions:>3d} {row.undecided:>5d}"
+        print(f"  {row.fault:20s} {after:>11s}  {counts}  {names}  {row.not_judged or ''}")
     return 0 if all(row.holds for row in rows) else 1
 
 

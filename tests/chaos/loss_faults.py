@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from core.ids import StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, SNAPSHOTS, kv_stream, subject
 from streams.jetstream.jetstream_log import JetStreamLog
@@ -40,6 +39,8 @@ class Fault(NamedTuple):
     """Settings of the log beside the site's own."""
     names: str = "lost history"
     """A pattern: each command's sentence on the loss matches it."""
+    loses: bool = True
+    """False if nothing need be lost: then the loss is to be named only if requests have no decision."""
     small_disk: bool = False
 
     @asynccontextmanager
@@ -145,9 +146,10 @@ def forged(good: Manifest) -> list[Manifest]:
 async def _append_manifest(log: JetStreamLog, manifest: Manifest) -> None:
     where = subject("default", SNAPSHOTS, "manifest")
     last = await log.last(SNAPSHOTS, where)
-    await log.append(
-        SNAPSHOTS, where, manifest.to_bytes(), f"forged-{time.time_ns()}", StreamSeq(last.seq if last else 0)
-    )
+    assert last is not None
+    if manifest.before_seq:
+        manifest = msgspec.structs.replace(manifest, before_seq=last.seq)
+    await log.append(SNAPSHOTS, where, manifest.to_bytes(), f"forged-{time.time_ns()}", last.seq)
 
 
 async def _journal_torn(site: LossSite) -> None:
@@ -213,8 +215,15 @@ def faults(full_s: float = 25.0) -> dict[str, Fault]:
             Fault("rolled-back-stopped", _rolled_back_stopped),
             Fault("one-rolled-back", _one_rolled_back),
             Fault("snapshot-forged", _snapshot_forged, names="snapshot"),
-            Fault("journal-torn", _journal_torn, names="journal|dropped|made .* decisions"),
-            Fault("disk-full", _full_for(full_s), {"max_bytes": "64MiB"}, names="dropped|lost", small_disk=True),
-            Fault("small-log", _small, {"max_bytes": "2MiB"}, names="history|retention|cut"),
+            Fault("journal-torn", _journal_torn, names="journal|dropped|missing before routing"),
+            Fault(
+                "disk-full",
+                _full_for(full_s),
+                {"max_bytes": "64MiB"},
+                names="dropped|lost",
+                loses=False,
+                small_disk=True,
+            ),
+            Fault("small-log", _small, {"max_bytes": "2MiB"}, names="history|retention|cut", loses=False),
         )
     }

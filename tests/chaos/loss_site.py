@@ -11,8 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from core.events import RequestRouted
 from core.ids import StreamName
-from core.subjects import broker_stream
+from core.subjects import ROUTING, broker_stream
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.broker_accounts import ADMIN, account_of
 from streams.jetstream.nats_client import NatsClient
@@ -40,6 +41,8 @@ class LossSite:
         self._up = AsyncExitStack()
         self._running: Running | None = None
         self._load: Load | None = None
+        self.answered: list[str] = []
+        """Requests whose answer came whole, known once there is no load."""
 
     @property
     def running(self) -> Running:
@@ -65,6 +68,7 @@ class LossSite:
         if self._load is not None:
             load, self._load = self._load, None
             await load.stop()
+            self.answered += load.answered()
 
     async def stop(self) -> None:
         """The deployment is stopped; NATS is not."""
@@ -125,11 +129,10 @@ class LossSite:
         except ValueError:
             return {"error": done.stderr.strip()[-1000:] or f"exit status {done.returncode}"}
 
-    def said(self) -> str:
-        """All that front ends and workers wrote to their logs."""
-        return "\n".join(
-            path.read_text(errors="replace") for path in sorted((self.running.data / "logs").glob("*.log"))
-        )
+    async def undecided(self) -> int:
+        """Answered requests without a decision in the log."""
+        routed = {event.request for event in await self.running.events(ROUTING) if isinstance(event, RequestRouted)}
+        return len(set(self.answered) - routed)
 
 
 @asynccontextmanager

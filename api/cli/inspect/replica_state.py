@@ -49,6 +49,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     log_away_s: float | None = None
     dropped: int | None = None
     """Decisions of its own that are in no log, since it joined."""
+    dropped_by_others: dict[str, int] = {}
+    """Decisions that other replicas dropped, by their names, as it read in the log."""
     refused_snapshots: tuple[str, ...] = ()
     """Snapshots that it did not start from, each with the reason."""
     losses: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         divergences=_whole(state, "divergences"),
         in_flight_damaged=_whole(state, "in_flight_damaged"),
         log_away_s=_real(state, "log_away_s"),
+        dropped_by_others=_dropped_by_others(state.get("dropped_by_others")),
         refused_snapshots=_texts(state.get("refused_snapshots")),
         losses=_losses(state.get("losses")),
         dropped=_whole(_part(state, "dropped"), "decisions"),
@@ -129,6 +132,11 @@ def _whole(state: dict[str, Any], key: str) -> int | None:
 def _real(state: dict[str, Any], key: str) -> float | None:
     value = state.get(key)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _dropped_by_others(value: Any) -> dict[str, int]:
+    found = [it for it in value if isinstance(it, dict)] if isinstance(value, list) else []
+    return {f"{it.get('name')} ({it.get('replica')})": _whole(it, "decisions") or 0 for it in found}
 
 
 def _texts(value: Any) -> tuple[str, ...]:

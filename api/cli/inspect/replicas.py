@@ -111,6 +111,9 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)
+    others = {name: count for it in found.replicas for name, count in it.dropped_by_others.items() if count}
+    for name, count in others.items():
+        yield Mark(f"{name} dropped {count_text(count, 'decision')}, by its statement: no log has them", WARNING)
     for it in found.replicas:
         yield from (
             Mark(f"{it.name} did not start from {text}", WARNING) for text in it.refused_snapshots[:REFUSED_SHOWN]
