@@ -24,7 +24,7 @@ from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
 from actors.router.fleet import Fleet
 from core.clock import Clock
-from core.events import DecisionCounts, DivergenceFound, ReplicaLeft, ReplicaReported, ReplicaRestated
+from core.events import DivergenceFound, ReplicaReported
 from core.ids import ReplicaId
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
@@ -37,8 +37,6 @@ from streams.outbox.journal_recovery import JournalRecovery
 from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
 
-DROPPED_KEPT = 64
-"""Bound of the replicas whose dropped decisions are known; beyond it, the oldest are forgotten."""
 TakeSnapshot = Callable[[str, int], Awaitable[None]]
 """Takes a snapshot; the arguments are the replica's id and the fencing token of its claim."""
 
@@ -68,8 +66,6 @@ class BackgroundTasks:
         self._clock = clock
         self._state = state
         self._runner = runner
-        self._dropped: dict[ReplicaId, DecisionCounts] = {}
-        """The counts of other replicas that dropped decisions, as they state them in the log."""
 
         async def rebuild_beside() -> State:
             return (await rebuild(log, key.chain_key, store)).state
@@ -130,17 +126,8 @@ class BackgroundTasks:
                 if self._runner.caught_up:  # until then reports are too old to be compared
                     self.digest_exchange.feed(ReportRead(replica, event))
                 self._restate(self.restatement_requests.on_report(replica, event, self._clock.monotonic_ms()))
-                self._note_dropped(replica, event)
-            elif isinstance(event, ReplicaRestated | ReplicaLeft):
-                self._note_dropped(replica, event)
             elif isinstance(event, DivergenceFound) and self._runner.caught_up:
                 self.digest_exchange.feed(VerdictRead(replica, event))
-
-    def _note_dropped(self, replica: ReplicaId, event: ReplicaReported | ReplicaRestated | ReplicaLeft) -> None:
-        if isinstance(event.counts, DecisionCounts) and event.counts.dropped:
-            self._dropped[replica] = event.counts
-            if len(self._dropped) > DROPPED_KEPT:
-                del self._dropped[next(iter(self._dropped))]
 
     def on_state_replaced(self) -> None:
         """The state was replaced by a rebuilt one."""
@@ -163,16 +150,10 @@ class BackgroundTasks:
             "in_flight_damaged": self.in_flight_audit.damaged,
             "in_flight_differences": list(self.in_flight_audit.differences),
             "losses": self.log_heads.describe(),
-            "dropped_by_others": [self._describe_dropped(*each) for each in self._dropped.items()],
         }
         if self.snapshot_schedule is not None:
             about["snapshot"] = self.snapshot_schedule.describe()
         return about
-
-    def _describe_dropped(self, replica: ReplicaId, counts: DecisionCounts) -> dict[str, Any]:
-        part = self._state.routing.replicas.get(replica)
-        name = replica if part is None or part.joined is None else part.joined.name
-        return {"replica": replica, "name": name, "decisions": counts.dropped, "others": counts.dropped_others}
 
     async def _check_sources_loop(self) -> None:
         while True:

@@ -34,6 +34,15 @@ def fold_status(state: State, runner: Runner) -> dict[str, Any]:
         "unknown_events": state.unknown_events,
         "gaps_found": runner.gaps,
         "gaps": [gap._asdict() for gap in list(state.gaps)[-GAPS_SHOWN_MAX:]],
+        "dropped_in_log": [
+            {
+                "replica": replica,
+                "name": state.routing.name(replica),
+                "decisions": counts.dropped,
+                "others": counts.dropped_others,
+            }
+            for replica, counts in state.routing.dropped.items()
+        ],
         "foreign_sources": sorted(state.foreign)[:SOURCES_SHOWN_MAX],
         "started_from": runner.started_from,
         "refused_snapshots": runner.refused,

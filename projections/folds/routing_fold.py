@@ -10,6 +10,7 @@ import msgspec
 
 from core.codec import Message
 from core.events import (
+    DecisionCounts,
     DivergenceFound,
     LocalChanged,
     ReplicaJoined,
@@ -33,6 +34,8 @@ from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
 from projections.folds.source_fold import Chain, SourceFold, stamp
 
 MILLI = 1000
+DROPPED_KEPT = 64
+"""Bound of the replicas of which dropped decisions are known, and of names of ended ones; the oldest goes first."""
 
 
 class ReuseTotals(msgspec.Struct):
@@ -84,6 +87,10 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         self.in_flight_load = InFlightLoad()
         self.believed: dict[ReplicaId, ApproximateIndex] = {}
         """Approximate indexes of replicas; only of those with such a decision since their last restatement."""
+        self.dropped: dict[ReplicaId, DecisionCounts] = {}
+        """The last counts of replicas that dropped decisions, ended ones too; no part of any digest or snapshot."""
+        self._ended_names: dict[ReplicaId, str] = {}
+        """Names of the replicas that ended last."""
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())
@@ -117,6 +124,22 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     def _part(self, source: ReplicaId) -> ReplicaPart:
         return self.replicas.get(source) or self.replicas.setdefault(source, ReplicaPart(source))
 
+    def _note_behind_end(self, owner: str, message: Message) -> None:
+        for event in message.events:
+            self._note_dropped(ReplicaId(owner), event)  # the recovery of its journal states them there
+
+    def _note_dropped(self, replica: ReplicaId, event: object) -> None:
+        if not isinstance(event, ReplicaReported | ReplicaRestated | ReplicaLeft):
+            return
+        if isinstance(event.counts, DecisionCounts) and event.counts.dropped:
+            self.dropped[replica] = event.counts
+            _trim(self.dropped)
+
+    def name(self, replica: ReplicaId) -> str:
+        """The replica's name, also if it ended lately; else its id."""
+        part = self.replicas.get(replica)
+        return self._ended_names.get(replica, replica) if part is None or part.joined is None else part.joined.name
+
     def _void(self, part: ReplicaPart) -> None:
         self._forget(part)
         part.known = False
@@ -144,6 +167,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         return part.known
 
     def _event(self, part: ReplicaPart, event: RoutingEvent) -> None:
+        self._note_dropped(part.replica, event)
         match event:
             case RequestRouted() | RequestPrefilled() | RequestFinished():
                 pass  # `_request`
@@ -253,7 +277,15 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         if part is not None:
             self._forget(part)
             part.ended = reason
+            self._ended_names[source] = source if part.joined is None else part.joined.name
+            _trim(self._ended_names)
         self._bury(source, part, reason)
+
+
+def _trim(kept: dict[ReplicaId, Any]) -> None:
+    """The oldest entry beyond the bound is gone."""
+    if len(kept) > DROPPED_KEPT:
+        del kept[next(iter(kept))]
 
 
 def _local_changed(part: ReplicaPart, event: LocalChanged) -> None:

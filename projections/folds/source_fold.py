@@ -149,6 +149,7 @@ class SourceFold(ABC, Generic[S, P]):
         """Folds one message of the subject that `owner` owns; False if it changed nothing: it was a repeat, came from
         another source, or follows the owner's end."""
         if owner in self.ended:
+            self._note_behind_end(owner, message)
             return False
         source: S = owner  # type: ignore[assignment]
         if message.source == owner:
@@ -181,6 +182,9 @@ class SourceFold(ABC, Generic[S, P]):
                 self._end(source, f"lost: {event.reason}")
                 return True
         return False
+
+    def _note_behind_end(self, owner: str, message: Message) -> None:
+        """Facts behind the end of the owner are noted; they are no part of the fold."""
 
     def _account(self, source: S, part: P) -> None:
         """The sums have the part as it is now."""

@@ -214,11 +214,11 @@ def check_dropped(replicas: list[ProcessReply]) -> Finding:
     """No decision was dropped by a replica that answers, nor by another, as replicas read in the log."""
     dropped: dict[str, dict[str, Any]] = {}
     for answer in replicas:
-        own = _dict(answer.state, "dropped")
-        others = (answer.state or {}).get("dropped_by_others", [])
-        for each in [*others, {**own, "replica": answer.part.id, "name": answer.part.name}]:
-            if each.get("decisions"):
-                dropped.setdefault(each["replica"], {}).update(each)
+        own = {**_dict(answer.state, "dropped"), "replica": answer.part.id, "name": answer.part.name}
+        for each in [*(answer.state or {}).get("dropped_in_log", []), own]:
+            known = dropped.get(each["replica"], {})
+            if count := max(each.get("decisions") or 0, known.get("decisions", 0)):
+                dropped[each["replica"]] = {**known, **each, "decisions": count}
     if not dropped:
         return Finding("dropped", OK, "No front end dropped a decision, as far as they know.", {"dropped": {}})
     most = max(dropped.values(), key=lambda each: int(each["decisions"]))

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from core.events import Event, LocalChanged, ReplicaJoined, ReplicaLeft, ReplicaLost, RequestRejected, SettingsChanged
+from core.events import (
+    DecisionCounts,
+    Event,
+    LocalChanged,
+    ReplicaJoined,
+    ReplicaLeft,
+    ReplicaLost,
+    RequestRejected,
+    SettingsChanged,
+)
 from core.ids import ReplicaId, WorkerId
 from projections.folds.in_flight import InFlight, WorkerLoad
-from projections.folds.routing_fold import ReplicaPart, RoutingFold, contents
+from projections.folds.routing_fold import DROPPED_KEPT, ReplicaPart, RoutingFold, contents
 from tests.projections.facts import finished, load, prefilled, prompt, replica_restated, routed, worker_id
 from tests.projections.speaker import Speaker, fold
 
@@ -177,3 +187,30 @@ def test_requests_restated_before_their_replica_is_known_stay_unknown() -> None:
     assert (routing.busy, routing.projection.incomplete) == ({}, 1)
     routing.says(ReplicaJoined(name="router-0", version="1"), replica_restated([(("a", 0), InFlight(A, 4, 13))]))
     assert (routing.busy, routing.projection.incomplete) == ({A: WorkerLoad(4, 1, 13)}, 0)
+
+
+def test_dropped_decisions_are_known_beside_the_fold(routing: Routing) -> None:
+    """By the last statement of each replica; the digest does not depend on the counts."""
+    other = Routing()
+    other.says(ReplicaJoined(name="router-0", version="1"))
+    counts = DecisionCounts(9, 4, 1)
+    routing.says(replace(replica_restated(()), counts=counts))
+    other.says(replica_restated(()))
+    assert routing.projection.dropped == {R: counts}
+    assert routing.projection.name(R) == "router-0"
+    routing.says(ReplicaLeft(reason="asked to", counts=replace(counts, dropped=5)))
+    assert (routing.projection.dropped[R].dropped, routing.projection.name(R)) == (5, "router-0")
+    routing.says(ReplicaLeft(reason="its journal", counts=replace(counts, dropped=7)))
+    assert routing.projection.dropped[R].dropped == 7
+    other.says(ReplicaLeft(reason="asked to"))
+    assert (other.projection.dropped, other.projection.digest) == ({}, routing.projection.digest)
+
+
+def test_few_dropped_decisions_are_remembered(routing: Routing) -> None:
+    """Of the replicas that stated them last."""
+    for number in range(DROPPED_KEPT + 1):
+        replica = ReplicaId(f"{number:016x}")
+        joined, left = ReplicaJoined(name="r", version="1"), ReplicaLeft(reason="", counts=DecisionCounts(2, 1))
+        fold(routing.projection, Speaker("routing", replica).say(joined, left))
+    assert len(routing.projection.dropped) == DROPPED_KEPT
+    assert routing.projection.name(ReplicaId("0" * 16)) == "0" * 16

@@ -349,7 +349,7 @@ def test_the_registry() -> None:
         ("journals", {"journal": {"bytes": 95, "capacity_bytes": 100}}, PROBLEM),
         ("journals", {"journal": {"bytes": 5, "capacity_bytes": 100}}, OK),
         ("dropped", {"dropped": {"decisions": 3, "others": 5, "from_ms": 1, "to_ms": 2}}, WARNING),
-        ("dropped", {"dropped_by_others": [{"replica": "r", "name": "x", "decisions": 3, "others": 5}]}, WARNING),
+        ("dropped", {"dropped_in_log": [{"replica": "r", "name": "x", "decisions": 3, "others": 5}]}, WARNING),
         ("dropped", {"dropped": {"decisions": 0, "others": 5, "from_ms": None, "to_ms": None}}, OK),
         ("log_away", {"log_away_s": 3.0}, PROBLEM),
         ("foreign_sources", {"foreign_sources": ["a" * 16]}, PROBLEM),
@@ -372,8 +372,8 @@ def test_dropped_decisions_are_named() -> None:
     read = [{"replica": "frontend-0", "name": "frontend-0", "decisions": 3885, "others": 7000}]
     dead = [{"replica": "d" * 16, "name": "frontend-2", "decisions": 15, "others": 0}]
     replies = [
-        answer("frontend-0", {**REPLICA, "dropped": own, "dropped_by_others": dead}),
-        answer("frontend-1", {**REPLICA, "dropped_by_others": [*read, *dead]}),
+        answer("frontend-0", {**REPLICA, "dropped": own, "dropped_in_log": dead}),
+        answer("frontend-1", {**REPLICA, "dropped_in_log": [*read, *dead]}),
     ]
     status, text = found("dropped", check_processes(replies, []))
     assert status == WARNING
