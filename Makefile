@@ -16,7 +16,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 ARGS :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-page test-agents bench check docs format clean
+.PHONY: help setup install serve test test-page test-agents mutants bench check docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,9 @@ test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what
 
 test-agents: setup ## coding agents' own programs against simulated models: installs them in .agents, needs npm
 	@$(PYTHON) -m pytest tests/agents $(ARGS)
+
+mutants: setup ## bugs planted one at a time, each named by verify, a digest or the suite; docs/mutation.md has all
+	@$(PYTHON) -m tests.mutation $(ARGS)
 
 bench: setup ## eight measurements, quick unless ARGS say otherwise; bench/README.md has all
 	@for name in index fold recover lag append size replay disagg; do \

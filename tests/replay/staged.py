@@ -15,7 +15,7 @@ from core.keys import DeploymentKey
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
-from core.subjects import LOAD, ROUTING, kv_stream, subject
+from core.subjects import LOAD, ROUTING, kv_stream, owner, subject
 from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
@@ -67,10 +67,10 @@ class Stage:
         self._chains[stream, source] = message.n + 1, head
         return self._stored(stream, about or source, payload, message, head)
 
-    def _stored(self, stream: StreamName, owner: str, payload: bytes, message: Message, head: bytes) -> StreamSeq:
-        seq = StreamSeq(len(self.frames[stream]) + 1)
-        self.frames[stream].append(RecordedFrame(stream, seq, self.clock.now_ms, owner, head, message))
-        self._records.append(Record(stream, seq, self.clock.now_ms, subject("test", stream, owner), payload))
+    def _stored(self, stream: StreamName, token: str, payload: bytes, message: Message, head: bytes) -> StreamSeq:
+        seq, about = StreamSeq(len(self.frames[stream]) + 1), subject("test", stream, token)
+        self.frames[stream].append(RecordedFrame(stream, seq, self.clock.now_ms, owner(about), head, message))
+        self._records.append(Record(stream, seq, self.clock.now_ms, about, payload))
         return seq
 
     def replica(

@@ -1,0 +1,254 @@
+"""A log with every state: that of `tests.golden.make_decisions` (all policies, temperatures, tiers, clears, restated
+caches, stale credit, holding, verdicts), and the states that decisions alone do not need.
+
+These are runs of blocks that several workers hold, prefill jobs with a gap, migrations, restatements with requests in
+flight, workers and replicas that end, own events not read back, and digests that the replicas report.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from core.codec import digest
+from core.events import CacheCleared, ReplicaRestated, RequestMigrated, WorkerLeft, WorkerLost
+from core.events.jobs import JobsRestated
+from core.events.kv import BlocksRemoved, BlocksStored
+from core.events.routing import ReplicaLost
+from core.generation import PrefillReport
+from core.ids import LOST_SUFFIX, ReplicaId
+from core.prompt import hashes_from_bytes
+from core.settings import RoutingSettings
+from core.subjects import JOBS, LOAD, ROUTING, asked_token
+from projections.policy.prefill_choice import REMOTE
+from tests.golden.make_decisions import DecisionLog
+from tests.projections.facts import (
+    finished,
+    joined,
+    load,
+    prefilled,
+    prompt,
+    removed_chain,
+    replica_restated,
+    stored,
+    stored_chain,
+    worker_id,
+)
+from tests.projections.job_facts import asked, cancelled, completed, pulled, started
+from tests.replay.staged import KEY, KV, R, S, Stage
+
+RUNNERS = [worker_id(31), worker_id(32), worker_id(33)]
+"""Decode workers that report their blocks with their places, as engines do."""
+REQUESTER, ANSWERER = worker_id(31), worker_id(21)
+T = ReplicaId("cc" * 8)
+"""A replica that is lost with requests in flight."""
+REPORT_EVERY = 12
+"""Requests between two reports of digests."""
+LONG_BLOCKS = 45
+
+
+class EveryStateLog(DecisionLog):
+    """The same dice for what is inherited, and dice of its own for what is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = random.Random(17)
+        self._depths: dict[tuple[str, int], int] = {}
+        """Blocks of a family that a worker holds."""
+        self._jobs: list[str] = []
+        """Open ones, oldest first."""
+        self._job = 0
+        self._events = 0
+        self.stage.frames[JOBS] = []
+
+    def run(self) -> Stage:
+        stage = self.stage
+        for number, worker in enumerate(RUNNERS):
+            stage.say(KV, worker, joined(f"runner-{number}"))
+            stage.say(LOAD, worker, load())
+        stage.replica(T, "frontend-2", RoutingSettings(policy="kv"))
+        return super().run()
+
+    def _happen(self) -> None:
+        super()._happen()
+        dice, stage = self._more, self.stage
+        self._events += 1
+        for _ in range(dice.randrange(4)):
+            self._change_run()
+        if dice.random() < 0.3:
+            self._decide_before_the_log()
+        if self._in_flight and dice.random() < 0.1:
+            replica, request, attempt, _ = dice.choice(self._in_flight)
+            stage.tell(
+                RequestMigrated(request=request, attempt=attempt, worker=RUNNERS[0], told_tokens=3, reason="lost"),
+                replica=replica,
+            )
+        if dice.random() < 0.03:
+            self._restate_in_flight(dice.choice((R, S)))
+        if self._events % 90 == 0:
+            self._end_some(self._events // 90)
+        if self._events % REPORT_EVERY == 0:
+            replica = (R, S)[self._events // REPORT_EVERY % 2]
+            stage.tell(stage.report(replica), replica=replica)
+
+    def _refuse(self) -> None:
+        """The other workers of the model have left."""
+        for worker in RUNNERS:
+            self.stage.say(KV, worker, WorkerLeft(reason="stopped"))
+        super()._refuse()
+
+    def _change_run(self) -> None:
+        """A worker's cache of one family grows, or loses its end, or is cleared."""
+        dice, stage = self._more, self.stage
+        worker, family = dice.choice(RUNNERS), dice.randrange(5)
+        blocks = hashes_from_bytes(prompt(*self._families[family]).hashes())[:LONG_BLOCKS]
+        depth = self._depths.get((worker, family), 0)
+        what = dice.random()
+        if what < 0.02:
+            stage.say(KV, worker, CacheCleared(reason="reset"))
+            self._depths = {key: held for key, held in self._depths.items() if key[0] != worker}
+        elif what < 0.3 and depth:
+            less = dice.randrange(depth)
+            stage.say(KV, worker, removed_chain(*blocks[:depth], first=less))
+            self._depths[worker, family] = less
+        elif depth < len(blocks):
+            more = dice.choice((depth + 1, min(len(blocks), depth + 16), len(blocks)))
+            stage.say(KV, worker, stored_chain(*blocks[:more], first=depth))
+            self._depths[worker, family] = more
+
+    def _decide_before_the_log(self) -> None:
+        """A replica decides twice, and has a first token, before it reads its own events back."""
+        dice, stage = self._more, self.stage
+        replica = dice.choice((R, S))
+        lag = {ROUTING: 6}
+        for number in range(2):
+            name = f"o{self._events}-{number}"
+            asked_prompt = prompt(*dice.choice(self._families)[: dice.randrange(2, 45)])
+            event = stage.decided(name, asked_prompt, replica=replica, lag=lag, seed=dice.getrandbits(64))
+            stage.tell(event, replica=replica)
+            if dice.random() < 0.6:
+                stage.tell(prefilled(name, cached=dice.randrange(9)), replica=replica)
+            if dice.random() < 0.4:
+                stage.tell(finished(name), replica=replica)
+            else:
+                self._in_flight.append((replica, name, 0, True))
+
+    def _restate_in_flight(self, replica: ReplicaId) -> None:
+        """The replica says its requests again: that is all that is in flight there. Its local reasons are void."""
+        part = self.stage.seat(replica).state.routing.replicas[replica]
+        self.stage.tell(replica_restated(sorted(part.in_flight.items(), key=lambda item: item[0])), replica=replica)
+        self._local[replica] = {}
+
+    def _end_some(self, number: int) -> None:
+        """A worker of its own joins, gets requests, and leaves or is lost; once, so does a replica."""
+        stage, worker = self.stage, worker_id(50 + number)
+        blocks = hashes_from_bytes(prompt(*self._families[0]).hashes())
+        stage.say(KV, worker, joined(f"guest-{number}"), stored(*blocks))
+        stage.say(LOAD, worker, load())
+        if number <= 4:
+            for at in range(3):
+                stage.route(f"t{number}-{at}", prompt(*self._families[at]), replica=T, seed=at)
+        stage.route(f"g{number}", prompt(*self._families[0]))
+        if number % 2:
+            stage.say(KV, worker, WorkerLeft(reason="stopped"))
+            stage.say(LOAD, worker, WorkerLeft(reason="stopped"))
+        else:
+            for stream in (KV, LOAD):
+                stage.say(stream, worker + LOST_SUFFIX, WorkerLost(by=R, reason="no lease"), about=worker)
+        if number == 4:
+            stage.say(ROUTING, T + LOST_SUFFIX, ReplicaLost(by=R, reason="no lease"), about=T)
+        self._interrupt_jobs()
+
+    def _verdict(self) -> PrefillReport | None:
+        report = super()._verdict()
+        if report is None or report.reason != REMOTE:
+            return report
+        self._job += 1
+        job, stage, jobs = f"{self._job:016x}", self.stage, self._jobs
+        jobs.append(job)
+        self._tell_job(asked(job, len(jobs)))
+        stage.say(JOBS, ANSWERER, started(job, 1, REQUESTER), completed(job, 0), about=asked_token(ANSWERER))
+        if self._job % 3 == 0:
+            return None  # it stays open
+        jobs.remove(job)
+        if self._job % 3 == 1:
+            self._tell_job(pulled(job, len(jobs)))
+            return structs.replace(
+                report, job=job, outcome="pulled", worker="p", pulled_tokens=16, wait_ms=1, pull_ms=1
+            )
+        self._tell_job(cancelled(job, len(jobs)))
+        return structs.replace(report, job=job, outcome="deadline")
+
+    def _tell_job(self, event: Any) -> None:
+        self.stage.say(JOBS, REQUESTER, event, about=asked_token(REQUESTER))
+
+    def _interrupt_jobs(self) -> None:
+        """A message of the requester never reaches the log, and it says how many of its jobs are open."""
+        stage = self.stage
+        for job in self._jobs:
+            lost = stage.sealed(JOBS, REQUESTER, cancelled(job, 0))
+            n, _ = stage._chains[JOBS, REQUESTER]
+            stage._chains[JOBS, REQUESTER] = n + 1, digest(lost, KEY.chain_key)
+        self._jobs.clear()
+        self._tell_job(JobsRestated(open=0))
+
+
+class StateCount(NamedTuple):
+    """A state, and how often the log must have it."""
+
+    state: str
+    least: int
+
+
+COVERAGE = (
+    StateCount("settings changed", 30), StateCount("migrated", 20), StateCount("restated in flight", 8),
+    StateCount("digests reported", 30), StateCount("blocks stored in runs", 200), StateCount("runs shortened", 60),
+    StateCount("cache cleared", 20), StateCount("cache restated", 20), StateCount("worker left", 3),
+    StateCount("worker lost", 3), StateCount("replica lost", 1), StateCount("job pulled", 8),
+    StateCount("job cancelled", 8), StateCount("jobs restated", 4), StateCount("remote prefill", 20),
+    StateCount("decided before its own events", 100), StateCount("decision", 600),
+    StateCount("tier other than device", 50), StateCount("messages missing", 10),
+)  # fmt: skip
+"""Beside the states of decisions, which `tests.golden.test_decisions` counts in the log that this one extends."""
+
+
+def states(stage: Stage) -> Counter[str]:
+    """How often each state of COVERAGE is in the log."""
+    found: Counter[str] = Counter()
+    for frames in stage.frames.values():
+        chains: dict[str, int] = {}
+        for frame in frames:
+            message = frame.message
+            assert message is not None
+            found["messages missing"] += message.n != chains.get(message.source, 0)
+            chains[message.source] = message.n + 1
+            for event in message.events:
+                found.update(_states_of(event, frame.seq))
+    return found
+
+
+def _states_of(event: Any, seq: int) -> Iterator[str]:
+    name = type(event).__name__
+    known = {
+        "SettingsChanged": "settings changed", "RequestMigrated": "migrated", "ReplicaReported": "digests reported",
+        "CacheCleared": "cache cleared", "CacheRestated": "cache restated", "ReplicaLost": "replica lost",
+        "WorkerLeft": "worker left", "WorkerLost": "worker lost", "PrefillPulled": "job pulled",
+        "PrefillCancelled": "job cancelled", "JobsRestated": "jobs restated", "RequestRouted": "decision",
+    }.get(name)  # fmt: skip
+    if known is not None:
+        yield known
+    if isinstance(event, ReplicaRestated) and event.requests:
+        yield "restated in flight"
+    if isinstance(event, BlocksStored | BlocksRemoved):
+        if event.blocks.pieces:
+            yield "blocks stored in runs" if isinstance(event, BlocksStored) else "runs shortened"
+        if event.tier != "device":
+            yield "tier other than device"
+    if name == "RequestPrefilled" and event.prefill is not None and event.prefill.remote:
+        yield "remote prefill"
+    if name == "RequestRouted" and seq - event.cursor[ROUTING][1] > 1:
+        yield "decided before its own events"
