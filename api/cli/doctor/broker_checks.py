@@ -52,7 +52,9 @@ def check_rights(rights: Mapping[str, frozenset[str]], streams: list[StreamName]
         text = f"NATS does not let {', '.join(lacks)}: give the user of log.credentials these rights."
         yield Finding("broker_rights", PROBLEM, text, {"missing": lacks})
     else:
-        yield Finding("broker_rights", OK, "NATS lets each role do what it needs.", {"missing": []})
+        roles = ", ".join(sorted(rights))
+        text = f"NATS lets each role with credentials on this machine ({roles}) do what it needs."
+        yield Finding("broker_rights", OK, text, {"missing": []})
     beyond = {role: sorted(found - needed_rights(role, streams)) for role, found in rights.items()}
     beyond = {role: excess for role, excess in beyond.items() if excess}
     if beyond:
@@ -63,7 +65,9 @@ def check_rights(rights: Mapping[str, frozenset[str]], streams: list[StreamName]
         )
         yield Finding("broker_roles", WARNING, text, {"beyond": beyond})
     else:
-        yield Finding("broker_roles", OK, "No NATS credential may do more than its role does.", {"beyond": {}})
+        yield Finding(
+            "broker_roles", OK, "No NATS credential on this machine may do more than its role does.", {"beyond": {}}
+        )
 
 
 def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
@@ -73,19 +77,22 @@ def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
     facts = {"consumers": len(consumers), "durable": durable, "abandoned": left}
     if durable:
         text = (
-            f"{len(durable)} durable {plural(len(durable), 'consumer is', 'consumers are')} at the broker, and none is "
-            f"ours: {', '.join(durable[:3])}; if nobody reads with them, remove them (`nats consumer rm`; {NATS_CLI})."
+            f"{len(durable)} durable {plural(len(durable), 'consumer is', 'consumers are')} at the broker, and no part "
+            f"makes such: {', '.join(durable[:3])}; if nobody reads with them, remove them "
+            f"(`nats consumer rm`; {NATS_CLI})."
         )
         return Finding("broker_consumers", WARNING, text, facts)
     if left:
         there = plural(len(left), "consumer is", "consumers are")
         text = (
-            f"{len(left)} {there} at the broker and nobody reads with them: {', '.join(left[:3])}; the broker drops "
+            f"{len(left)} {there} at the broker without a reader that waits: {', '.join(left[:3])}; the broker drops "
             f"them {seconds_text(INACTIVE_S)} after their readers went, so ask again then."
         )
         return Finding("broker_consumers", WARNING, text, facts)
     there = plural(len(consumers), "consumer is", "consumers are")
-    return Finding("broker_consumers", OK, f"{len(consumers)} {there} at the broker, and all are read.", facts)
+    old = seconds_text(ABANDONED_S)
+    text = f"{len(consumers)} {there} at the broker; readers wait at all but queues, and those younger than {old}."
+    return Finding("broker_consumers", OK, text, facts)
 
 
 def _payload(server: BrokerServer) -> Finding:

@@ -23,11 +23,14 @@ from api.cli.doctor.broker_checks import (
     check_rights,
     check_server,
 )
+from api.cli.doctor.decision_checks import check_decisions, verify_newest
 from api.cli.doctor.finding import Finding
+from api.cli.doctor.fold_checks import check_agreement, check_index
 from api.cli.doctor.loss_checks import check_losses, check_refused_snapshots, find_log_losses
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
-from api.cli.inspect.snapshot_verification import snapshot_statuses
+from api.cli.inspect.replicas import ROUNDS_MAX, query_replicas
+from api.cli.inspect.snapshot_verification import content_checked, snapshot_statuses
 from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, print_result
 from api.cli.process_query import REPLICAS, WORKERS, RegisteredProcess, query_processes, registered_processes
 from api.cli.quantities import count_text
@@ -36,9 +39,9 @@ from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import named_remedy, open_log, open_registry
 from core.clock import SystemClock
-from core.errors import CallerError, PeerError
+from core.errors import CallerError, Corrupt, PeerError, Refused
 from core.ids import StreamName
-from core.subjects import LOAD, subject
+from core.subjects import LOAD, ROUTING, subject
 from projections.digest import FOLD_VERSION
 from streams.etcd.etcd_inspection import etcd_status
 from streams.jetstream.broker_accounts import READER, ROLES
@@ -105,10 +108,12 @@ async def examine(connection: DeploymentRef) -> Examination:
     log = await _answers("broker", connection.nats, found, lambda: _broker(connection, found))
     if log:
         await _answers("record", connection.nats, found, lambda: _record(connection, found))
+        await _answers("decisions", connection.nats, found, lambda: _decisions(connection, found))
     registry = await _answers("registry", [connection.etcd], found, lambda: _registry(connection, found))
     if registry:
         await _answers("parts", [connection.etcd], found, lambda: _parts(connection, found))
     if log and registry:
+        await _answers("agreement", connection.nats, found, lambda: _agreement(connection, found))
         await _answers("workers", connection.nats, found, lambda: _workers(connection, found))
     return Examination(found, log or registry)
 
@@ -159,15 +164,32 @@ async def _record(connection: DeploymentRef, found: Findings) -> None:
         streams = await broker.streams()
     async with open_log(connection) as log:
         chain_key = connection.key.chain_key
-        manifests = await SnapshotStore(log, connection.namespace, chain_key).manifests()
+        store = SnapshotStore(log, connection.namespace, chain_key)
+        found_ = await snapshot_statuses(log, await store.manifests(), FOLD_VERSION, chain_key)
         record = LogHistory(
             streams=streams,
-            snapshots=await snapshot_statuses(log, manifests, FOLD_VERSION, chain_key),
+            snapshots=await content_checked(store, found_, chain_key),
             now_ms=SystemClock().wall_ms(),
             every_s=connection.snapshot_every_s,
-            restate_every_s=connection.restate_every_s,
         )
     found += check_record(record)
+
+
+async def _decisions(connection: DeploymentRef, found: Findings) -> None:
+    async with open_log(connection) as log:
+        if ROUTING not in await log.streams():
+            return  # the check of the streams says it
+        try:
+            found.append(check_decisions(await verify_newest(connection, log)))
+        except (Refused, Corrupt) as error:
+            found.append(check_decisions(error))
+
+
+async def _agreement(connection: DeploymentRef, found: Findings) -> None:
+    async with open_registry(connection) as registry, open_log(connection) as log:
+        overview = await query_replicas(registry, log, connection.operations_token, ROUNDS_MAX)
+    if any(it.answered for it in overview.replicas):
+        found.append(check_agreement(overview))
 
 
 async def _registry(connection: DeploymentRef, found: Findings) -> None:
@@ -186,6 +208,8 @@ async def _parts(connection: DeploymentRef, found: Findings) -> None:
     replies = await query_processes([*replicas, *workers], connection.operations_token)
     found += check_processes(replies[: len(replicas)], replies[len(replicas) :])
     found.append(check_refused_snapshots(replies[: len(replicas)]))
+    if any(it.state is not None for it in replies[: len(replicas)]):
+        found.append(check_index(replies[: len(replicas)]))
 
 
 async def _workers(connection: DeploymentRef, found: Findings) -> None:
@@ -193,17 +217,23 @@ async def _workers(connection: DeploymentRef, found: Findings) -> None:
         # of two registrations of one name the later one counts
         workers = sorted(await registered_processes(registry, WORKERS), key=lambda part: part.revision)
         async with open_log(connection) as log:
-            load_ages_s = {part.name: await _load_age_s(log, connection.namespace, part) for part in workers}
+            offset_ms = await _clock_offset_ms(connection)
+            load_ages_s = {part.name: await _load_age_s(log, connection.namespace, part, offset_ms) for part in workers}
             now_ms, chain_key = SystemClock().wall_ms(), connection.key.chain_key
             losses = await find_log_losses(log, registry, connection.namespace, chain_key, workers, now_ms)
     found.append(check_losses(losses))
     found += check_workers({part.name: _registration(part) for part in workers}, load_ages_s)
 
 
-async def _load_age_s(log: JetStreamLog, namespace: str, part: RegisteredProcess) -> float | None:
-    """Age of the worker's last load report in the log; None without one."""
+async def _clock_offset_ms(connection: DeploymentRef) -> float:
+    async with BrokerInspection(connection.nats, connection.nats_credentials(READER), connection.namespace) as broker:
+        return (await broker.server()).clock_ahead_ms
+
+
+async def _load_age_s(log: JetStreamLog, namespace: str, part: RegisteredProcess, offset_ms: float) -> float | None:
+    """Age of the worker's last load report in the log, by the broker's clock; None without one."""
     last = await log.last(LOAD, subject(namespace, LOAD, part.id))
-    return None if last is None else (SystemClock().wall_ms() - last.time_ms) / 1000
+    return None if last is None else max(0.0, SystemClock().wall_ms() + offset_ms - last.time_ms) / 1000
 
 
 def _registration(part: RegisteredProcess) -> Registration | None:

@@ -69,8 +69,8 @@ def check_answers(replicas: list[ProcessReply], workers: list[ProcessReply]) -> 
     if old:
         names = ", ".join(dict.fromkeys(answer.part.name for answer in old))
         text = (
-            f"{len(processes) - len(old)} of {len(processes)} that hold a lease answer; the others are lives of "
-            f"{names} before this one, whose leases end by themselves within seconds."
+            f"{len(processes) - len(old)} of {len(processes)} that hold a lease answer; the others do not, and a later "
+            f"process of the same name does ({names}): if they crashed, their leases end by themselves within seconds."
         )
     return Finding("leases", OK, text, facts)
 
@@ -91,11 +91,14 @@ def check_lag(replicas: list[ReplicaStatus]) -> Finding:
         text = f"{', '.join(late)} is far behind the log: give it more CPU, or fewer requests, until it has caught up."
         return Finding("lag", WARNING, text, facts)
     most = max((it.lag_events or 0 for it in replicas), default=0)
-    return Finding("lag", OK, f"No replica is more than {count_text(most, 'message')} behind the log.", facts)
+    if unknown := [it.name for it in replicas if it.lag_events is None]:
+        return Finding("lag", OK, f"{', '.join(unknown)} does not say how far behind the log it is.", facts)
+    text = f"By its own account, no replica that answers is more than {count_text(most, 'message')} behind the log."
+    return Finding("lag", OK, text, facts)
 
 
 def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
-    """Every replica knows the state of every source, and reads every event."""
+    """By its own account, every replica that answers knows the state of every source, and reads every event."""
     facts = {
         it.name: {"incomplete": it.incomplete, "corrupt": it.corrupt, "unknown_events": it.unknown_events}
         for it in replicas
@@ -114,7 +117,12 @@ def check_unknown(replicas: list[ReplicaStatus]) -> Finding:
         name, count = some
         text = f"{name} passed over {count} {plural(count, 'event')} of a newer version: upgrade it, too."
         return Finding("sources", WARNING, text, facts)
-    return Finding("sources", OK, "Every replica knows the state of every source.", facts)
+    return Finding(
+        "sources",
+        OK,
+        "No replica that answers lacks the state of a source of the log, or passed over a message.",
+        facts,
+    )
 
 
 def check_foreign(replicas: list[ProcessReply]) -> Finding:
@@ -134,17 +142,16 @@ def check_foreign(replicas: list[ProcessReply]) -> Finding:
 
 
 def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
-    """No chain lacks a message, and no replica had to correct itself."""
+    """No replica that answers found a chain that lacks a message."""
     facts = {it.name: {"gaps": it.gaps, "divergences": it.divergences, "rebuilds": it.rebuilds} for it in replicas}
-    if some := _some(replicas, lambda it: it.divergences):
-        found = f"{some[0]} found {some[1]} {plural(some[1], 'time')} that its fold and another's differed"
-        text = f"{found}; it is mended: see DivergenceFound in the log."
-        return Finding("gaps", WARNING, text, facts)
     if some := _some(replicas, lambda it: it.gaps):
         found = f"{some[0]} found {some[1]} {plural(some[1], 'gap')} in the chains of sources"
-        text = f"{found}: messages were lost at the broker; `/state` names them."
+        text = (
+            f"{found}: messages are missing that were numbered by their sources, deleted, or lost or never stored by "
+            "the broker; `/state` names them."
+        )
         return Finding("gaps", WARNING, text, facts)
-    return Finding("gaps", OK, "No chain lacks a message.", facts)
+    return Finding("gaps", OK, "No replica that answers found a gap in a chain since it started.", facts)
 
 
 def check_in_flight(replicas: list[ProcessReply]) -> Finding:
@@ -175,7 +182,7 @@ def check_log_away(replicas: list[ProcessReply]) -> Finding:
             "NATS, its disk, and the network between them."
         )
         return Finding("log_away", PROBLEM, text, {"log_away_s": away})
-    return Finding("log_away", OK, "The log is there for every front end.", {"log_away_s": away})
+    return Finding("log_away", OK, "No front end that answers waits for the log.", {"log_away_s": away})
 
 
 def check_outboxes(parts: list[ProcessReply]) -> Finding:
@@ -191,7 +198,7 @@ def check_outboxes(parts: list[ProcessReply]) -> Finding:
     return Finding(
         "outboxes",
         OK,
-        f"At most {count_text(most, 'event')} of one part {plural(most, 'waits', 'wait')} to be appended.",
+        f"At most {count_text(most, 'event')} of one part that answers {plural(most, 'waits', 'wait')} to be appended.",
         facts,
     )
 
@@ -225,7 +232,7 @@ def check_dropped(replicas: list[ProcessReply]) -> Finding:
     count, total = most["decisions"], sum(each["decisions"] for each in dropped.values())
     away = ""
     if most.get("from_ms") and most.get("to_ms"):
-        away = f" while the log was away from {time_text(most['from_ms'])} to {time_text(most['to_ms'])}"
+        away = f" between {time_text(most['from_ms'])} and {time_text(most['to_ms'])} by the clock of {most['name']}"
     further = f", and {total - count:,} of others" if total > count else ""
     text = (
         f"{count_text(count, 'decision')} of {most['name']}{further} {plural(total, 'was', 'were')} dropped{away}: "
@@ -250,8 +257,11 @@ def check_link(parts: list[ProcessReply]) -> Finding:
     if in_clear and len(in_clear) < len(found):
         text = f"{', '.join(in_clear)} has no link.tls, and other parts have: give it to all, else they cannot connect."
         return Finding("link", PROBLEM, text, facts)
+    if not found:
+        return Finding("link", OK, "No part that answers says how it connects to others.", facts)
     how = "in clear" if in_clear else "over TLS"
-    return Finding("link", OK, f"Both ends of every connection between parts prove themselves, {how}.", facts)
+    text = f"Of {count_text(len(found), 'part')} that say so, both ends of each connection prove themselves, {how}."
+    return Finding("link", OK, text, facts)
 
 
 def _some(replicas: list[ReplicaStatus], count: Callable[[ReplicaStatus], int | None]) -> tuple[str, int] | None:
@@ -339,6 +349,8 @@ def _alike(registrations: dict[str, Registration | None]) -> Finding:
             "not admit those that differ from the first; start them alike."
         )
         return Finding("models", PROBLEM, text, facts)
+    if not kinds:
+        return Finding("models", OK, "There is no worker whose model could be compared.", facts)
     models = ", ".join(f"{model} at {next(iter(by_kind))[1]} tokens per block" for model, by_kind in kinds.items())
     text = f"Workers of one model are alike: {models}; the hash seed comes from the one key that all must have."
     return Finding("models", OK, text, facts)
@@ -360,9 +372,13 @@ def _stale(load_ages_s: dict[str, float | None]) -> Finding:
         ages = [load_ages_s[name] for name in stale]
         longest = "never" if None in ages else f"for {seconds_text(max(age for age in ages if age is not None))}"
         text = (
-            f"{', '.join(stale)} has not said its load in the log ({longest}): it counts half at most; see whether it "
+            f"{', '.join(stale)} has not said its load in the log ({longest}, by the broker's clock): see whether it "
             "lives and reaches NATS."
         )
         return Finding("workers_heard", WARNING, text, facts)
-    text = f"The log heard of every worker within {STALE_S:g} s." if load_ages_s else "There is no worker to hear of."
+    text = (
+        f"By the broker's clock, each worker's load in the log is at most {STALE_S:g} s old."
+        if load_ages_s
+        else "There is no worker to hear of."
+    )
     return Finding("workers_heard", OK, text, facts)

@@ -1,5 +1,5 @@
-"""Checks of the streams: existence, limits, contents and history; age of the newest snapshot, and the first decision
-that can be verified. Pure.
+"""Checks of the streams: existence, limits, contents and history; the newest snapshot, and the beginning of the
+history. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from api.cli.doctor.finding import NATS_CLI, Finding
 from api.cli.inspect.snapshot_verification import SnapshotStatus
 from api.cli.quantities import bytes_text, count_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
-from core.event_json import time_text
 from core.ids import StreamName
 from core.subjects import ROUTING, SNAPSHOTS, is_kv
 from streams.jetstream.broker_inspection import BrokerStream
@@ -53,7 +52,7 @@ def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
     if foreign:
         text = (
             f"{', '.join(foreign)} does not keep history in files under limits, the oldest discarded first: "
-            "somebody else made it; remove it, or change it at the broker."
+            "no part makes such streams; remove it, or change it at the broker."
         )
         return Finding("stream_limits", PROBLEM, text, facts)
     differ = [_difference(it, topology) for it in streams if it.name in topology.names()]
@@ -114,17 +113,22 @@ def check_copies(streams: list[BrokerStream], topology: Topology, cluster: str |
 
 
 def check_deleted(streams: list[BrokerStream]) -> Finding:
-    """Nothing between the oldest and the newest message is missing."""
+    """Nothing between the oldest and the newest message is missing, by the broker's account."""
     counts = {it.name: it.deleted for it in streams if it.deleted and it.name != SNAPSHOTS}
     facts = {"deleted": counts}
     if counts:
         where = ", ".join(f"{count} of {name}" for name, count in counts.items())
         text = (
-            f"Somebody deleted messages inside the log ({where}): what they said is lost, decisions after them may not "
-            "be verifiable; find out who has the right to delete, and take it away."
+            f"Messages inside the log are missing at the broker ({where}): deleted, or lost by its store. Decisions "
+            "that rest on them may not be judged; see who may delete (docs/deploy.md, Roles at NATS), and to the disk."
         )
         return Finding("stream_deletions", WARNING, text, facts)
-    return Finding("stream_deletions", OK, "No message was deleted inside a stream.", facts)
+    return Finding(
+        "stream_deletions",
+        OK,
+        "The broker counts no message missing between the oldest and the newest of a stream.",
+        facts,
+    )
 
 
 def check_history(streams: list[BrokerStream]) -> Finding:
@@ -132,7 +136,9 @@ def check_history(streams: list[BrokerStream]) -> Finding:
     facts: dict[str, Any] = {it.name: _history(it) for it in streams if it.name != SNAPSHOTS}
     held = sorted((fact["held_s"], name) for name, fact in facts.items() if fact["held_s"] is not None)
     if not held:
-        return Finding("history", OK, "The log is too young to say how much history its limits hold.", facts)
+        return Finding(
+            "history", OK, "No stream spans a minute yet: how much history the limits hold is not known.", facts
+        )
     age_s: dict[str, float] = {it.name: it.max_age_s for it in streams}
     short = [(held_s, name) for held_s, name in held if held_s < age_s[name]]
     if warned := [(held_s, name) for held_s, name in short if held_s < age_s[name] * _share_min(name)]:
@@ -146,7 +152,9 @@ def check_history(streams: list[BrokerStream]) -> Finding:
     total = bytes_text(sum(fact["bytes_per_hour"] or 0 for fact in facts.values()))
     but = "".join(f", but of {name} only {seconds_text(held_s)}" for held_s, name in short)
     configured = seconds_text(max(age_s[name] for _, name in held))
-    text = f"The log grows by {total} per hour, so its limits hold the {configured} that are configured{but}."
+    text = (
+        f"At its mean rate so far, {total} per hour, the log's limits hold the {configured} that are configured{but}."
+    )
     return Finding("history", OK, text, facts)
 
 
@@ -177,6 +185,8 @@ def _history(it: BrokerStream) -> dict[str, float | None]:
 
 LATE_FACTOR = 2
 """Intervals after which a snapshot is late."""
+CLOCKS_APART_MS = 1_000
+"""A time this far ahead of our clock is stated as a difference of the clocks."""
 
 
 class LogHistory(NamedTuple):
@@ -189,58 +199,86 @@ class LogHistory(NamedTuple):
     now_ms: int
     every_s: int | None
     """Interval of snapshots; None if they are off."""
-    restate_every_s: float
 
 
 def check_record(record: LogHistory) -> Iterator[Finding]:
-    """The findings on snapshots, and on the first verifiable decision."""
+    """The findings on snapshots, and on the beginning of the history."""
     kept = record._replace(streams=[it for it in record.streams if it.name != SNAPSHOTS])
     yield _snapshots(kept)
     yield _verifiable(kept)
 
 
 def _snapshots(record: LogHistory) -> Finding:
-    held = sum(it.bytes for it in record.streams)
     if not record.snapshots:
-        facts: dict[str, Any] = {"snapshot": None}
-        if record.every_s is None:
-            return Finding("snapshot", WARNING, "log.snapshot_every is off: every start folds the whole log.", facts)
-        text = f"There is no snapshot yet: a start folds all {bytes_text(held)} of the log; `contrail snapshots take`."
-        span_s = _span_s(record)
-        return Finding("snapshot", WARNING if span_s > LATE_FACTOR * record.every_s else OK, text, facts)
-    good = [it.manifest for it in record.snapshots if it.usable]
+        return _no_snapshot(record)
+    good = [it for it in record.snapshots if it.usable]
+    newest_one = record.snapshots[0]
     if not good:
-        newest_one = record.snapshots[0]
-        text = f"No snapshot can be used ({newest_one.why}): take one with `contrail snapshots take`."
+        text = f"No snapshot can be used (the newest: {newest_one.why}): take one with `contrail snapshots take`."
         return Finding("snapshot", WARNING, text, {"snapshot": newest_one.manifest.id, "usable": False})
-    newest = good[0]
+    status = good[0]
+    newest = status.manifest
     age_s = (record.now_ms - newest.made_ms) / 1000
-    facts = {"snapshot": newest.id, "age_s": round(age_s, 1), "size_bytes": newest.size_bytes, "usable": True}
-    text = f"The newest snapshot that can be used is {seconds_text(max(age_s, 0))} old"
-    if record.every_s is not None and age_s > LATE_FACTOR * record.every_s:
-        text += f", though one is due every {seconds_text(record.every_s)}: see the front ends' logs for why."
+    facts = {
+        "snapshot": newest.id,
+        "age_s": round(age_s, 1),
+        "size_bytes": newest.size_bytes,
+        "usable": True,
+        "content_read": status.is_content_read,
+    }
+    how = "its content has the digests of its manifest" if status.is_content_read else "its content was not read"
+    text = f"The newest snapshot that can be used is {_age(record.now_ms, newest.made_ms)}; {how}"
+    if newest_one is not status:
+        newer = record.snapshots.index(status)
+        text += f"; {count_text(newer, 'newer one')} cannot be used (the newest: {newest_one.why})."
         return Finding("snapshot", WARNING, text, facts)
-    return Finding("snapshot", OK, text + ".", facts)
+    if record.every_s is not None and age_s > LATE_FACTOR * record.every_s:
+        text += f"; one is due every {seconds_text(record.every_s)}: see the front ends' logs for why."
+        return Finding("snapshot", WARNING, text, facts)
+    if newest.made_ms > record.now_ms + CLOCKS_APART_MS:
+        return Finding("snapshot", WARNING, f"{text}; let all machines follow NTP.", facts)
+    return Finding("snapshot", OK, f"{text}.", facts)
+
+
+def _no_snapshot(record: LogHistory) -> Finding:
+    facts: dict[str, Any] = {"snapshot": None}
+    if record.every_s is None:
+        return Finding("snapshot", WARNING, "log.snapshot_every is off: every start folds the whole log.", facts)
+    held = bytes_text(sum(it.bytes for it in record.streams))
+    text = f"No snapshot can be read: a start folds all {held} of the log; `contrail snapshots take`."
+    return Finding("snapshot", WARNING if _span_s(record) > LATE_FACTOR * record.every_s else OK, text, facts)
+
+
+def _age(now_ms: int, then_ms: int) -> str:
+    """`5m old`, or by how much its time is ahead of our clock."""
+    if then_ms > now_ms + CLOCKS_APART_MS:
+        ahead = seconds_text((then_ms - now_ms) / 1000)
+        return f"dated {ahead} ahead of our clock, so that its writer's clock and ours differ by that or more"
+    return f"{seconds_text(max(now_ms - then_ms, 0) / 1000)} old"
 
 
 def _verifiable(record: LogHistory) -> Finding:
-    """The time from which decisions can be verified."""
-    if all(_first(it) <= 1 for it in record.streams):
+    """The beginning of the history: the log's start, or else a snapshot. Decisions themselves are judged by
+    `check_decisions`."""
+    cut = {it.name: _first(it) for it in record.streams if _first(it) > 1}
+    if not cut:
         first = [it.first_ms for it in record.streams if it.first_ms is not None]
         facts = {"from_ms": min(first, default=None), "by": "start"}
-        return Finding("verifiable", OK, "Every decision can be verified: the log has its start.", facts)
-    good = [it.manifest for it in record.snapshots if it.usable]
-    if good:
-        oldest = min(it.made_ms for it in good)
-        text = f"Decisions can be verified from {time_text(oldest)} on, by a snapshot."
-        return Finding("verifiable", OK, text, {"from_ms": oldest, "by": "snapshot"})
-    cut_ms = max((it.first_ms for it in record.streams if it.first_ms is not None), default=record.now_ms)
-    whole_ms = cut_ms + round(record.restate_every_s * 1000)
+        return Finding("verifiable", OK, "Each stream holds its first message since it was made, if it has any.", facts)
+    streams = ", ".join(f"{name} before {seq:,}" for name, seq in cut.items())
+    good = [it.manifest.made_ms for it in record.snapshots if it.usable]
+    if not good:
+        text = (
+            f"Messages are no longer in the log ({streams}), and no snapshot can be used: decisions before their "
+            "sources' next restatement cannot be judged; keep log.snapshot_every on."
+        )
+        return Finding("verifiable", WARNING, text, {"from_ms": None, "by": "restatement"})
+    oldest = min(good)
     text = (
-        f"The log's head was cut and no snapshot lies before what is left: decisions before {time_text(whole_ms)} "
-        "cannot be verified; keep log.snapshot_every on."
+        f"Messages are no longer in the log ({streams}); the oldest snapshot that can be used is "
+        f"{_age(record.now_ms, oldest)}, and decisions from before it may not be judged."
     )
-    return Finding("verifiable", WARNING, text, {"from_ms": whole_ms, "by": "restatement"})
+    return Finding("verifiable", OK, text, {"from_ms": min(oldest, record.now_ms), "by": "snapshot"})
 
 
 def _first(stream: BrokerStream) -> int:

@@ -46,6 +46,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     divergences: int | None = None
     in_flight_damaged: int | None = None
     """Checks that found requests in flight counted wrong; they are counted anew each time."""
+    unexplained: int | None = None
+    """Differences of which the other replica never said that it was wrong."""
+    disputed: int | None = None
+    """Streams in which another replica's fold differs, and has not agreed since."""
     log_away_s: float | None = None
     dropped: int | None = None
     """Decisions of its own that are in no log, since it joined."""
@@ -98,6 +102,8 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         rebuilds=_whole(state, "rebuilds"),
         divergences=_whole(state, "divergences"),
         in_flight_damaged=_whole(state, "in_flight_damaged"),
+        unexplained=_whole(_part(state, "agreement"), "unexplained"),
+        disputed=_whole(_part(state, "agreement"), "disputed"),
         log_away_s=_real(state, "log_away_s"),
         dropped_by_others=_dropped_by_others(state.get("dropped_by_others")),
         refused_snapshots=_texts(state.get("refused_snapshots")),

@@ -118,6 +118,14 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         yield from (
             Mark(f"{it.name} did not start from {text}", WARNING) for text in it.refused_snapshots[:REFUSED_SHOWN]
         )
+    for it in found.replicas:
+        if it.unexplained or it.disputed:
+            times = count_text(it.unexplained or 0, "time")
+            disputed = count_text(it.disputed or 0, "stream")
+            yield Mark(
+                f"{it.name} found {times} that another's fold was not the log's, unexplained; {disputed} disputed now",
+                WARNING,
+            )
     yield from (Mark(text, WARNING) for text in found.losses)
     yield _judged(found)
 

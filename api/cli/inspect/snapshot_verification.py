@@ -38,6 +38,8 @@ class SnapshotStatus(NamedTuple):
     manifest: Manifest
     why: str
     """The reason why it is unusable, as far as its manifest shows; empty if it is usable."""
+    is_content_read: bool = False
+    """True if its content was read, too, and is what the manifest names."""
 
     @property
     def usable(self) -> bool:
@@ -85,6 +87,31 @@ async def _replaced(log: EventLog, manifest: Manifest, streams: dict[StreamName,
         if record is None or digest(record.payload, chain_key).hex() != at.head:
             return f"another message or none stands at {stream}:{at.seq}, where it ends"
     return ""
+
+
+CONTENT_BYTES_MAX = 64 << 20
+"""Larger snapshots are not read by `content_checked`: some seconds."""
+
+
+async def content_checked(
+    store: SnapshotStore, statuses: Sequence[SnapshotStatus], chain_key: bytes
+) -> list[SnapshotStatus]:
+    """The same, in their order, newest first: the content of the usable ones was read down to the first that has the
+    checksum and the digests of its manifest. Larger ones than CONTENT_BYTES_MAX are not read, and end the reading."""
+    checked = list(statuses)
+    for place, status in enumerate(statuses):
+        if not status.usable:
+            continue
+        if status.manifest.size_bytes > CONTENT_BYTES_MAX:
+            break
+        try:
+            await _restored(store, status.manifest, chain_key)
+        except Corrupt as error:
+            checked[place] = status._replace(why=str(error))
+        else:
+            checked[place] = status._replace(is_content_read=True)
+            break
+    return checked
 
 
 async def take_fenced(log: EventLog, registry: Registry, store: SnapshotStore, chain_key: bytes, by: str) -> Manifest:

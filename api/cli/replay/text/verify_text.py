@@ -45,9 +45,9 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     """The verdict, then the differences, then the counts. If `strict`, a line says what was not judged or proved."""
     is_partial, fails = bool(found.not_judged) or not found.decisions, strict and not found.complete
     is_partial = is_partial or bool(found.counts.dropped)
-    yield Mark(_verdict(found, names), PROBLEM if fails or not found.holds else WARNING if is_partial else OK)
+    yield Mark(verdict_text(found, names), PROBLEM if fails or not found.holds else WARNING if is_partial else OK)
     if fails and found.holds:
-        yield f"  --strict: {_incomplete(found)}"
+        yield f"  --strict: {incomplete_text(found)}"
     broken, folds, prefills = found.proof, found.folds, found.prefills
     yield from (f"  {each.kind}: {each.what}" for each in broken.breaks[:SHOWN])
     yield from _more(broken.broken, "")
@@ -69,7 +69,8 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     yield from _more(len(found.gaps), " gaps")
 
 
-def _verdict(found: VerifyResult, names: Participants) -> str:
+def verdict_text(found: VerifyResult, names: Participants) -> str:
+    """The answer as one sentence."""
     different, refusals = found.different, found.refusals.different
     decisions = count_text(found.decisions, "decision")
     if not found.proof.holds:
@@ -97,8 +98,8 @@ def _following(found: VerifyResult) -> str:
     return f"All {found.decisions:,} {plural(found.decisions, 'decision follows', 'decisions follow')} from the log"
 
 
-def _incomplete(found: VerifyResult) -> str:
-    """The kinds that are not judged, and chains that are not proved; of a result that is not complete."""
+def incomplete_text(found: VerifyResult) -> str:
+    """The kinds that are not judged, and chains that are not proved; empty of a result that is complete."""
     kinds = " and ".join(count_text(count, kind) for kind, count in found.unjudged.items() if count)
     proved = "" if found.proof.origin else "the chains are not proved with the deployment's key"
     dropped = f"{count_text(found.counts.dropped, 'decision')} dropped" if found.counts.dropped else ""

@@ -22,13 +22,16 @@ from api.cli.doctor.broker_checks import (
     check_server,
     version_of,
 )
-from api.cli.doctor.doctor import doctor, findings_text
-from api.cli.doctor.finding import Finding
+from api.cli.doctor.doctor import doctor
+from api.cli.doctor.fold_checks import check_agreement, check_index
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
+from api.cli.inspect.replica_comparison import ComparisonResult
+from api.cli.inspect.replica_state import replica_status
+from api.cli.inspect.replicas import ReplicaOverview
 from api.cli.inspect.snapshot_verification import SnapshotStatus
 from api.cli.process_query import ProcessReply, RegisteredProcess
-from api.cli.renderer import OK, PROBLEM, WARNING, render
+from api.cli.renderer import OK, PROBLEM, WARNING
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
@@ -121,7 +124,7 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
         "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "dropped", "link", "models",
-        "workers_heard", "verifiable",
+        "workers_heard", "verifiable", "decisions", "agreement", "index",
     }  # fmt: skip
     assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
     assert checks["broker_rights"]["facts"] == {"missing": []}
@@ -289,7 +292,7 @@ def test_how_much_history_the_limits_hold() -> None:
         ),
     )
     young = [it._replace(last_ms=1000) for it in streams()]
-    assert "too young" in found("history", check_streams(young, TOPOLOGY, None))[1]
+    assert "not known" in found("history", check_streams(young, TOPOLOGY, None))[1]
 
 
 def test_load_may_be_held_somewhat_shorter() -> None:
@@ -343,7 +346,6 @@ def test_the_registry() -> None:
         ("sources", {"corrupt": 1}, WARNING),
         ("sources", {"unknown_events": 7}, WARNING),
         ("gaps", {"gaps": [{"source": "x"}]}, WARNING),
-        ("gaps", {"divergences": 1}, WARNING),
         ("outboxes", {"outbox": {"events": 50_000, "bytes": 1}}, WARNING),
         ("journals", {"journal": {"bytes": 60, "capacity_bytes": 100}}, WARNING),
         ("journals", {"journal": {"bytes": 95, "capacity_bytes": 100}}, PROBLEM),
@@ -378,9 +380,9 @@ def test_dropped_decisions_are_named() -> None:
     status, text = found("dropped", check_processes(replies, []))
     assert status == WARNING
     assert text == (
-        "3,885 decisions of frontend-0, and 15 of others were dropped while the log was away from "
-        "1970-01-01T00:01:00.000Z to 1970-01-01T00:05:00.000Z: they are in no log; give frontend.journal_max more, or "
-        "bring the log back sooner."
+        "3,885 decisions of frontend-0, and 15 of others were dropped between "
+        "1970-01-01T00:01:00.000Z and 1970-01-01T00:05:00.000Z by the clock of frontend-0: they are in no log; give "
+        "frontend.journal_max more, or bring the log back sooner."
     )
 
 
@@ -400,8 +402,8 @@ def test_a_lease_that_outlived_its_holder() -> None:
     assert (status, text) == (
         OK,
         (
-            "2 of 3 that hold a lease answer; the others are lives of decode-0 before this one, whose leases end by "
-            "themselves within seconds."
+            "2 of 3 that hold a lease answer; the others do not, and a later process of the same name does (decode-0): "
+            "if they crashed, their leases end by themselves within seconds."
         ),
     )
     hangs = ProcessReply(RegisteredProcess("w3", "decode-0", "", {}, 11), None, "does not answer")
@@ -448,31 +450,124 @@ def test_prefill_workers_that_nobody_can_use() -> None:
     assert (status, "blocks of q" in text) == (WARNING, True)
 
 
-def test_what_can_be_verified() -> None:
-    """From the log's start, from a snapshot, or from the next restatement on."""
-    manifest = Manifest(
-        id="s1", fold_version=2, made_ms=5 * HOUR_MS, by="x", fence=1, cursor={}, digest="", incomplete=0, chunks=1,
-        first_seq=1, size_bytes=9, checksum="",
-    )  # fmt: skip
-    record = LogHistory(streams(), [SnapshotStatus(manifest, "")], 6 * HOUR_MS, 3600, 7200.0)
+MANIFEST = Manifest(
+    id="s1", fold_version=2, made_ms=5 * HOUR_MS, by="x", fence=1, cursor={}, digest="", incomplete=0, chunks=1,
+    first_seq=1, size_bytes=9, checksum="",
+)  # fmt: skip
+GOOD = SnapshotStatus(MANIFEST, "", is_content_read=True)
+
+
+def test_where_the_history_begins() -> None:
+    """At the log's start, at a snapshot, or unknown; no sentence says that decisions can be verified."""
+    record = LogHistory(streams(), [GOOD], 6 * HOUR_MS, 3600)
     assert [it.status for it in check_record(record)] == [OK, OK]
+    assert found("snapshot", check_record(record))[1] == (
+        "The newest snapshot that can be used is 1h old; its content has the digests of its manifest."
+    )
+    assert (
+        found("verifiable", check_record(record))[1]
+        == "Each stream holds its first message since it was made, if it has any."
+    )
     cut = record._replace(streams=streams(first_seq=5, messages=6))
-    assert found("verifiable", check_record(cut))[1].startswith("Decisions can be verified from 1970-01-01T05:00")
-    late = cut._replace(now_ms=9 * HOUR_MS, snapshots=[SnapshotStatus(manifest, "")])
+    assert found("verifiable", check_record(cut)) == (
+        OK,
+        (
+            "Messages are no longer in the log (routing before 5); the oldest snapshot that can be used is 1h old, and "
+            "decisions from before it may not be judged."
+        ),
+    )
+    late = cut._replace(now_ms=9 * HOUR_MS)
     assert "one is due every 1h" in found("snapshot", check_record(late))[1]
-    broken = cut._replace(snapshots=[SnapshotStatus(manifest, "kv_0 was made anew since")])
-    assert found("snapshot", check_record(broken))[0] == WARNING
-    assert found("verifiable", check_record(broken))[0] == WARNING
-    assert "off" in found("snapshot", check_record(cut._replace(snapshots=[], every_s=None)))[1]
+    broken = cut._replace(snapshots=[SnapshotStatus(MANIFEST, "kv_0 was made anew since")])
+    assert [it.status for it in check_record(broken)] == [WARNING, WARNING]
+    assert "restatement" in found("verifiable", check_record(broken))[1]
 
 
-def test_the_text() -> None:
-    """A line for each check, and what they come to."""
-    text = render(findings_text([Finding("streams", OK, "All there."), Finding("disk", PROBLEM, "No room.")]))
-    assert text.splitlines() == [
-        "         check    what was found",
-        "ok       streams  All there.",
-        "PROBLEM  disk     No room.",
-        "",
-        "1 well, 0 warnings, 1 problem",
-    ]
+def test_a_snapshot_that_cannot_be_used_is_named_before_an_older_one() -> None:
+    """The newest is not usable, whatever the one before it is."""
+    newer = SnapshotStatus(
+        structs.replace(MANIFEST, id="s2", made_ms=6 * HOUR_MS), "its content is not what was written"
+    )
+    record = LogHistory(streams(), [newer, GOOD], 6 * HOUR_MS, 3600)
+    status, text = found("snapshot", check_record(record))
+    assert status == WARNING
+    assert text.endswith("1 newer one cannot be used (the newest: its content is not what was written).")
+
+
+def test_no_time_in_the_future_is_a_fact() -> None:
+    """A snapshot dated after now shows that clocks differ, and by how much at least."""
+    ahead = LogHistory(streams(first_seq=5, messages=6), [GOOD], 1 * HOUR_MS, 3600)
+    for name in ("snapshot", "verifiable"):
+        assert (
+            "dated 4h ahead of our clock, so that its writer's clock and ours differ"
+            in found(name, check_record(ahead))[1]
+        )
+    facts = {it.name: it.facts for it in check_record(ahead)}
+    assert facts["verifiable"]["from_ms"] == 1 * HOUR_MS
+    without = ahead._replace(snapshots=[])
+    assert {it.name: it.facts for it in check_record(without)}["verifiable"]["from_ms"] is None
+
+
+def overview(agree: bool | None, **state: Any) -> ReplicaOverview:
+    """Two replicas, of which the first states this beside its cursor."""
+    replies = [answer("frontend-0", {**REPLICA, **state}), answer("frontend-1", dict(REPLICA))]
+    wrong = frozenset({"frontend-1"}) if agree is False else frozenset[str]()
+    texts = {True: "all 2 have the same digest at equal cursors", False: "different digests at one cursor"}
+    text = "ask again" if agree is None else texts[agree]
+    return ReplicaOverview([replica_status(it) for it in replies], ComparisonResult(agree, text, wrong, frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("agree", "state", "status", "texts"),
+    [
+        (True, {}, OK, ["Compared now, all 2 have the same digest at equal cursors."]),
+        (None, {}, OK, ["Whether folds are equal now was not seen: ask again."]),
+        (True, {"divergences": 2}, WARNING, ["found 2 times since it started", "Compared now, all 2"]),
+        (None, {"divergences": 2}, WARNING, ["found 2 times since it started", "was not seen"]),
+        (False, {"divergences": 2}, PROBLEM, ["Folds differ now (frontend-1)", "found 2 times"]),
+        (True, {"divergences": 2, "agreement": {"unexplained": 1}}, PROBLEM, ["the log or the code is at fault"]),
+        (
+            None,
+            {"divergences": 1, "agreement": {"disputed": {"kv_0": 7}}},
+            PROBLEM,
+            ["in 1 stream, and no end of that"],
+        ),
+    ],
+)
+def test_what_is_said_of_folds(agree: bool | None, state: dict[str, Any], status: str, texts: list[str]) -> None:
+    """The comparison made now, and what replicas found before: no difference is called mended."""
+    finding = check_agreement(overview(agree, **state))
+    assert finding.status == status
+    assert [text for text in texts if text not in finding.text] == []
+    assert "mended" not in finding.text
+
+
+def audited(differences: int, after_rebuild: str = "", workers: tuple[str, ...] = ("a" * 16,)) -> dict[str, Any]:
+    audit = {"checks": 9, "differences": differences, "workers": list(workers), "after_rebuild": after_rebuild}
+    return {**REPLICA, "index_audit": audit}
+
+
+@pytest.mark.parametrize(
+    ("audits", "status", "text"),
+    [
+        ([], OK, "No replica that answers has audited its index yet."),
+        ([audited(0)], OK, "No difference in 9 audits by 1 replica."),
+        ([audited(1, "equal")], WARNING, "damaged memory, or code that is wrong only after some history"),
+        ([audited(1, "differs")], PROBLEM, "one folded anew differs, too: the code is wrong"),
+        ([audited(1, "equal"), audited(1, "equal")], PROBLEM, "in other replicas for the same worker"),
+        ([audited(2)], PROBLEM, "the cause is not known"),
+    ],
+)
+def test_what_is_said_of_indexes(audits: list[dict[str, Any]], status: str, text: str) -> None:
+    """The cause is stated as far as another fold shows it."""
+    replies = [answer(f"frontend-{number}", audit) for number, audit in enumerate(audits or [dict(REPLICA)])]
+    finding = check_index(replies)
+    assert (finding.status, text in finding.text) == (status, True), finding.text
+
+
+def test_nothing_is_said_of_parts_that_do_not_answer() -> None:
+    """Neither that they are well, nor how they connect."""
+    findings = list(check_processes([answer("frontend-0", None, "is silent")], [answer("decode-0", None, "is silent")]))
+    assert found("link", findings)[1] == "No part that answers says how it connects to others."
+    assert "every" not in " ".join(it.text for it in findings).lower()
+    assert found("models", check_workers({}, {}))[1] == "There is no worker whose model could be compared."
