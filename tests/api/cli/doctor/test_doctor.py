@@ -32,6 +32,7 @@ from api.cli.inspect.replicas import ReplicaOverview
 from api.cli.inspect.snapshot_verification import SnapshotStatus
 from api.cli.process_query import ProcessReply, RegisteredProcess
 from api.cli.renderer import OK, PROBLEM, WARNING
+from core.clock import SystemClock
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.events import LoadReported
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
@@ -45,7 +46,7 @@ from streams.embedded.loopback_ports import free_port
 from streams.etcd.etcd_inspection import EtcdStatus
 from streams.etcd.etcd_version import SOUND_TEXT
 from streams.jetstream.broker_accounts import PURGE, ROLES, needed_rights
-from streams.jetstream.broker_inspection import BrokerConsumer, BrokerServer, BrokerStream
+from streams.jetstream.broker_inspection import BrokerConsumer, BrokerInspection, BrokerServer, BrokerStream
 from streams.key_check import CheckedKey
 from streams.topology import Topology
 from tests.api.deployed import DECODE, Deployed, deployed
@@ -571,3 +572,21 @@ def test_nothing_is_said_of_parts_that_do_not_answer() -> None:
     assert found("link", findings)[1] == "No part that answers says how it connects to others."
     assert "every" not in " ".join(it.text for it in findings).lower()
     assert found("models", check_workers({}, {}))[1] == "There is no worker whose model could be compared."
+
+
+async def test_ages_are_taken_by_the_broker_s_clock(here: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our clock is an hour ahead of the broker's, or behind it: the worker's load is as young as it is."""
+    await here.replica("frontend-0", **REPLICA)
+    said = await here.worker("decode-0", waiting=0)
+    await load(here, said["worker"])
+    right = SystemClock.wall_ms
+    for off_ms in (HOUR_MS, -HOUR_MS):
+        monkeypatch.setattr(SystemClock, "wall_ms", lambda self, off_ms=off_ms: right(self) + off_ms)
+        monkeypatch.setattr(BrokerInspection, "_clock", lambda _self, off_ms=off_ms: _offset(-off_ms))
+        _, by_name, checks = await statuses(here)
+        assert (by_name["broker_clock"], by_name["workers_heard"]) == (PROBLEM, OK)
+        assert checks["workers_heard"]["facts"]["heard_s"]["decode-0"] < 6
+
+
+async def _offset(ahead_ms: float) -> tuple[float, float]:
+    return ahead_ms, 0.1
