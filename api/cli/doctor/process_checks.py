@@ -147,8 +147,8 @@ def check_gaps(replicas: list[ReplicaStatus]) -> Finding:
     if some := _some(replicas, lambda it: it.gaps):
         found = f"{some[0]} found {some[1]} {plural(some[1], 'gap')} in the chains of sources"
         text = (
-            f"{found}: messages are missing that were numbered by their sources, deleted, or lost or never stored by "
-            "the broker; `/state` names them."
+            f"{found}: messages there do not follow on each other; some were deleted, lost or never stored by the "
+            "broker, or are sealed with another key; `/state` names them."
         )
         return Finding("gaps", WARNING, text, facts)
     return Finding("gaps", OK, "No replica that answers found a gap in a chain since it started.", facts)
