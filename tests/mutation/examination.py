@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.mutation.planting import plant
 
@@ -105,18 +106,27 @@ def _stop(verdict: Verdict) -> None:
         raise _Differs(verdict.difference.term)
 
 
-def verify_finding(recording: Recording, expected: dict[str, object]) -> str:
-    """The term of the first difference of a decision or a verdict, else the first other figure; empty for none."""
+class VerifyFinding(NamedTuple):
+    """The finding of verify, and a figure of it that the program without the mutant does not give."""
+
+    difference: str = ""
+    figure: str = ""
+
+
+def verify_finding(recording: Recording, expected: dict[str, object]) -> VerifyFinding:
+    """The term of the first difference of a decision, a fold or a verdict; else the first other figure."""
     try:
         found = verify(recording, on_verdict=_stop)
     except _Differs as difference:
-        return str(difference)
+        return VerifyFinding(str(difference))
+    except Exception as error:
+        return VerifyFinding(f"raised {type(error).__name__}")
     if found.folds.differences:
-        return f"fold of {found.folds.differences[0].stream}"
+        return VerifyFinding(f"fold of {found.folds.differences[0].stream}")
     if found.prefills.differences:
-        return f"prefill {found.prefills.differences[0].term}"
+        return VerifyFinding(f"prefill {found.prefills.differences[0].term}")
     others = [name for name, value in counts(found).items() if value != expected[name]]
-    return f"other {others[0]}" if others else ""
+    return VerifyFinding(figure=f"figures of verify: {others[0]}" if others else "")
 
 
 def digest_finding(made: Iterator[Digest], expected: list[Digest]) -> str:
@@ -138,11 +148,11 @@ def examine(log: Path, expected: Path | None) -> dict[str, object]:
             }
         wanted = json.loads(expected.read_text())
         folds, answers = ([(name, digest) for name, digest in wanted[key]] for key in ("folds", "what-if"))
-        by_verify = _finding(lambda: verify_finding(recording, wanted["counts"]))
-        by_digest = _finding(lambda: digest_finding(fold_digests(recording), folds))
-        if not (by_verify or by_digest):
+        by_verify = verify_finding(recording, wanted["counts"])
+        by_digest = by_verify.figure or _finding(lambda: digest_finding(fold_digests(recording), folds))
+        if not (by_verify.difference or by_digest):
             by_digest = _finding(lambda: digest_finding(what_if_digests(recording), answers))
-        return {"verify": by_verify, "digest": by_digest}
+        return {"verify": by_verify.difference, "digest": by_digest}
 
 
 def _finding(question: Callable[[], str]) -> str:

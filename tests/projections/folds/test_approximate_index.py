@@ -119,6 +119,17 @@ def test_the_end_of_a_prompt_goes_first() -> None:
     assert (reach(part, prompt(1)), reach(part, prompt(7, 8, 9, 10, 11)), part.blocks) == ({}, {A: 4}, 4)
 
 
+def test_a_block_goes_when_its_time_has_passed() -> None:
+    """At that very millisecond, of every worker: no decision counts it from then on."""
+    part, retention = ApproximateIndex(), CacheRetention(1000, 5)
+    take(part, B, prompt(1, 2), 10, retention)
+    take(part, A, prompt(3), 10, retention)
+    take(part, A, prompt(4), 14, retention)
+    assert part.blocks == 4
+    take(part, A, prompt(5), 15, retention)
+    assert [(each.worker, hashes_from_bytes(each.used_ms)) for each in part.kept()] == [(A, [14, 15])]
+
+
 def test_what_an_engine_cannot_reuse_is_not_counted() -> None:
     """The last token is always computed, so a prompt that ends with a block finds one less."""
     part = ApproximateIndex()

@@ -144,6 +144,14 @@ def test_a_gap_inside_a_restatement_voids_it(kv: Kv) -> None:
     assert (kv.held, kv.member.cache_known) == (set(), False)
 
 
+def test_a_repeat_of_the_newest_message_is_no_gap(kv: Kv) -> None:
+    """The log may have a message twice in a row: the cache stays known, and nothing is missing."""
+    newest = kv.speaker.say(stored(1))
+    assert kv.hears(newest)
+    assert not kv.hears(newest)
+    assert (kv.held, kv.member.cache_known, kv.projection.missing) == ({1}, True, [])
+
+
 def test_a_repeat_is_skipped(kv: Kv) -> None:
     """A message that was folded before changes nothing, whenever it comes again."""
     first = kv.speaker.say(stored(1))

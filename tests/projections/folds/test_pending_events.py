@@ -299,3 +299,17 @@ def test_an_attempt_emitted_twice_counts_once() -> None:
     for _ in range(3):
         router.read_back(1)
         router.check()
+
+
+def test_an_attempt_routed_again_takes_the_folded_one_away_once() -> None:
+    """The fold still has the request, and its end, which the log has not given back, took it away."""
+    router = Router()
+    router.say(routed("a", WORKERS[0]))
+    router.seal(1)
+    router.read_back(1)
+    for event in (finished("a"), routed("a", WORKERS[1])):
+        router.say(event)
+        router.check()
+    router.seal(2)
+    router.read_back(1)
+    router.check()

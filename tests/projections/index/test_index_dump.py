@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from core.block_spans import single
 from core.ids import WorkerId
-from core.prompt import hashes_from_bytes
+from core.prompt import hashes_from_bytes, hashes_to_bytes
 from core.settings import TIERS
 from projections.index import index_dump
 from projections.index.index_dump import HolderGroup
 from projections.index.prefix_index import PrefixIndex
+from tests.projections.facts import stored_chain
 from tests.projections.index.index_model import HASHES, Change, Model, changes
 
 A, B, C = (WorkerId(f"{number:016x}") for number in range(3))
@@ -73,3 +74,13 @@ def test_a_dump_can_stop_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     except StopIteration as end:
         assert end.value == index.contents()
     assert pauses >= entries // 5 - 1
+
+
+def test_a_worker_that_is_gone_is_in_no_run() -> None:
+    """Its bit stands in the table until a sweep; the dump names the other holder alone."""
+    index = PrefixIndex()
+    for worker in (A, B):
+        index.store(worker, "device", stored_chain(*range(100, 104)).blocks)
+    index.drop(A)
+    assert index.sweeping
+    assert index.dump() == {"device": [HolderGroup((B,), hashes_to_bytes(range(100, 104)), bytes([4]))]}

@@ -206,3 +206,14 @@ class Waiting(RuleBasedStateMachine):
 
 Waiting.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestWaiting = Waiting.TestCase
+
+
+def test_a_tenant_with_dear_requests_is_served_less_often() -> None:
+    """By the cost of what was served: ten cheap requests of one tenant for one of another that costs ten times more."""
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.push(f"dear {number}", 0, "a", 10)
+    for number in range(30):
+        queue.push(f"cheap {number}", 0, "b", 1)
+    order = [queue.pop().partition(" ")[0] for _ in range(33)]
+    assert [order[:11].count("dear"), order[:22].count("dear"), order.count("dear")] == [1, 2, 3]
