@@ -34,7 +34,7 @@ class OtherDecision(msgspec.Struct, frozen=True, kw_only=True):
     recorded: str = ""
     recorded_worker: str = ""
     reason: str = ""
-    """Of `replay.verify.judge.REASONS`, if it was not judged."""
+    """Of `replay.verify.evidence.REASONS`, if it was not judged."""
 
 
 class VersionDifference(msgspec.Struct, frozen=True, kw_only=True):

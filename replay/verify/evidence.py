@@ -7,7 +7,7 @@ the digest of its fold, and the log's fold has the same, no gap before that plac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import starmap
 from types import MappingProxyType
 from typing import NamedTuple
@@ -69,7 +69,7 @@ class Evidence:
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
-        later look. Some 3 us."""
+        later look. Some 3 us, and O(workers) where the recording lacks messages."""
         return {each.reason: each.text for each in self._all(at)}
 
     def _all(
@@ -85,14 +85,17 @@ class Evidence:
         yield from self._of_rules(at)
         yield from self._of_epoch(at)
         yield from self._of_end(at)
-        if replica_state.cut or replica_state.state.incomplete:
-            yield from starmap(Unverifiable, _half_known(replica_state, event, gaps, agreed))
-        if gaps.all or gaps.replaced:
-            cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
-            of_others = _workers_of_others(replica_state.state, event.model)
-            yield from starmap(Unverifiable, gaps.at(cursor, agreed, without=of_others).items())
-            if why := gaps.replaced_at(cursor, read, unknown=_recorded_as_unknown(event)):
-                yield Unverifiable("replaced", f"history was replaced: {why}")
+        is_half_known = replica_state.cut or replica_state.state.incomplete
+        if not (is_half_known or gaps.all or gaps.replaced):
+            return
+        of_others, admitted = _workers_of_others(replica_state.state, event.model), _recorded_as_unknown(event)
+        if is_half_known:
+            known = _half_known(replica_state, gaps, agreed, without=of_others | admitted)
+            yield from starmap(Unverifiable, known)
+        cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
+        yield from starmap(Unverifiable, gaps.at(cursor, agreed, without=of_others).items())
+        if why := gaps.replaced_at(cursor, read, unknown=admitted):
+            yield Unverifiable("replaced", f"history was replaced: {why}")
 
     def _of_rules(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
         if why := newer_rules(self._recording, at):
@@ -146,7 +149,7 @@ class NamedPlaces:
         """By stream and epoch, each replica's first place."""
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
         for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
-            if message is None or message.source != owner(record.subject):
+            if message.source != owner(record.subject):
                 continue
             replica = ReplicaId(message.source)
             for event in message.events:
@@ -218,17 +221,17 @@ def _release(version: str) -> list[int]:
 
 
 def _half_known(
-    replica_state: ReplicaState, event: RequestRouted | RequestRejected, gaps: Gaps, agreed: Mapping[StreamName, int]
+    replica_state: ReplicaState, gaps: Gaps, agreed: Mapping[StreamName, int], *, without: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Gaps that the fold itself knows. Not those that the replica knew too, by its record: it decided with them."""
+    """Gaps that the fold itself knows, but for those of the workers `without`: ones that the decision does not rest on,
+    and ones that the replica did not know either, by its record."""
     for cut, how in replica_state.cut.items():
         if cut not in agreed and cut != JOBS:
             yield CUT, how
     if ROUTING in replica_state.cut and not replica_state.settings_known:
         yield "settings", f"the settings of {replica_state.replica} were said before the recording begins"
-    without = _recorded_as_unknown(event) | _workers_of_others(replica_state.state, event.model)
     for stream, kv in replica_state.state.kv.items():
-        for worker in sorted(kv.unknown - without):
+        for worker in sorted(kv.unknown.difference(without)):
             yield gaps.kind(stream, worker), f"the cache of worker {worker} is not known until it restates it"
     for replica in sorted(replica_state.state.routing.unknown):
         if replica == replica_state.replica:

@@ -91,7 +91,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     verified: int = 0
     different: int = 0
     not_judged: dict[str, int] = msgspec.field(default_factory=dict)
-    """Reason to how many; see `replay.verify.judge.REASONS` and `Playback.skipped`."""
+    """Reason to how many; see `replay.verify.evidence.REASONS` and `Playback.skipped`."""
     not_judged_why: dict[str, str] = msgspec.field(default_factory=dict)
     """Reason to a sentence about the first one."""
     differences: list[DecisionDifference] = msgspec.field(default_factory=list)

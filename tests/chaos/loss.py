@@ -11,7 +11,7 @@ NATS, etcd, two front ends and two simulated workers are real, under light load.
 It ends by itself and leaves no process; exit status 1 if a row does not hold.
 """
 
-# ruff: noqa: T201 - it talks to whoever started it
+# ruff: noqa: T201 - it prints for its caller
 from __future__ import annotations
 
 import argparse

@@ -137,7 +137,7 @@ def forged(good: Manifest) -> list[Manifest]:
     starts = [
         replace(good, before_seq=0),
         replace(good, made_ms=good.made_ms + 10**12),
-        replace(good, by="nobody"),
+        replace(good, by="stranger"),
         replace(good, fence=2**62),
     ]
     return starts + no_start

@@ -90,7 +90,7 @@ def test_every_version_has_its_log() -> None:
 
 @pytest.mark.parametrize("path", FILES.values(), ids=lambda path: path.stem)
 def test_the_log_has_every_state(path: Path) -> None:
-    """Whatever the rules distinguish is in a decision: else a change of it would pass."""
+    """Every case that the rules distinguish is in a decision: else a change of it would pass."""
     with Recording.open(path, KEY) as recording:
         decisions = list(_facts(Playback(recording, gaps=Gaps())))
         events = [event for _, message in recording.messages(ROUTING) for event in message.events]

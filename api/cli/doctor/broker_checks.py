@@ -78,7 +78,7 @@ def check_consumers(consumers: list[BrokerConsumer]) -> Finding:
     if durable:
         text = (
             f"{len(durable)} durable {plural(len(durable), 'consumer is', 'consumers are')} at the broker, and no part "
-            f"makes such: {', '.join(durable[:3])}; if nobody reads with them, remove them "
+            f"makes such: {', '.join(durable[:3])}; if no program of yours reads with them, remove them "
             f"(`nats consumer rm`; {NATS_CLI})."
         )
         return Finding("broker_consumers", WARNING, text, facts)

@@ -83,7 +83,7 @@ def check_refused_snapshots(replicas: Sequence[ProcessReply]) -> Finding:
     name, texts = next(iter(refused.items()))
     text = (
         f"{name} did not start from {texts[0]}{f', nor from {len(texts) - 1} more' if len(texts) > 1 else ''}: "
-        "`contrail snapshots` lists them all; one that nobody here took was forged."
+        "`contrail snapshots` lists them all; one that neither a front end nor an operator took was forged."
     )
     return Finding("snapshots_refused", WARNING, text, facts)
 

@@ -111,7 +111,7 @@ def test_a_sign_in_the_rules_of_an_earlier_version_differs(tmp_path: Path, monke
     ],
 )
 def test_rules_that_are_not_here_need_a_newer_program(tmp_path: Path, program: str, version: int, term: str) -> None:
-    """Its replica joined with that version of the program: else the decision is different, whatever is missing."""
+    """Its replica joined with that version of the program: else the decision is different, in spite of gaps."""
     it = staged(program)
     event = it.decided("r", prompt(1, 2, 3))
     costs = tuple(cost + 1 for cost in event.columns["cost"])

@@ -154,7 +154,7 @@ def difference_lines(it: DecisionDifference) -> Iterator[str]:
 
 def side_line(it: DecisionSide) -> str:
     """One side of a decision."""
-    where = f"{it.name} ({it.worker}), cost {it.cost_text}" if it.worker else "nobody"
+    where = f"{it.name} ({it.worker}), cost {it.cost_text}" if it.worker else "no worker"
     return f"{where}, digest {it.digest or 'none'}"
 
 

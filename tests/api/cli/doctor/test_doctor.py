@@ -485,7 +485,7 @@ def test_where_the_history_begins() -> None:
 
 
 def test_a_snapshot_that_cannot_be_used_is_named_before_an_older_one() -> None:
-    """The newest is not usable, whatever the one before it is."""
+    """The newest is not usable, and the one before it does not make up for that."""
     newer = SnapshotStatus(
         structs.replace(MANIFEST, id="s2", made_ms=6 * HOUR_MS), "its content is not what was written"
     )
