@@ -85,6 +85,10 @@ def _counts(value: DecisionCounts | msgspec.UnsetType) -> dict[str, int] | None:
     return None if isinstance(value, msgspec.UnsetType) else msgspec.structs.asdict(value)
 
 
+def _offset(value: int | msgspec.UnsetType) -> int:
+    return 0 if isinstance(value, msgspec.UnsetType) else value
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
     "pieces": _pieces,
@@ -100,6 +104,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "seed": hash_text,
     "points": _points,
     "counts": _counts,
+    "clock_offset_ms": _offset,
     "refolded": hash_text,
 }
 """Fields with another form in the log than in JSON."""

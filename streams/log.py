@@ -132,6 +132,9 @@ class EventLog(Protocol):
     async def state(self, stream: StreamName) -> StreamState:
         """The extent of the stream now."""
 
+    async def time_us(self, stream: StreamName) -> int:
+        """The clock of the stream's leader now, in microseconds since 1970; 0 if it does not say. It stamps records."""
+
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         """The first sequence stored at or after that time; last_seq + 1 if there is none."""
 

@@ -71,6 +71,7 @@ def _waits(rows: Any) -> Metric:
 GAUGES: dict[str, tuple[str | int, ...]] = {
     "contrail_log_away_seconds": ("For how long the log has acknowledged nothing though something waits", "log_away_s"),
     "contrail_log_lag_seconds": ("How much older the last folded message is than the newest", "lag_ms", 1000),
+    "contrail_clock_offset_seconds": ("How far this host's clock is ahead of the broker's", "clock", "offset_ms", 1000),
     "contrail_incomplete_sources": ("Sources that are unknown until they restate themselves", "incomplete"),
     "contrail_journal_events": ("Events in the journal that the log does not have yet", "journal", "events"),
     "contrail_journal_bytes": ("Bytes in the journal that the log does not have yet", "journal", "bytes"),

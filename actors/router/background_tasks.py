@@ -13,6 +13,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, ReportRead, VerdictRead
 from actors.consistency.digest_exchange_shell import DigestExchangeShell
@@ -23,8 +25,7 @@ from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, Re
 from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
 from actors.router.fleet import Fleet
-from core.clock import Clock
-from core.events import DivergenceFound, ReplicaReported
+from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
@@ -32,6 +33,7 @@ from core.subjects import ROUTING
 from projections.folds.state import Applied, State
 from projections.runner.rebuild import rebuild
 from projections.runner.runner import Runner
+from streams.broker_clock import BrokerClock
 from streams.log import EventLog
 from streams.outbox.journal_recovery import JournalRecovery
 from streams.registry import Registry
@@ -49,7 +51,7 @@ class BackgroundTasks:
         namespace: str,
         log: EventLog,
         registry: Registry,
-        clock: Clock,
+        clock: BrokerClock,
         key: DeploymentKey,
         state: State,
         runner: Runner,
@@ -71,7 +73,13 @@ class BackgroundTasks:
             return (await rebuild(log, key.chain_key, store)).state
 
         self.digest_exchange = DigestExchangeShell(
-            state, membership.publish, self._replica_id, clock, registry, rebuild=rebuild_beside, replace=runner.rebuild
+            state,
+            self._publish_report,
+            self._replica_id,
+            clock,
+            registry,
+            rebuild=rebuild_beside,
+            replace=runner.rebuild,
         )
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.in_flight_audit = InFlightAuditSchedule(state, membership, runner.rebuild)
@@ -154,6 +162,13 @@ class BackgroundTasks:
         if self.snapshot_schedule is not None:
             about["snapshot"] = self.snapshot_schedule.describe()
         return about
+
+    def _publish_report(self, event: Event) -> None:
+        """The event goes to the log; a report with the offset of this machine's clock, if there is one to note."""
+        offset_ms = self._clock.noted_offset_ms
+        if offset_ms and isinstance(event, ReplicaReported):
+            event = replace(event, clock_offset_ms=offset_ms)
+        self._membership.publish(event)
 
     async def _check_sources_loop(self) -> None:
         while True:

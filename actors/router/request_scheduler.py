@@ -65,6 +65,8 @@ RESUME_RETRY_US = 100_000
 """Time between decisions while a begun answer waits."""
 DECLINED_MAX = 8
 """Workers in a row that may decline a request; then it goes where it costs least, busy or not."""
+CLOCK_STANDS_MS = 1000
+"""Bound of corrections backwards in which the time of decisions stands; beyond it, the time goes back."""
 TENANTS_SHOWN = 16
 """The tenants with most in flight and waiting are shown by name, all others as one."""
 OTHERS = "other"
@@ -128,6 +130,12 @@ class SettingsReplaced(NamedTuple):
     revision: int
 
 
+class ClockCorrected(NamedTuple):
+    """The wall clock is so far ahead of the monotonic one from here on."""
+
+    wall_offset_ms: int
+
+
 class Draining(NamedTuple):
     """This replica stops: no request may wait any more."""
 
@@ -147,6 +155,7 @@ SchedulerEvent = (
     | ClientGone
     | LoadChanged
     | SettingsReplaced
+    | ClockCorrected
     | Draining
     | PlanTook
 )
@@ -253,6 +262,8 @@ class RequestScheduler:
         self._revision = revision
         self._seed = seed
         self._wall_offset_ms = wall_offset_ms
+        self._not_before_ms = 0
+        """The time of decisions stands here until the corrected clock has come so far again."""
         self._queues: dict[str, RequestQueue] = {}
         self._ready: deque[RoutedRequest] = deque()
         """Requests that begin their next attempt, one in each Tick; some have ended since."""
@@ -273,6 +284,7 @@ class RequestScheduler:
             ClientGone: self._on_client_gone,
             LoadChanged: self._on_load_changed,
             SettingsReplaced: self._on_settings,
+            ClockCorrected: self._on_clock_corrected,
             Draining: self._on_draining,
             PlanTook: self._on_plan_took,
             Tick: self._on_tick,
@@ -346,8 +358,8 @@ class RequestScheduler:
 
     @property
     def _wall_ms(self) -> int:
-        """The time that decisions read. It never goes back."""
-        return self._wall_offset_ms + self._now_us // US_PER_MS
+        """The time that decisions read. It goes back only with a correction by more than CLOCK_STANDS_MS."""
+        return max(self._not_before_ms, self._wall_offset_ms + self._now_us // US_PER_MS)
 
     def _on_tick(self, _: Tick) -> None:
         while (key := self._timers.pop_due(self._now_us)) is not None:
@@ -380,6 +392,12 @@ class RequestScheduler:
             self._release(request)
         else:
             self._make_ready(request)
+
+    def _on_clock_corrected(self, event: ClockCorrected) -> None:
+        before_ms, self._not_before_ms = self._wall_ms, 0
+        self._wall_offset_ms = event.wall_offset_ms
+        if before_ms - self._wall_ms <= CLOCK_STANDS_MS:
+            self._not_before_ms = before_ms
 
     def _on_load_changed(self, _: LoadChanged) -> None:
         for queue in self._queues.values():

@@ -23,6 +23,7 @@ from actors.router.live_requests import LiveRequests
 from actors.router.liveness_monitor import LivenessMonitor
 from actors.router.request_scheduler import (
     ONLY_PREFILL,
+    ClockCorrected,
     Draining,
     LoadChanged,
     RequestScheduler,
@@ -45,6 +46,8 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.state import Applied, State
 from projections.policy.view import View
 from projections.runner.runner import Runner
+from streams.broker_clock import BrokerClock
+from streams.clock_sync import ClockSync
 from streams.live_settings import LiveSettings
 from streams.log import EventLog
 from streams.outbox.journal import CAPACITY_BYTES
@@ -96,6 +99,7 @@ class Router:
         decided: Callable[[str, float], None],
     ) -> None:
         """`decided` is called with each decision's policy and its duration in seconds."""
+        system_clock, self._clock = clock, BrokerClock(clock)
         self.options = options
         self.live_settings = LiveSettings(settings, self._publish_settings)
         self.state = State(key.chain_key)
@@ -108,17 +112,17 @@ class Router:
             is_mine=lambda owner: owner == self.publisher.id,
             on_became=self._on_became,
         )
-        self.link = options.link.security(key, options.namespace, clock)
-        self.fleet = Fleet(registry, clock, self.link, lambda: self.publisher.id, self._on_fleet)
+        self.link = options.link.security(key, options.namespace, system_clock)
+        self.fleet = Fleet(registry, self._clock, self.link, lambda: self.publisher.id, self._on_fleet)
         self.scheduler = RequestScheduler(
-            self, settings, 0, seed=secrets.randbits(64), wall_offset_ms=clock.wall_ms() - clock.monotonic_ms()
+            self, settings, 0, seed=secrets.randbits(64), wall_offset_ms=self._clock.wall_offset_ms
         )
         self.failure_detector = FailureDetector(options.lease_ms)
         self.membership = ReplicaMembership(
             options.namespace,
             log,
             registry,
-            clock,
+            self._clock,
             key,
             ReplicaJoined(name=options.name, version=PROGRAM_VERSION, address=options.address),
             self.state,
@@ -127,15 +131,15 @@ class Router:
             journal_bytes=options.journal_bytes,
             spawn=self._spawn,
         )
-        losses = LossLog(options.namespace, log, self.state, clock)
+        losses = LossLog(options.namespace, log, self.state, self._clock)
         self.liveness_monitor = LivenessMonitor(
-            self.failure_detector, losses, self.fleet, self.membership, self.state, clock
+            self.failure_detector, losses, self.fleet, self.membership, self.state, self._clock
         )
         self.requests = LiveRequests(
             self.scheduler,
             self.fleet,
             self.state,
-            clock,
+            self._clock,
             key.hash_seed,
             membership=self.membership,
             decided=decided,
@@ -145,7 +149,7 @@ class Router:
             options.namespace,
             log,
             registry,
-            clock,
+            self._clock,
             key,
             self.state,
             self.runner,
@@ -157,9 +161,10 @@ class Router:
             take_snapshot=options.take_snapshot,
         )
         self._restatements = RestatementSchedule(
-            log, ROUTING, self.publisher.id, clock, self.membership.restate, every_s=options.restate_every_s
+            log, ROUTING, self.publisher.id, self._clock, self.membership.restate, every_s=options.restate_every_s
         )
-        self._registry, self._clock = registry, clock
+        self._registry = registry
+        self._clock_sync = ClockSync(log, self._clock, self._on_clock_corrected)
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
@@ -180,6 +185,7 @@ class Router:
             raise
 
     async def _start(self, details: dict[str, object]) -> None:
+        await self._clock_sync.start()
         self.runner.start()
         self.membership.join()
         self.membership.publish(self.live_settings.event())
@@ -187,6 +193,7 @@ class Router:
         await self.liveness_monitor.follow(self._registry)
         await self.fleet.start()
         await self.membership.register(details)
+        self._spawn(self._clock_sync.run())
         self._spawn(self.liveness_monitor.run())
         self._spawn(self._restatements.run())
         for loop in self.background_tasks.loops():
@@ -245,6 +252,8 @@ class Router:
     def _degraded(self) -> dict[str, str]:
         """Parts that are away while requests are served."""
         found = self.link.degraded()
+        if self._clock.refused:
+            found["clock"] = self._clock.refused
         outbox = self.publisher.outbox
         if outbox.away_s >= LOG_AWAY_REPORTED_S:
             found["log"] = f"away for {outbox.away_s:.0f} s, {outbox.depth} events wait"
@@ -269,6 +278,7 @@ class Router:
             "admission": self.scheduler.describe(),
             "held": len(self.scheduler.held),
             "declined": self.scheduler.busy_workers.count,
+            "clock": self._clock.describe(),
             "link": self.link.describe(),
             "rss_bytes": rss_bytes(),
         }
@@ -349,6 +359,9 @@ class Router:
     def _publish_settings(self) -> None:
         self.membership.publish(self.live_settings.event())
         self.requests.feed(SettingsReplaced(self.live_settings.current, self.live_settings.revision))
+
+    def _on_clock_corrected(self) -> None:
+        self.requests.feed(ClockCorrected(self._clock.wall_offset_ms))
 
     def _restatement(self, why: str) -> list[Event]:
         """The settings of decisions, and all requests in flight."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from actors.engines.engine import Engine
 from actors.membership.worker_publisher import WorkerPublisher
-from core.clock import Clock
 from core.events import LoadReported
+from streams.broker_clock import BrokerClock
 
 REPORT_EVERY_MS = 250
 """Load reports come this often at most …"""
@@ -22,7 +24,7 @@ class LoadReporter:
     def __init__(
         self,
         engine: Engine,
-        clock: Clock,
+        clock: BrokerClock,
         *,
         publisher: Callable[[], WorkerPublisher],
         draining: Callable[[], bool],
@@ -59,5 +61,6 @@ class LoadReporter:
         )
         now = self._clock.monotonic_ms()
         due = report != self._last or now - self._reported_ms >= REPORT_IDLE_MS
-        if due and publisher.report(report):
+        offset_ms = self._clock.noted_offset_ms
+        if due and publisher.report(replace(report, clock_offset_ms=offset_ms) if offset_ms else report):
             self._last, self._reported_ms = report, now

@@ -39,6 +39,8 @@ from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import kv_stream
+from streams.broker_clock import BrokerClock
+from streams.clock_sync import ClockSync
 from streams.log import EventLog
 from streams.registry import Registry
 
@@ -110,7 +112,9 @@ class Worker:
         self.address = ""
         self.log = log
         self.registry = registry
-        self.clock = clock
+        self._broker_clock = BrokerClock(clock)
+        self.clock: Clock = self._broker_clock
+        self._clock_sync = ClockSync(log, self._broker_clock)
         self.key = key
         self._early: list[CacheChange] = []
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -158,11 +162,12 @@ class Worker:
         sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **details}
         self.membership = self._new_membership(self.mirror)
+        await self._clock_sync.start()
         self.membership.join()
         await self.membership.register(self._details)
         self.reports = LoadReporter(
             self.engine,
-            self.clock,
+            self._broker_clock,
             publisher=self.current_publisher,
             draining=lambda: self.port.draining,
             totals=lambda: self.totals,
@@ -176,7 +181,7 @@ class Worker:
             self._restate,
             every_s=self.options.restate_every_s,
         )
-        for loop in (self.reports.run(), self._check_loop(), restatements.run()):
+        for loop in (self.reports.run(), self._check_loop(), restatements.run(), self._clock_sync.run()):
             self._spawn(loop)
         await self.role.start()
 
@@ -260,6 +265,7 @@ class Worker:
             "log_away_s": round(publisher.kv.away_s, 1) if publisher else 0,
             "dropped": publisher.dropped if publisher else 0,
             "role": self.options.role,
+            "clock": self._broker_clock.describe(),
             "link": self.link.describe(),
             "prefill": self.role.describe(),
         }
@@ -268,6 +274,8 @@ class Worker:
         """The services that are away while the worker serves, with details."""
         kv = self.publisher.kv if self.publisher else None
         found = self.link.degraded()
+        if self._broker_clock.refused:
+            found["clock"] = self._broker_clock.refused
         if kv is not None and kv.away_s >= LOG_AWAY_REPORT_S:
             found["log"] = f"away for {kv.away_s:.0f} s, {kv.depth} events wait"
         return found

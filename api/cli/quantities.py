@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+OFFSET_SHOWN_MS = 100
+"""Offsets of clocks from here on are shown."""
 UNKNOWN, NONE = "?", "-"
 """Texts for an unknown quantity, and for none."""
 _BYTES = (("B", 1), ("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30), ("TiB", 2**40), ("", 2**60))
@@ -46,6 +48,11 @@ def bytes_text(size: float | None) -> str:
 def seconds_text(seconds: float | None) -> str:
     """`0.35s`, `12s`, `3.5h`, `7d`; a question mark if it is not known."""
     return UNKNOWN if seconds is None else _scaled(seconds, _SECONDS, "")
+
+
+def offset_text(offset_ms: int) -> str:
+    """`0.5 s ahead of the broker's`, `1.2 s behind the broker's`."""
+    return f"{abs(offset_ms) / 1000:,.1f} s {'ahead of' if offset_ms > 0 else 'behind'} the broker's"
 
 
 def _scaled(value: float, units: Sequence[tuple[str, int]], gap: str) -> str:

@@ -5,6 +5,8 @@ The source of each is the worker itself, but for WorkerLost, which a replica wri
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from core.block_spans import Blocks, check_pieces
 from core.events.base import EventBase
 
@@ -119,6 +121,8 @@ class LoadReported(EventBase, frozen=True):
     """… and how many of them came from the cache, as the engine counts."""
     blocks_unindexed: int = 0
     """Blocks since the worker joined that are not in the index: images, embeddings, other groups or sizes."""
+    clock_offset_ms: int | UnsetType = UNSET
+    """The worker's wall clock less the broker's, as it corrects it; left out below `streams.broker_clock.NOTED_MS`."""
 
 
 KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost

@@ -85,7 +85,7 @@ class RequestQueued(EventBase, frozen=True):
     depth: int
     """Requests that waited already, later arrivals included."""
     now_ms: int
-    """The replica's wall clock."""
+    """The broker's clock, as the replica estimates it (`streams.broker_clock`)."""
 
 
 class RequestTurnedAway(EventBase, frozen=True):
@@ -145,7 +145,7 @@ class ReplicaRestated(EventBase, frozen=True):
     """0 where the prefill is done."""
     reason: str = ""
     begins_us: tuple[int, ...] = ()
-    """Expected start of each prefill, by this replica's clock; 0 where it is done. Empty if unknown."""
+    """Expected start of each prefill, by the clock of decisions; 0 where it is done. Empty if unknown."""
     counts: DecisionCounts | UnsetType = UNSET
     """Left out while the replica has decided and dropped nothing, and by earlier versions."""
 
@@ -331,6 +331,8 @@ class ReplicaReported(EventBase, frozen=True):
     """Streams of which a source is unknown until it restates itself: nothing is said of them."""
     counts: DecisionCounts | UnsetType = UNSET
     """As in ReplicaRestated."""
+    clock_offset_ms: int | UnsetType = UNSET
+    """The replica's wall clock less the broker's, as it corrects it; left out below `streams.broker_clock.NOTED_MS`."""
 
 
 class DivergenceFound(EventBase, frozen=True):

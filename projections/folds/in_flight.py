@@ -16,7 +16,7 @@ class OutstandingPrefill(NamedTuple):
     """One prefill that was not done when last heard of; they are ordered as a worker takes them."""
 
     begins_us: int
-    """Expected start of its prefill, by its replica's clock; 0 if unknown."""
+    """Expected start of its prefill, by the clock of decisions; 0 if unknown."""
     request: RequestId
     attempt: int
     tokens: int
@@ -44,8 +44,8 @@ class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
     hashes: bytes = msgspec.field(default_factory=bytes)  # so it is written when empty, too, as it always was
     """Block hashes of its prompt while it is prefilled."""
     begins_us: int = 0
-    """When its prefill was expected to begin, by the clock of the replica that routed it; 0 if that is not known, and
-    once the first token came."""
+    """When its prefill was expected to begin, by the clock of decisions; 0 if that is not known, and once the first
+    token came."""
     believed: tuple[int, int] | None = None
     """`projections.folds.approximate_index.CacheRetention` while it is prefilled, where the policy was
     `approximate`."""

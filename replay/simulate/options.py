@@ -8,6 +8,7 @@ from typing import NamedTuple
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.settings import RoutingSettings
+from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS_MAX = 4096
 REPLICAS_MAX = 256
@@ -61,6 +62,11 @@ class Options:
     """Workers that crash in each hour of the run, over the whole fleet."""
     stays: tuple[WorkerLife, ...] = ()
     """Lives of all workers; empty for workers that live from the start to the end."""
+    clocks: tuple[ClockError, ...] = ()
+    """Errors of the replicas' clocks; empty for clocks without any."""
+    broker_clock: ClockError = NO_ERROR
+    clocks_corrected: bool = True
+    """Replicas with an error decide by the broker's time, as live ones do; else by their own."""
     seed: int = 0
     """Of draws that decisions make, of ids and of failures."""
 
@@ -81,10 +87,20 @@ class Options:
             raise CallerError(TWO_LAGS)
         for lag_ms in self.replica_lags_ms:
             _check("replica_lags_ms", lag_ms, 0, LAG_MS_MAX)
+        if self.clocks and len(self.clocks) != self.replicas:
+            raise CallerError(
+                f"clocks has the errors of {len(self.clocks)} replicas for {self.replicas}: give one for each"
+            )
         if self.replica_lags_ms and len(self.replica_lags_ms) != self.replicas:
             raise CallerError(
                 f"replica_lags_ms has {len(self.replica_lags_ms)} lags for {self.replicas} replicas: give one for each"
             )
+
+    def clock(self, replica: int) -> ClockError | None:
+        """The error of that replica's clocks; None if no clock of the run has any."""
+        if not self.clocks and self.broker_clock == NO_ERROR:
+            return None
+        return self.clocks[replica] if self.clocks else NO_ERROR
 
     def lag_us(self, replica: int) -> int:
         """Lag of the replica with this number behind the log, in microseconds."""

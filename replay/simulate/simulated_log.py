@@ -17,6 +17,7 @@ from core.machine import TICK
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
 from projections.folds.jobs_fold import JobsFold
 from replay.recording.recording import RecordedFrame
+from replay.simulate.simulated_clock import NO_ERROR, ClockError, SimulatedClock
 from replay.simulate.virtual_time import Agenda
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -69,7 +70,9 @@ class LogReader:
 class SimulatedLog:
     """One stream of each kind; one of jobs only if there can be any."""
 
-    def __init__(self, agenda: Agenda, archive: ArchiveWriter | None, *, jobs: bool = False) -> None:
+    def __init__(
+        self, agenda: Agenda, archive: ArchiveWriter | None, *, jobs: bool = False, clock: ClockError = NO_ERROR
+    ) -> None:
         self.streams = (*STREAMS, JOBS) if jobs else STREAMS
         self.jobs = JobsFold()
         """The fold of the jobs stream, as workers have it: they do not lag."""
@@ -77,6 +80,8 @@ class SimulatedLog:
         self.begun = False
         """Readers lag: a replica takes requests only when it has read the log up to its start."""
         self.agenda = agenda
+        self.clock = SimulatedClock(agenda, START_MS, clock)
+        """The broker's."""
         self._archive = archive
         self._readers: list[LogReader] = []
         self._last = dict.fromkeys(self.streams, StreamSeq(0))
@@ -89,8 +94,8 @@ class SimulatedLog:
 
     @property
     def now_ms(self) -> int:
-        """The virtual wall clock."""
-        return START_MS + self.agenda.now_us // 1000
+        """The broker's wall clock."""
+        return self.clock.wall_ms()
 
     def reader(self, lag_us: int, much: Callable[[], object] = lambda: None) -> LogReader:
         """A reader of all messages from now on. It reads when it likes, and `much` is called when many wait."""

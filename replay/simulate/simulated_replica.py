@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import xxhash
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import REPORT_EVERY_MS, CheckpointPassed, DigestExchange, PublishDigests
 from actors.membership.routing_publisher import LIMITS
-from actors.router.request_scheduler import RequestScheduler, SchedulerCommand, SchedulerEvent
+from actors.router.request_scheduler import ClockCorrected, RequestScheduler, SchedulerCommand, SchedulerEvent
 from core.events import (
     Event,
     LocalChanged,
@@ -24,10 +27,14 @@ from core.subjects import ROUTING
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
 from projections.policy.view import Local, View, local_by_worker
+from replay.simulate.simulated_clock import ClockError, SimulatedClock, sample
 from replay.simulate.simulated_log import CHAIN_KEY, EPOCH, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda, VirtualShell
+from streams.broker_clock import BrokerClock
+from streams.clock_sync import SAMPLE_EVERY_S
 
 US_PER_MS = 1000
+SAMPLE_EVERY_US = round(SAMPLE_EVERY_S * 1_000_000)
 REVISION = 0
 """Of the settings: they hold for the whole run."""
 
@@ -51,8 +58,11 @@ class SimulatedReplica:
         gone: set[WorkerId],
         freed: Callable[[], None],
         execute: Callable[[SchedulerCommand], None],
+        clock: ClockError | None = None,
+        clock_is_corrected: bool = True,
     ) -> None:
         """Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
+        `clock` is the error of the clocks, None where no clock of the run has any.
         `freed` is called when the log has first tokens or ends from here: a worker may be free for what others
         hold."""
         self.id = id
@@ -72,6 +82,11 @@ class SimulatedReplica:
         self._exchange = DigestExchange(self._state, REPORT_EVERY_MS * US_PER_MS)
         self._pending = PendingEvents()
         self._local: dict[WorkerId, tuple[str, ...]] = {}
+        if clock is not None:
+            self._clock = SimulatedClock(agenda, START_MS, clock)
+            self._broker_clock = BrokerClock(self._clock)
+            self._seed = xxhash.xxh3_64_intdigest(id.encode(), seed)
+            self._correct_clock(is_corrected=clock_is_corrected)
         self.publish(ReplicaJoined(name=name, version="simulated"))
         self.publish(SettingsChanged(revision=REVISION, settings=settings.to_mapping()))
 
@@ -86,6 +101,16 @@ class SimulatedReplica:
         """The event counts here at once, and is on its way to the log."""
         self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
+
+    def _correct_clock(self, *, is_corrected: bool) -> None:
+        """The scheduler has the wall clock as it is now, or the broker's as one exchange more shows it."""
+        now_us = self._agenda.now_us
+        if is_corrected:
+            sample(self._clock, self._broker_clock, self._log.clock, now_us, self._seed)
+        offset_ms = self._broker_clock.wall_ms() - now_us // US_PER_MS
+        self._source.wall_offset_ms = offset_ms
+        self.feed(ClockCorrected(offset_ms))
+        self._agenda.put(now_us + SAMPLE_EVERY_US, partial(self._correct_clock, is_corrected=is_corrected))
 
     def flush(self) -> None:
         """The log has all published events."""

@@ -81,7 +81,7 @@ class Simulation:
         self._followers = self._find_followers()
         self._progress = progress
         self._agenda = Agenda()
-        self.log = SimulatedLog(self._agenda, archive, jobs=options.prefill_workers > 0)
+        self.log = SimulatedLog(self._agenda, archive, jobs=options.prefill_workers > 0, clock=options.broker_clock)
         gone = set[WorkerId]()
         """Workers that ended: no replica has a connection to them."""
         self._replicas = [self._replica(number, gone) for number in range(options.replicas)]
@@ -139,6 +139,8 @@ class Simulation:
             gone=gone,
             freed=partial(self._on_worker_freed, number),
             execute=partial(self._execute, number),
+            clock=options.clock(number),
+            clock_is_corrected=options.clocks_corrected,
         )
 
     # --- requests ----------------------------------------------------------------------------------------------

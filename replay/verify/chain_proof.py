@@ -7,7 +7,8 @@
 3. A source that begins under an older generation of the key than a source before it in its stream was written with a
    retired key. Messages of a generation that the key file lacks are not judged.
 4. Replicas state how many decisions they made, and the log must have as many (`replay.verify.decision_counts`).
-5. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
+5. The times of each source are compared with the broker's (`replay.verify.clock_offsets`); nothing is judged by them.
+6. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from core.subjects import JOBS, ROUTING, owner
 from projections.folds.state import State
 from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap, ReplacedHistory
 from replay.recording.recording import Recording
+from replay.verify.clock_offsets import ClockOffset, ClockOffsetWalk, furthest
 from replay.verify.decision_counts import DecisionCountResult, DecisionCountWalk
 from streams.archive.archive_format import Head, Span
 from streams.archive.message_envelope import Envelope, envelope
@@ -89,6 +91,7 @@ class ChainWalk:
         """The newest generation of the key under which a source began here."""
         self.decision_counts = DecisionCountWalk()
         """Of the routing stream."""
+        self.clock_offsets = ClockOffsetWalk(stream)
 
     def __repr__(self) -> str:
         return f"<ChainWalk of {self.stream}: {self.messages} messages of {len(self.sources)} sources>"
@@ -118,7 +121,9 @@ class ChainWalk:
             return
         if self.stream == ROUTING:
             self._note_end(record, message)
-            if message.source == subject_owner:
+        if message.source == subject_owner:
+            self.clock_offsets.take(record, message)
+            if self.stream == ROUTING:
                 self.decision_counts.take(record, message)
         yield from self._follow(record, SourceId(message.source), message.n, message.prev, head)
 
@@ -316,6 +321,8 @@ class ChainProof(msgspec.Struct, kw_only=True):
     """Replicas that were found lost: the log may not have their last messages."""
     decision_counts: DecisionCountResult = msgspec.field(default_factory=DecisionCountResult)
     """The decisions in the log, compared with the counts that their replicas state."""
+    clock_offsets: list[ClockOffset] = msgspec.field(default_factory=list)
+    """Of the sources whose times are furthest off the broker's; nothing is judged by them."""
 
     @property
     def holds(self) -> bool:
@@ -362,6 +369,7 @@ class _Prover:
         self._proof = ChainProof(keyed=bool(recording.chain_key), origin=recording.proved)
         self._gaps: list[RecordingGap] = []
         self._contradicted: dict[tuple[StreamName, int], ReplacedHistory] = {}
+        self._clock_offsets: list[ClockOffset] = []
 
     def run(self) -> ChainProof:
         recording, proof = self._recording, self._proof
@@ -372,6 +380,7 @@ class _Prover:
         for stream in recording.streams:
             self._walk(stream, base, witnesses.get(stream, {}))
         proof.gaps = Gaps(self._gaps, self._contradicted.values())
+        proof.clock_offsets = furthest(self._clock_offsets)
         return proof
 
     def _walk(self, stream: StreamName, base: State | None, witnesses: Mapping[int, list[Witness]]) -> None:
@@ -405,6 +414,7 @@ class _Prover:
         self._proof.sources += len(walk.sources)
         self._gaps += walk.gaps()
         self._proof.untold += walk.untold()
+        self._clock_offsets += walk.clock_offsets.offsets()
         if stream == ROUTING:
             self._proof.decision_counts = walk.decision_counts.result()
 

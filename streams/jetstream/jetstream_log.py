@@ -125,6 +125,15 @@ class JetStreamLog:
             int(info["config"]["max_age"]) / 1e9,
         )
 
+    async def time_us(self, stream: StreamName) -> int:
+        info = await self._info(stream)
+        return _us(info["ts"]) if "ts" in info else 0
+
+    async def _info(self, stream: StreamName) -> dict[str, Any]:
+        """Of the leader: in a cluster no other server answers."""
+        request = f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}"
+        return await self._connection.call(request, None, f"stream {stream}")
+
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         name = self._broker_name(stream)
         config = {
@@ -284,3 +293,8 @@ def _metadata(fingerprints: Fingerprints) -> dict[str, str]:
 def _ms(text: str) -> int:
     """The broker's time (RFC 3339, nanoseconds) in whole milliseconds since 1970, cut off."""
     return (datetime.fromisoformat(text) - _1970) // _MS
+
+
+def _us(text: str) -> int:
+    """The same in microseconds."""
+    return (datetime.fromisoformat(text) - _1970) // timedelta(microseconds=1)

@@ -214,6 +214,10 @@ class MemoryLog:
     async def state(self, stream: StreamName) -> StreamState:
         return self._found(stream).state()
 
+    async def time_us(self, stream: StreamName) -> int:
+        self._found(stream)
+        return self._clock.wall_ms() * 1000
+
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         return self._found(stream).from_time(time_ms)
 

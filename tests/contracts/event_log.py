@@ -121,6 +121,14 @@ class EventLogContract:
         assert await log.fingerprints(LOAD) == {"0": "ab"}
         assert await log.state(KV) == before
 
+    async def test_the_time_of_the_log_is_that_of_its_records(self, log: EventLog) -> None:
+        before_us = await log.time_us(KV)
+        await self.append(log, "a", 1)
+        after_us = await log.time_us(KV)
+        record = await log.at(KV, StreamSeq(1))
+        assert record is not None
+        assert before_us // 1000 <= record.time_ms <= after_us // 1000
+
     async def test_state(self, log: EventLog) -> None:
         """An empty stream begins at 1 and ends at 0; both grow with it, its epoch does not change."""
         empty = await log.state(KV)

@@ -22,7 +22,7 @@ VERSION_MIN = (2, 11)
 """Older versions lack features that the log uses, or were not tested."""
 CLOCK_WARNING_MS = 1_000.0
 CLOCK_PROBLEM_MS = 30_000.0
-"""Times typed by people and ages shown are wrong by the difference; decisions use only their replica's clock."""
+"""Times typed by people and ages shown are wrong by the difference; decisions are made by the broker's clock."""
 ABANDONED_S = 120.0
 """A reader without a waiting request for so long is gone: readers always have some."""
 

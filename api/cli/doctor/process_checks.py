@@ -13,7 +13,7 @@ from actors.membership.registration import Registration
 from api.cli.doctor.finding import Finding
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.process_query import ProcessReply
-from api.cli.quantities import count_text, plural, seconds_text
+from api.cli.quantities import count_text, offset_text, plural, seconds_text
 from api.cli.renderer import OK, PROBLEM, WARNING
 from core.event_json import time_text
 from core.events.kv import PREFILL
@@ -21,6 +21,8 @@ from core.events.kv import PREFILL
 LAG_EVENTS_WARNING = 10_000
 LAG_MS_WARNING = 5_000.0
 OUTBOX_EVENTS_WARNING = 10_000
+CLOCK_WARNING_MS = 1000
+"""An offset from here on is no jitter of a clock that follows NTP."""
 JOURNAL_WARNING, JOURNAL_PROBLEM = 0.5, 0.9
 """Shares of the journal's capacity."""
 IN_FLIGHT_PROBLEM = 2
@@ -42,6 +44,7 @@ def check_processes(replicas: list[ProcessReply], workers: list[ProcessReply]) -
     yield check_outboxes([*replicas, *workers])
     yield check_journals(replicas)
     yield check_dropped(replicas)
+    yield check_clocks([*replicas, *workers])
     yield check_link([*replicas, *workers])
 
 
@@ -239,6 +242,28 @@ def check_dropped(replicas: list[ProcessReply]) -> Finding:
         f"{plural(total, 'it is', 'they are')} in no log; give frontend.journal_max more, or bring the log back sooner."
     )
     return Finding("dropped", WARNING, text, {"dropped": dropped})
+
+
+def check_clocks(parts: list[ProcessReply]) -> Finding:
+    """No clock is far off the broker's, as the processes that answer measure it."""
+    known = {answer.part.name: clock for answer in parts if (clock := _dict(answer.state, "clock")).get("known")}
+    offsets = {name: int(clock["offset_ms"]) for name, clock in known.items()}
+    facts = {"offset_ms": offsets}
+    refused = [answer.part.name for answer in parts if _dict(answer.state, "clock").get("refused")]
+    if refused:
+        text = f"{refused[0]} does not follow the broker's time, which is a day or more off its own: set both by NTP."
+        return Finding("clocks", PROBLEM, text, facts)
+    if not offsets:
+        return Finding("clocks", OK, "No process says how far its clock is off the broker's.", facts)
+    name, most_ms = max(offsets.items(), key=lambda item: abs(item[1]))
+    if abs(most_ms) < CLOCK_WARNING_MS:
+        text = f"Clocks are at most {abs(most_ms)} ms off the broker's, as {count_text(len(offsets), 'process')} say."
+        return Finding("clocks", OK, text, facts)
+    text = (
+        f"The clock of {name} is {offset_text(most_ms)}: decisions are corrected by that, ages that people read are "
+        "not; let it follow NTP."
+    )
+    return Finding("clocks", WARNING, text, facts)
 
 
 def check_link(parts: list[ProcessReply]) -> Finding:

@@ -59,6 +59,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots that it did not start from, each with the reason."""
     losses: tuple[str, ...] = ()
     """Losses of the log that it knows, oldest first, each as a sentence."""
+    clock_offset_ms: int | None = None
+    """Lead of its host's clock over the broker's; decisions are corrected by it."""
     agrees: bool | None = None
     """With the others, at equal cursors; None if that could not be seen."""
 
@@ -109,6 +111,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         refused_snapshots=_texts(state.get("refused_snapshots")),
         losses=_losses(state.get("losses")),
         dropped=_whole(_part(state, "dropped"), "decisions"),
+        clock_offset_ms=_whole(_part(state, "clock"), "offset_ms"),
     )
 
 

@@ -13,7 +13,7 @@ from api.cli.inspect.replica_comparison import ComparisonResult, ReplicaDigestCo
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.output import EXIT_NO, print_result, print_text
 from api.cli.process_query import REPLICAS, RegisteredProcess, query_processes, registered_processes
-from api.cli.quantities import UNKNOWN, bytes_text, count_text, number_text
+from api.cli.quantities import OFFSET_SHOWN_MS, UNKNOWN, bytes_text, count_text, number_text, offset_text
 from api.cli.renderer import OK, PROBLEM, WARNING, Cell, Mark, Table, Text
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_log, open_registry
@@ -111,6 +111,8 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)
+        if abs(it.clock_offset_ms or 0) >= OFFSET_SHOWN_MS:
+            yield Mark(f"{it.name} corrects its clock, which is {offset_text(it.clock_offset_ms or 0)}", WARNING)
     others = {name: count for it in found.replicas for name, count in it.dropped_by_others.items() if count}
     for name, count in others.items():
         yield Mark(f"{name} dropped {count_text(count, 'decision')}, by its statement: no log has them", WARNING)

@@ -25,6 +25,10 @@ def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> dict[str, Any]:
     return {"points": rows, "simulated": _simulated(setup)}
 
 
+NOT_ASKED = {"clocks", "broker_clock", "clocks_corrected"}
+"""Options that no option of the command line sets."""
+
+
 def _simulated(setup: Setup) -> Mapping[str, Any]:
     """Enough to ask for the same again; of the trace only its name."""
     options = setup.options
@@ -37,7 +41,7 @@ def _simulated(setup: Setup) -> Mapping[str, Any]:
         **{
             field.name: getattr(options, field.name)
             for field in dataclasses.fields(options)
-            if field.name not in {"engine", "routing"}
+            if field.name not in {"engine", "routing"} | NOT_ASKED
         },
         "engine": dataclasses.asdict(options.engine),
         "routing": options.routing.to_mapping(),

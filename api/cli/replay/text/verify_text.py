@@ -15,6 +15,7 @@ from replay.playback.fold_reports import FoldDifference
 from replay.recording.gaps import RecordingGap
 from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
+from replay.verify.clock_offsets import OFFSET_REPORTED_MS, ClockOffset
 from replay.verify.decision_counts import DecisionDeficit
 from replay.verify.judge import DecisionDifference, DecisionSide, term_text
 from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
@@ -62,7 +63,7 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     yield from (f"  {_deficit(each, names)}" for each in found.counts.deficits[:SHOWN])
     yield from _more(len(found.counts.deficits), " such places")
     yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
-    yield Facts(_facts(found), 12)
+    yield Facts(_facts(found, names), 12)
     yield from (f"    {loss}" for loss in found.proof.losses[:SHOWN])
     yield from _more(len(found.proof.losses), " losses")
     yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
@@ -206,7 +207,7 @@ def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
     return [(kind, *(f"{each:,}" for each in row)) for kind, row in rows.items() if kind == "decisions" or any(row)]
 
 
-def _facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
+def _facts(found: VerifyResult, names: Participants) -> Iterator[tuple[str, str]]:
     for reason, count in found.not_judged.items():
         why = found.not_judged_why.get(reason, "")
         yield "not judged", f"{count:,}: {REASONS.get(reason, reason)}{f'; the first: {why}' if why else ''}"
@@ -225,7 +226,21 @@ def _facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
     yield "digest", found.digest
     yield "speed", f"{found.decisions_per_s:,.0f} decisions/s, {found.seconds:.1f} s"
     yield from _count_facts(found)
+    if far := [it for it in found.proof.clock_offsets if it.sure_ms >= OFFSET_REPORTED_MS]:
+        yield "clocks", _clocks(far, names)
     yield "gaps", f"{len(found.gaps) or 'none'}" + (" in the chains" if found.counts.dropped and not found.gaps else "")
+
+
+def _clocks(far: list[ClockOffset], names: Participants) -> str:
+    """The source that is furthest off, and how many others are, too."""
+    it = far[0]
+    bounds_s = sorted(abs(ms) / 1000 for ms in (it.least_ms, it.most_ms))
+    way = "behind" if it.least_ms > 0 else "ahead of"
+    others = f", and those of {count_text(len(far) - 1, 'other source')} by less" if len(far) > 1 else ""
+    return (
+        f"the times of {_source_name(it, names)} were {bounds_s[0]:.1f} to {bounds_s[1]:.1f} s {way} the broker's "
+        f"at {it.stream}:{it.seq}{others}"
+    )
 
 
 def _count_facts(found: VerifyResult) -> Iterator[tuple[str, str]]:
@@ -298,7 +313,7 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
             **{
                 key: value
                 for key, value in _fields(found.proof).items()
-                if key not in {"gaps", "untold", "decision_counts"}
+                if key not in {"gaps", "untold", "decision_counts", "clock_offsets"}
             },
         },
         "gaps": [_gap_json(gap) for gap in found.gaps],
@@ -312,6 +327,7 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
             "not_compared": found.counts.not_compared,
             "missing": sum(abs(it.missing) for it in found.counts.unexplained),
         },
+        "clock_offsets": [_offset_json(it, names) for it in found.proof.clock_offsets],
         "replicas": [
             {"replica": replica, "name": names.replica(replica), "decisions": count}
             for replica, count in found.replicas.items()
@@ -356,6 +372,14 @@ def _deficit_json(it: DecisionDeficit, names: Participants) -> dict[str, Any]:
         "seq": it.seq,
         "time": time_text(it.time_ms),
     }
+
+
+def _offset_json(it: ClockOffset, names: Participants) -> dict[str, Any]:
+    return {**_fields(it), "name": _source_name(it, names)}
+
+
+def _source_name(it: ClockOffset, names: Participants) -> str:
+    return names.replica(it.source) if it.stream == ROUTING else names.worker(it.source)
 
 
 def _gap_json(it: RecordingGap) -> dict[str, Any]:
