@@ -129,11 +129,6 @@ class JetStreamLog:
         info = await self._info(stream)
         return _us(info["ts"]) if "ts" in info else 0
 
-    async def _info(self, stream: StreamName) -> dict[str, Any]:
-        """Of the leader: in a cluster no other server answers."""
-        request = f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}"
-        return await self._connection.call(request, None, f"stream {stream}")
-
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         name = self._broker_name(stream)
         config = {
@@ -215,6 +210,7 @@ class JetStreamLog:
         await self._connection.close()
 
     async def _info(self, stream: StreamName) -> dict[str, Any]:
+        """Of the leader: in a cluster no other server answers."""
         request = f"{self._connection.api}.STREAM.INFO.{self._broker_name(stream)}"
         return await self._connection.call(request, None, f"stream {stream}")
 
