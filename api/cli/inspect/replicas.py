@@ -111,8 +111,6 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
         if it.dropped:
             text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
             yield Mark(text, WARNING)
-        if abs(it.clock_offset_ms or 0) >= OFFSET_SHOWN_MS:
-            yield Mark(f"{it.name} corrects its clock, which is {offset_text(it.clock_offset_ms or 0)}", WARNING)
     others = {name: count for it in found.replicas for name, count in it.dropped_by_others.items() if count}
     for name, count in others.items():
         yield Mark(f"{name} dropped {count_text(count, 'decision')}, by its statement: no log has them", WARNING)
@@ -129,7 +127,16 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
                 WARNING,
             )
     yield from (Mark(text, WARNING) for text in found.losses)
+    yield from map(_clock_line, filter(_has_shown_offset, found.replicas))
     yield _judged(found)
+
+
+def _has_shown_offset(it: ReplicaStatus) -> bool:
+    return abs(it.clock_offset_ms or 0) >= OFFSET_SHOWN_MS
+
+
+def _clock_line(it: ReplicaStatus) -> Mark:
+    return Mark(f"{it.name} corrects its clock, which is {offset_text(it.clock_offset_ms or 0)}", WARNING)
 
 
 def _judged(found: ReplicaOverview) -> Mark:
