@@ -107,7 +107,7 @@ def replica_status(answer: ProcessReply) -> ReplicaStatus:
         unexplained=_whole(_part(state, "agreement"), "unexplained"),
         disputed=_whole(_part(state, "agreement"), "disputed"),
         log_away_s=_real(state, "log_away_s"),
-        dropped_by_others=_dropped_by_others(state.get("dropped_by_others")),
+        dropped_by_others=_dropped_by_others(state.get("dropped_in_log")),
         refused_snapshots=_texts(state.get("refused_snapshots")),
         losses=_losses(state.get("losses")),
         dropped=_whole(_part(state, "dropped"), "decisions"),

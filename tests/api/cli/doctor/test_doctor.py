@@ -24,7 +24,8 @@ from api.cli.doctor.broker_checks import (
 )
 from api.cli.doctor.doctor import doctor
 from api.cli.doctor.fold_checks import check_agreement, check_index
-from api.cli.doctor.process_checks import check_processes, check_workers
+from api.cli.doctor.process_checks import CLOCK_WARNING_MS as CLOCK_OFFSET_MS
+from api.cli.doctor.process_checks import check_clocks, check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
 from api.cli.inspect.replica_comparison import ComparisonResult
 from api.cli.inspect.replica_state import replica_status
@@ -100,6 +101,11 @@ def found(name: str, findings: Any) -> tuple[str, str]:
 
 def answer(name: str, state: dict[str, Any] | None, why: str = "") -> ProcessReply:
     return ProcessReply(RegisteredProcess(name, name, "", {}, 1), state, why)
+
+
+def clock(offset_ms: int) -> dict[str, Any]:
+    """As `/state` describes a clock that follows the broker's."""
+    return {"known": True, "offset_ms": offset_ms, "error_ms": 0.4, "steps": 0, "refused": ""}
 
 
 async def statuses(here: Deployed) -> tuple[int, dict[str, str], dict[str, Any]]:
@@ -385,6 +391,49 @@ def test_dropped_decisions_are_named() -> None:
         "1970-01-01T00:01:00.000Z and 1970-01-01T00:05:00.000Z by the clock of frontend-0: they are in no log; give "
         "frontend.journal_max more, or bring the log back sooner."
     )
+
+
+OFF = "decisions are corrected by that, ages that people read are not; let it follow NTP."
+
+
+@pytest.mark.parametrize(
+    ("clocks", "status", "text"),
+    [
+        ([], OK, "No process says how far its clock is off the broker's."),
+        ([{"known": False, "offset_ms": 0}], OK, "No process says how far its clock is off the broker's."),
+        ([clock(0), clock(-999), clock(3)], OK, "Clocks are at most 999 ms off the broker's, as 3 processes say."),
+        (
+            [clock(5), clock(-3_600_000)],
+            WARNING,
+            f"The clock of part-1 is 3,600.0 s behind the broker's: {OFF}",
+        ),
+        (
+            [clock(CLOCK_OFFSET_MS), {"offset_ms": 9_999_999}],
+            WARNING,
+            f"The clock of part-0 is 1.0 s ahead of the broker's: {OFF}",
+        ),
+        (
+            [clock(-3_600_000), clock(0) | {"refused": "the clocks are more than 24 h apart"}],
+            PROBLEM,
+            "part-1 does not follow the broker's time, which is a day or more off its own: set both by NTP.",
+        ),
+    ],
+)
+def test_clocks_that_are_off_are_named(clocks: list[dict[str, Any]], status: str, text: str) -> None:
+    """By the process whose clock is off most; a version before tells nothing of its clock."""
+    replies = [answer("part", {}), *(answer(f"part-{n}", {"clock": about}) for n, about in enumerate(clocks))]
+    finding = check_clocks(replies)
+    assert (finding.name, finding.status, finding.text) == ("clocks", status, text)
+    shown = {f"part-{n}": about["offset_ms"] for n, about in enumerate(clocks) if about.get("known")}
+    assert finding.facts["offset_ms"] == shown
+
+
+def test_clocks_of_front_ends_and_workers_are_looked_at() -> None:
+    """In one check."""
+    far, well = clock(7_200_000), clock(0)
+    for front_end, worker in ((far, well), (well, far)):
+        parts = check_processes([answer("a", {**REPLICA, "clock": front_end})], [answer("b", {"clock": worker})])
+        assert found("clocks", parts)[0] == WARNING
 
 
 def test_who_is_silent_is_named() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.consistency.log_heads import LogLoss
 from api.cli.inspect.replica_comparison import (
     ComparisonResult,
     DigestObservation,
@@ -18,16 +19,19 @@ from api.cli.inspect.replica_comparison import (
 from api.cli.inspect.replica_state import ReplicaStatus, replica_status
 from api.cli.inspect.replicas import ROUNDS_MAX, ReplicaOverview, replicas, replicas_text
 from api.cli.process_query import ProcessReply, RegisteredProcess
+from api.cli.quantities import OFFSET_SHOWN_MS
 from api.cli.renderer import render
 from core.codec import CHAIN_START, encode_event, encode_message
 from core.errors import CallerError
-from core.events import Points, ReplicaReported
-from core.ids import SourceId, StreamSeq, new_id
+from core.events import DecisionCounts, Points, ReplicaReported
+from core.ids import ReplicaId, SourceId, StreamSeq, new_id
 from core.prompt import hashes_to_bytes
 from core.subjects import ROUTING, subject
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
+from tests.actors.world import world
 from tests.api.deployed import Deployed, deployed
+from tests.fixtures.eventually import eventually
 
 CURSOR = {"kv_0": 40, "load": 7, "routing": 12}
 
@@ -243,3 +247,35 @@ def test_a_replica_says_how_many_wait() -> None:
     part = RegisteredProcess("id", "frontend-0", "", {}, 1)
     assert replica_status(ProcessReply(part, {"admission": {"waiting": 3}})).waiting == 3
     assert replica_status(ProcessReply(part, {})).waiting is None
+
+
+async def test_the_state_of_a_front_end_has_each_field() -> None:
+    """A field under another key than `/state` has would always be empty; only `agrees` is not the replica's own."""
+    async with world() as it:
+        router = await it.router()
+        router.state.routing.dropped[ReplicaId("ab" * 8)] = DecisionCounts(made=9, dropped=3)
+        router.background_tasks.log_heads.losses = (LogLoss("kv_0", "purged", 1, 5, 0, "kv_0 lost history"),)
+        router.runner.refused.append("snapshot x: it is damaged")
+        await eventually(lambda: router.runner.caught_up, "the fold")
+        about = replica_status(ProcessReply(RegisteredProcess("id", "frontend-0", "", {}, 1), router.describe()))
+    empty = [name for name in about.__struct_fields__ if getattr(about, name) in (None, (), {})]
+    assert empty == ["agrees"]
+    assert about.dropped_by_others == {f"{'ab' * 8} ({'ab' * 8})": 3}
+    text = render(replicas_text(ReplicaOverview([about], judged([about]))))
+    assert f"{'ab' * 8} ({'ab' * 8}) dropped 3 decisions, by its statement: no log has them" in text
+
+
+@pytest.mark.parametrize(
+    ("offset_ms", "line"),
+    [
+        (3_600_000, "frontend-1 corrects its clock, which is 3,600.0 s ahead of the broker's"),
+        (-OFFSET_SHOWN_MS, "frontend-1 corrects its clock, which is 0.1 s behind the broker's"),
+        (OFFSET_SHOWN_MS - 1, ""),
+        (None, ""),
+    ],
+)
+def test_a_clock_that_is_off_has_a_line(offset_ms: int | None, line: str) -> None:
+    """From OFFSET_SHOWN_MS on."""
+    found = [replica("0", clock_offset_ms=0), replica("1", clock_offset_ms=offset_ms)]
+    lines = render(replicas_text(ReplicaOverview(found, judged(found)))).splitlines()
+    assert [it for it in lines if "clock" in it] == ([line] if line else [])
