@@ -2,7 +2,7 @@
 
 python -m tests.chaos.loss                     every fault, a table at the end
 python -m tests.chaos.loss --fault purged --fault deleted --json loss.json
-python -m tests.chaos.loss --fault full --full-s 600
+python -m tests.chaos.loss --fault disk-full --full-s 600
 
 NATS, etcd, two front ends and two simulated workers are real, under light load. It must hold:
 1. of the decisions of WINDOW_S, a minute after the fault at the latest, RECOVERED_SHARE verify and none differs;
@@ -109,7 +109,7 @@ async def run(fault: Fault, folder: Path, *, before_s: float = BEFORE_S, window_
             found.get("not_judged", {}),
             named,
             undecided,
-            fault.loses or (undecided > 0 and fault.small_disk),
+            fault.loses or (fault.drops and undecided > 0),
             all(found == losses[0] for found in losses),
             said,
         )

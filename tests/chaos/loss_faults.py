@@ -40,7 +40,9 @@ class Fault(NamedTuple):
     names: str = "lost history"
     """A pattern: each command's sentence on the loss matches it."""
     loses: bool = True
-    """False if nothing need be lost: then the loss is to be named only if requests have no decision."""
+    """History is lost, and is to be named."""
+    drops: bool = False
+    """Decisions may be dropped: that is to be named if answered requests have no decision in the log."""
     small_disk: bool = False
 
     @asynccontextmanager
@@ -215,13 +217,14 @@ def faults(full_s: float = 25.0) -> dict[str, Fault]:
             Fault("rolled-back-stopped", _rolled_back_stopped),
             Fault("one-rolled-back", _one_rolled_back),
             Fault("snapshot-forged", _snapshot_forged, names="snapshot"),
-            Fault("journal-torn", _journal_torn, names="journal|dropped|missing before routing"),
+            Fault("journal-torn", _journal_torn, names="dropped|missing before routing", loses=False, drops=True),
             Fault(
                 "disk-full",
                 _full_for(full_s),
                 {"max_bytes": "64MiB"},
                 names="dropped|lost",
                 loses=False,
+                drops=True,
                 small_disk=True,
             ),
             Fault("small-log", _small, {"max_bytes": "2MiB"}, names="history|retention|cut", loses=False),
