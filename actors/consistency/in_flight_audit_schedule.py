@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from actors.membership.replica_membership import ReplicaMembership
 from core.errors import Unavailable
 from core.subjects import ROUTING
-from projections.folds.in_flight_audit import audit_requests, audit_tables
 from projections.folds.state import State
 
 CHECK_EVERY_S = 5.0
@@ -59,10 +58,10 @@ class InFlightAuditSchedule:
     async def check(self) -> list[str]:
         """A text for each difference. Tables follow from the requests and events in flight again."""
         own = self._mend_own()
-        tables = await _collected(audit_tables(self._state))
+        tables = await _collected(self._state.routing.audit_load())
         if tables:
             self._state.routing.recount()
-        requests = await _collected(audit_requests(self._state))
+        requests = await _collected(self._state.routing.audit_requests())
         self.checked += 1
         found = [*own, *tables, *requests]
         if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any, assert_never
@@ -34,6 +35,9 @@ from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
 from projections.folds.source_fold import Chain, SourceFold, stamp
 
 MILLI = 1000
+WORKERS_AT_ONCE = 16
+"""Workers whose requests an audit adds up between two chances to do something else: 0.3 ms with 4 096 requests in
+flight on 128 workers."""
 DROPPED_KEPT = 64
 """Bound of the replicas of which dropped decisions are known, and of names of ended ones; the oldest goes first."""
 
@@ -120,6 +124,24 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     def recount(self) -> None:
         """The load follows from the requests in flight."""
         self.in_flight_load = self.load_of()
+
+    def audit_load(self) -> Iterator[list[str]]:
+        """For some workers at a time: texts for those whose load does not follow from the requests in flight.
+
+        Digests cover the requests, not the load that decisions read. The fold may change between two texts.
+        """
+        flying = {entry.worker for part in self.replicas.values() for entry in part.in_flight.values()}
+        workers = sorted(self.in_flight_load.workers() | flying)
+        for start in range(0, len(workers), WORKERS_AT_ONCE):
+            some = frozenset(workers[start : start + WORKERS_AT_ONCE])
+            yield self.in_flight_load.differences(self.load_of(some), some)
+
+    def audit_requests(self) -> Iterator[list[str]]:
+        """For one replica at a time: a text if its part of the fold is another than its digest says."""
+        for replica in sorted(self.replicas):
+            part = self.replicas.get(replica)
+            differs = part is not None and (contents(part) - part.contents) & MASK64
+            yield [f"replica {replica} has other requests in flight than the digest counts"] if differs else []
 
     def _part(self, source: ReplicaId) -> ReplicaPart:
         return self.replicas.get(source) or self.replicas.setdefault(source, ReplicaPart(source))

@@ -10,8 +10,6 @@ from actors.consistency.in_flight_audit_schedule import OWN_EVENTS_MAX, TEXTS_KE
 from actors.router.router import Router
 from core.ids import RequestId, StreamSeq, WorkerId
 from projections.folds.in_flight import InFlight, InFlightLoad
-from projections.folds.in_flight_audit import WORKERS_AT_ONCE, audit_tables
-from projections.folds.state import State
 from tests.actors.world import World, collect, request, world
 from tests.projections.facts import routed
 
@@ -158,14 +156,6 @@ async def test_the_bounds(site: tuple[World, Router]) -> None:
         not_subtracted(router)
         await audit.check()
     assert (len(audit.differences), audit.damaged) == (TEXTS_KEPT, 1 + 2 * TEXTS_KEPT)
-
-
-def test_slices_have_some_workers_each() -> None:
-    """One slice for each WORKERS_AT_ONCE workers, so that no check stops the loop for long."""
-    state = State(bytes(32))
-    for number in range(WORKERS_AT_ONCE + 1):
-        state.routing.in_flight_load.weigh(InFlight(WorkerId(f"{number:016x}"), 1, 1), 1)
-    assert [len(found) for found in audit_tables(state)] == [WORKERS_AT_ONCE, 1]
 
 
 async def test_nothing_is_found_under_load(site: tuple[World, Router]) -> None:

@@ -14,7 +14,6 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.in_flight import AttemptKey, InFlight, OutstandingPrefill
-from projections.folds.in_flight_audit import audit_requests, audit_tables
 from projections.folds.pending_events import PendingEvents
 from projections.folds.routing_fold import in_flight
 from projections.folds.state import State
@@ -140,9 +139,8 @@ class Router:
             everything.fold(*self.emitted)
         assert seen(self.log.state, self.pending_events) == seen(everything.state, PendingEvents())
         assert self.pending_events.differences() == []
-        assert [
-            text for audit in (audit_tables, audit_requests) for some in audit(self.log.state) for text in some
-        ] == []
+        routing = self.log.state.routing
+        assert not any((*routing.audit_load(), *routing.audit_requests()))
         wanted = held(everything.state, PendingEvents())
         for found, least in zip(held(self.log.state, self.pending_events), wanted, strict=True):
             assert all(found[worker] >= depth for worker, depth in least.items())

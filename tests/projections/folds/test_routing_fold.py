@@ -17,7 +17,7 @@ from core.events import (
 )
 from core.ids import ReplicaId, WorkerId
 from projections.folds.in_flight import InFlight, WorkerLoad
-from projections.folds.routing_fold import DROPPED_KEPT, ReplicaPart, RoutingFold, contents
+from projections.folds.routing_fold import DROPPED_KEPT, WORKERS_AT_ONCE, ReplicaPart, RoutingFold, contents
 from tests.projections.facts import finished, load, prefilled, prompt, replica_restated, routed, worker_id
 from tests.projections.speaker import Speaker, fold
 
@@ -214,3 +214,11 @@ def test_few_dropped_decisions_are_remembered(routing: Routing) -> None:
         fold(routing.projection, Speaker("routing", replica).say(joined, left))
     assert len(routing.projection.dropped) == DROPPED_KEPT
     assert routing.projection.name(ReplicaId("0" * 16)) == "0" * 16
+
+
+def test_slices_of_an_audit_have_some_workers_each() -> None:
+    """One slice for each WORKERS_AT_ONCE workers, so that no check stops the loop for long."""
+    fold = RoutingFold()
+    for number in range(WORKERS_AT_ONCE + 1):
+        fold.in_flight_load.weigh(InFlight(WorkerId(f"{number:016x}"), 1, 1), 1)
+    assert [len(found) for found in fold.audit_load()] == [WORKERS_AT_ONCE, 1]
