@@ -13,15 +13,14 @@ import msgspec
 from actors.disagg import remote_prefill as machine
 from actors.disagg.jobs_follower import JobsFollower
 from actors.disagg.prefill_job import PublishJob
-from actors.disagg.prefill_peers import Kind, PrefillConnection
+from actors.disagg.prefill_peers import PrefillConnection
 from actors.disagg.remote_prefill import DecodeCommand, RemotePrefill
-from actors.disagg.worker_role import RoleContext
-from actors.engines.engine import BlockTransfer, EngineLoad
+from actors.disagg.worker_role import RoleContext, TransferRole
+from actors.engines.engine import EngineLoad
 from actors.membership.registration import registration_of
 from actors.transport.frames import FromPrefill, Generate
 from core.errors import ContrailError
 from core.events.kv import PREFILL
-from core.failure import log_failure
 from core.generation import GenerateRequest, Hint, Output, PrefillReport
 from core.ids import WorkerId, new_id
 from core.kv_transfer import TRANSPORTS, KvPull
@@ -36,7 +35,6 @@ LOG_AWAY_S = 0.5
 """A log that acknowledges nothing for so long is asked for no help."""
 
 _logger = logging.getLogger(__name__)
-_log_failure = log_failure(_logger, "a part of the decode worker failed by a defect")
 
 
 class PendingAnswer:
@@ -71,20 +69,15 @@ class RunningPull:
         await self.outputs.aclose()
 
 
-class DecodeRole:
-    """See `actors.disagg.worker_role.WorkerRole`; to its machine it is the `DecodeView`."""
+class DecodeRole(TransferRole):
+    """Requests end by themselves, and jobs with them; jobs that are open under an old id go on, since their prefill
+    workers answer over their connections. To its machine it is the `DecodeView`."""
 
     def __init__(self, context: RoleContext) -> None:
-        info, transfer = context.engine.info, context.engine.transfer
-        assert transfer is not None
+        super().__init__(context)
         assert context.mirror is not None
-        self.remote_prefill = RemotePrefill(
-            Kind(info.model, info.block_size, transfer.address.layout), info.slots, self
-        )
+        self.remote_prefill = RemotePrefill(self._kind, context.engine.info.slots, self)
         self.overlap, self.holds = context.mirror.overlap, context.mirror.holds
-        self._context = context
-        self._model = info.model
-        self._transfer: BlockTransfer = transfer
         self._live = LiveSettings(context.routing, lambda: None)
         self._shell = MachineShell(self.remote_prefill, context.clock, self._execute)
         self._jobs_follower = JobsFollower(context.log, context.clock, context.key.chain_key, self._on_event)
@@ -93,7 +86,6 @@ class DecodeRole:
         """Pulls with outputs that may not leave yet."""
         self._ending: set[asyncio.Task[None]] = set()
         """The ends of pulls that were given up."""
-        self._declining: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<DecodeRole {self.remote_prefill!r}>"
@@ -137,18 +129,12 @@ class DecodeRole:
         await self._context.registry.watch("workers/", self._on_registered)
         self._jobs_follower.start()
 
-    def rejoined(self) -> None:
-        """Jobs that are open under the old id go on: their prefill workers answer over their connections."""
-
-    async def quiet(self) -> None:
-        """Requests end by themselves, and jobs with them."""
-
     async def stop(self) -> None:
         """The queue is followed no more, and the holders of blocks have heard that these are not wanted."""
         await self._jobs_follower.stop()
         for task in self._ending:
             task.cancel()
-        if waited := self._ending | self._declining:
+        if waited := self._ending | self._tasks:
             await asyncio.wait(waited)
         for pull in list(self._pulls.values()):
             await pull.close()
@@ -226,7 +212,7 @@ class DecodeRole:
         worker, registration = WorkerId(change.key.rpartition("/")[2]), registration_of(change)
         if registration is None:
             self._shell.feed(machine.PrefillRegistered(worker, None))
-        elif registration.kv is not None and (registration.role, registration.model) == (PREFILL, self._model):
+        elif registration.kv is not None and (registration.role, registration.model) == (PREFILL, self._kind.model):
             self._shell.feed(machine.PrefillRegistered(worker, registration.kv))
 
     # --- commands --------------------------------------------------------------------------------------------------
@@ -237,8 +223,7 @@ class DecodeRole:
                 self._compute(job, report)
             case machine.StartPull(job, pull):
                 running = self._pulls[job] = RunningPull(self._start(self._answers[job].request, pull))
-                running.task = asyncio.create_task(self._pull(job, running), name=f"pull {job}")
-                running.task.add_done_callback(_log_failure)
+                running.task = self._spawn(self._pull(job, running), f"pull {job}")
             case machine.DeliverPulled(job):
                 answer = self._answers[job.id]
                 answer.report, answer.pull = job.report, self._pulls.pop(job.id)
@@ -247,17 +232,17 @@ class DecodeRole:
                 self._answers[job].error = error
                 self._answers[job].decided.set()
             case machine.EndPull(job):
-                self._spawn(self._end_pull(job), self._ending)
+                self._spawn_ending(self._end_pull(job))
             case machine.ForgetCache(job):
-                self._spawn(self._forget(job), self._ending)
+                self._spawn_ending(self._forget(job))
             case machine.SpoilEngine(reason):
                 self._context.leave(f"engine dead: {reason}")
             case machine.SendToPrefill(connection, frame):
                 connection.send(frame)
             case machine.Decline(pull):
-                self._spawn(self._transfer.decline(pull), self._declining)
+                self._spawn_short(self._transfer.decline(pull))
             case PublishJob(event):
-                self._context.current_publisher().publish_job(event)
+                self._publish(event)
             case _:
                 assert_never(command)
 
@@ -298,8 +283,7 @@ class DecodeRole:
         else:
             self._shell.feed(machine.CacheForgotten(job))
 
-    def _spawn(self, coroutine: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
-        task = asyncio.create_task(coroutine)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        task.add_done_callback(_log_failure)
+    def _spawn_ending(self, work: Coroutine[None, None, None]) -> None:
+        task = self._spawn(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

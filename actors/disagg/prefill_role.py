@@ -14,14 +14,12 @@ from typing import Any, assert_never
 from actors.disagg import prefill_execution as machine
 from actors.disagg.prefill_execution import PrefillCommand, PrefillExecution
 from actors.disagg.prefill_job import PublishJob
-from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.disagg.requester_connections import RequesterConnections
-from actors.disagg.worker_role import RoleContext, unavailable_outputs
-from actors.transport.frames import FromPrefill, Generate, Introduce, StillHeld, ToPrefill
+from actors.disagg.worker_role import RoleContext, TransferRole, unavailable_outputs
+from actors.transport.frames import Generate, Introduce, StillHeld, ToPrefill
 from core.codec import decode_message
 from core.errors import ContrailError, Corrupt, PeerError, Refused, Unavailable
 from core.events.jobs import JobEvent, PrefillFailed, PrefillRequested
-from core.failure import log_failure
 from core.generation import GenerateRequest, Output
 from core.ids import WorkerId
 from core.subjects import JOBS, asked_wildcard, job_kind, owner
@@ -33,7 +31,6 @@ PULL_WAIT_S = 5.0
 QUIET_CHECK_S = 0.05
 
 _logger = logging.getLogger(__name__)
-_log_failure = log_failure(_logger, "a part of the prefill worker failed by a defect")
 
 
 def queue_name(kind: str) -> str:
@@ -41,30 +38,24 @@ def queue_name(kind: str) -> str:
     return f"prefill-{kind}"
 
 
-class PrefillRole:
-    """See `actors.disagg.worker_role.WorkerRole`."""
+class PrefillRole(TransferRole):
+    """It serves no requests, and prefill workers do not ask each other."""
 
     def __init__(self, context: RoleContext, slots: int, *, limits: QueueLimits = QUEUE_LIMITS) -> None:
-        info, transfer = context.engine.info, context.engine.transfer
-        assert transfer is not None
+        super().__init__(context)
         self.requesters = RequesterConnections(
-            info.model,
+            self._kind.model,
             context.link,
             self._introduce,
             on_frame=self._on_frame,
             on_disconnect=self._on_disconnect,
         )
-        kind = Kind(info.model, info.block_size, transfer.address.layout)
-        self.execution = PrefillExecution(kind, transfer.keep_ms, slots, limits, self.requesters)
-        self._context = context
-        self._transfer = transfer
+        self.execution = PrefillExecution(self._kind, self._transfer.keep_ms, slots, limits, self.requesters)
         self._limits = limits
         self._shell = MachineShell(self.execution, context.clock, self._execute)
         self._queue: Queue | None = None
         self._taking: asyncio.Task[None] | None = None
         self._computing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Words to the queue, and releases of blocks."""
 
     def __repr__(self) -> str:
         return f"<PrefillRole {self.execution!r}, {self.requesters!r}>"
@@ -73,11 +64,6 @@ class PrefillRole:
     def jobs_open(self) -> int:
         """Those that it said it began."""
         return self.execution.started
-
-    @property
-    def waits_elsewhere(self) -> int:
-        """None: it serves no requests."""
-        return 0
 
     async def start(self) -> None:
         """Decode workers are connected to and jobs taken from now on, as soon as registry and log are there."""
@@ -112,12 +98,6 @@ class PrefillRole:
         """Unavailable: such a worker decodes nothing."""
         return unavailable_outputs("this worker computes prompts for decode workers and serves no requests")
 
-    def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
-        """Prefill workers do not ask each other."""
-
-    def on_disconnect(self, connection: PrefillConnection) -> None:
-        """That was a replica."""
-
     def totals(self) -> dict[str, int]:
         """Jobs by how they ended here."""
         counts = self.execution.counts
@@ -143,41 +123,33 @@ class PrefillRole:
         self._shell.feed(machine.RequesterDisconnected(requester))
 
     def _introduce(self) -> Introduce:
-        publisher, info = self._context.current_publisher(), self._context.engine.info
-        return Introduce(
-            worker=publisher.id,
-            name=publisher.joined.name,
-            model=info.model,
-            block_size=info.block_size,
-            layout=self._transfer.address.layout,
-        )
+        publisher = self._context.current_publisher()
+        return Introduce(worker=publisher.id, name=publisher.joined.name, **self._kind._asdict())
 
     # --- commands --------------------------------------------------------------------------------------------------
 
     def _execute(self, command: PrefillCommand) -> None:  # noqa: C901  # one line for each command
         match command:
             case machine.TakeNext():
-                self._taking = asyncio.create_task(self._take(), name="prefill queue")
-                self._taking.add_done_callback(_log_failure)
+                self._taking = self._spawn(self._take(), "prefill queue")
             case machine.SendToRequester(requester, frame):
                 self.requesters.send(requester, frame)
             case machine.AnswerConfirm(requester, job, blocks):
                 self.requesters.send(requester, StillHeld(job=job, held=self._transfer.still_held(blocks)))
             case machine.ComputePrompt(job, request):
-                task = self._computing[job] = asyncio.create_task(self._compute(job, request), name=f"prefill {job}")
-                task.add_done_callback(_log_failure)
+                self._computing[job] = self._spawn(self._compute(job, request), f"prefill {job}")
             case machine.AbortCompute(job):
                 self._computing.pop(job).cancel()
             case machine.ReleaseBlocks(blocks):
-                self._spawn(self._transfer.release(blocks))
+                self._spawn_short(self._transfer.release(blocks))
             case machine.CountPrompt(tokens, cached_tokens):
                 self._context.served(tokens, cached_tokens)
             case machine.Acknowledge(delivery):
-                self._spawn(_send_to_queue(delivery.done))
+                self._spawn_short(_send_to_queue(delivery.done))
             case machine.Postpone(delivery, delay_s):
-                self._spawn(_send_to_queue(partial(delivery.again, delay_s)))
+                self._spawn_short(_send_to_queue(partial(delivery.again, delay_s)))
             case machine.KeepAlive(delivery):
-                self._spawn(_send_to_queue(delivery.working))
+                self._spawn_short(_send_to_queue(delivery.working))
             case PublishJob(event):
                 self._publish(event)
             case _:
@@ -186,7 +158,7 @@ class PrefillRole:
     def _publish(self, event: JobEvent) -> None:
         if isinstance(event, PrefillFailed) and event.dead:
             _logger.error("prefill job %s is given up: %s", event.job, event.reason)
-        self._context.current_publisher().publish_job(event)
+        super()._publish(event)
 
     async def _take(self) -> None:
         delivery = None
@@ -204,8 +176,7 @@ class PrefillRole:
             self._shell.feed(machine.Delivered(None if event is None else event.job, requester, delivery))
 
     async def _open_queue(self) -> Queue:
-        info = self._context.engine.info
-        kind = job_kind(info.model, info.block_size)
+        kind = job_kind(self._kind.model, self._kind.block_size)
         wildcard = asked_wildcard(self._context.namespace, kind)
         return await self._context.log.queue(JOBS, queue_name(kind), wildcard, self._limits)
 
@@ -225,12 +196,6 @@ class PrefillRole:
         if self._computing.get(job) is asyncio.current_task():  # else it was aborted, and failed on its way out
             del self._computing[job]
             self._shell.feed(machine.PrefillBroke(job, error))
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(_log_failure)
 
 
 async def _send_to_queue(acknowledgement: Callable[[], Coroutine[None, None, None]]) -> None:

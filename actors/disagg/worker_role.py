@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
-from actors.disagg.prefill_peers import PrefillConnection
-from actors.engines.engine import Engine
+from actors.disagg.prefill_peers import Kind, PrefillConnection
+from actors.engines.engine import BlockTransfer, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.transport.frames import FromPrefill, Generate
 from actors.transport.handshake import LinkSecurity
 from core.clock import Clock
 from core.errors import Unavailable
+from core.events.jobs import JobEvent
+from core.failure import log_failure
 from core.generation import Output
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from streams.log import EventLog
 from streams.registry import Registry
+
+_log_failure = log_failure(logging.getLogger(__name__), "a part of remote prefill failed by a defect")
 
 
 class RoleContext(Protocol):
@@ -44,16 +50,24 @@ class RoleContext(Protocol):
         """A prompt was computed."""
 
 
-class WorkerRole(Protocol):
-    """`generate` serves a request; the rest is between decode workers and prefill workers."""
+class WorkerRole:
+    """`generate` serves a request; the rest is between decode workers and prefill workers.
+
+    The methods here do nothing, as is right for a worker that takes no part.
+    """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
 
     @property
     def jobs_open(self) -> int:
         """Jobs of this worker that are not over by its own word."""
+        return 0
 
     @property
     def waits_elsewhere(self) -> int:
         """Requests that are here and do not wait for the engine."""
+        return 0
 
     async def start(self) -> None:
         """The worker has joined; what others are needed for is looked for from now on."""
@@ -69,6 +83,7 @@ class WorkerRole(Protocol):
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """As the engine's."""
+        raise NotImplementedError
 
     def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
         """A prefill worker spoke."""
@@ -78,52 +93,51 @@ class WorkerRole(Protocol):
 
     def totals(self) -> dict[str, int]:
         """Counts since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
+        return {}
 
     def describe(self) -> dict[str, Any]:
         """For people; empty if there is nothing to say."""
+        return {}
 
 
-class AggregatedRole:
+class AggregatedRole(WorkerRole):
     """A worker that computes all its prompts itself."""
-
-    jobs_open = 0
-    waits_elsewhere = 0
 
     def __init__(self, engine: Callable[[], Engine]) -> None:
         self._engine = engine
-
-    def __repr__(self) -> str:
-        return "<AggregatedRole>"
-
-    async def start(self) -> None:
-        """There is nothing to do."""
-
-    def rejoined(self) -> None:
-        """No other process needs to know."""
-
-    async def quiet(self) -> None:
-        """It always is."""
-
-    async def stop(self) -> None:
-        """There is nothing to end."""
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """The engine's own."""
         return self._engine().generate(frame.request)
 
-    def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
-        """We want nothing of it."""
 
-    def on_disconnect(self, connection: PrefillConnection) -> None:
-        """We wanted nothing of it."""
+class TransferRole(WorkerRole):
+    """The base of both roles whose engines move blocks: the engine's side of that, jobs' events, and tasks."""
 
-    def totals(self) -> dict[str, int]:
-        """Nothing is counted."""
-        return {}
+    def __init__(self, context: RoleContext) -> None:
+        info, transfer = context.engine.info, context.engine.transfer
+        assert transfer is not None
+        self._context = context
+        self._transfer: BlockTransfer = transfer
+        self._kind = Kind(info.model, info.block_size, transfer.address.layout)
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Tasks that end by themselves soon; `stop` waits for them."""
 
-    def describe(self) -> dict[str, Any]:
-        """There is nothing to say."""
-        return {}
+    def _publish(self, event: JobEvent) -> None:
+        """The event goes to the worker's own chain of the jobs stream."""
+        self._context.current_publisher().publish_job(event)
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str | None = None) -> asyncio.Task[None]:
+        """The work is a task; a defect in it is logged."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_log_failure)
+        return task
+
+    def _spawn_short(self, work: Coroutine[None, None, None]) -> None:
+        """The same for work that `stop` waits for."""
+        task = self._spawn(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 async def unavailable_outputs(text: str) -> AsyncGenerator[Output, None]:
