@@ -119,7 +119,7 @@ def post_routes(
     isolate_tenants: bool = False,
 ) -> PostRoutes:
     """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back."""
-    models = LoadedModels(isolate_tenants=isolate_tenants)
+    models = LoadedModels(isolate_tenants=isolate_tenants, text_cache_bytes=settings.text_cache_bytes)
     intake = BodyIntake(settings, models.pool)
     preprocessor = Preprocessor(backend, settings, models, intake)
     generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock, intake)

@@ -49,9 +49,9 @@ def parts(folder: str, bodies: Sequence[str]) -> Iterable[Figure]:
     yield _timed("body read, template rendered", raw, lambda body: render(decoder.decode(body), template))
     yield _timed("tokenize", texts, lambda text: fresh.encode(text, CONTEXT_MAX, add_special_tokens=False))
     yield _timed("hash all blocks", tokens, lambda each: Prompt(each, BLOCK_SIZE, 7).hashes())
-    view = _view()
-    yield _timed("decide", tokens, lambda each: _decided(view, each))
-    decided = [(_decided(view, each), _request(each)) for each in tokens]
+    fleet = view()
+    yield _timed("decide", tokens, lambda each: _decided(fleet, each))
+    decided = [(_decided(fleet, each), _request(each)) for each in tokens]
     yield _timed(
         "record and encode it, hashes included",
         decided,
@@ -76,7 +76,7 @@ def _decided(view: View, tokens: bytes) -> Decision:
     return decide(view, _request(tokens), SETTINGS, 1, 1)
 
 
-def _view() -> View:
+def view() -> View:
     """As many workers as the measured front ends have, idle and empty."""
     state, kv = State(bytes(32)), kv_stream(0)
     for stream in (kv, LOAD, ROUTING):

@@ -71,6 +71,7 @@ EXAMPLES = {
     "engine_stall": '"2m"',
     "max_bytes": '"8GiB"',
     "journal_max": '"256MiB"',
+    "text_cache_max": '"512MiB"',
     "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }
 """Example values of the keys with a unit or a form of their own."""

@@ -172,6 +172,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
     journal_max: str = "256MiB"
     """Maximum size of the decisions that wait on the disk of a front end while the log is unreachable."""
+    text_cache_max: str = "512MiB"
+    """Memory of a front end for the tokens of texts that it tokenized before; a thousand talks of 100 000 tokens."""
     keys: str | None = None
     """File of API keys (`contrail keys`); not given, no request needs one."""
     isolate_tenants: bool | None = None
@@ -202,11 +204,17 @@ class FrontendSection(Section, frozen=True, kw_only=True):
         _check("journal_max", size_bytes, self.journal_max)
         if self.journal_bytes < JOURNAL_BYTES_MIN:
             raise ValueError(f"journal_max: {self.journal_max} is too little; give 1MiB or more")
+        _check("text_cache_max", size_bytes, self.text_cache_max)
 
     @property
     def journal_bytes(self) -> int:
         """`journal_max` in whole pages."""
         return size_bytes(self.journal_max) // PAGE_BYTES * PAGE_BYTES
+
+    @property
+    def text_cache_bytes(self) -> int:
+        """`text_cache_max` in bytes."""
+        return size_bytes(self.text_cache_max)
 
     @property
     def stop_delay_s(self) -> int:

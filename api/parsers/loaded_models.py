@@ -14,6 +14,7 @@ from api.parsers.reasoning import CLOSING, OPENING
 from api.parsers.vllm_parsers import ParserUnavailable, VllmParsers
 from api.server.caller import effective_tenant
 from api.tokenizer.model_tokenizer import ModelTokenizer
+from api.tokenizer.segment_cache import BYTES_MAX, SegmentCache
 from api.tokenizer.tokenizer_pool import TokenizerPool
 from core.errors import Corrupt
 from core.models import ModelCard
@@ -86,18 +87,19 @@ class LoadedModel(NamedTuple):
     parsers: ModelParsers
 
 
-def load_model(name: str, files: Mapping[str, bytes]) -> LoadedModel:
+def load_model(name: str, files: Mapping[str, bytes], segment_cache: SegmentCache | None = None) -> LoadedModel:
     """The model from its files. Corrupt if they cannot be used. May import vLLM, seconds: not on an event loop."""
-    tokenizer = ModelTokenizer(name, files)
+    tokenizer = ModelTokenizer(name, files, segment_cache)
     return LoadedModel(tokenizer, load_parsers(name, files, tokenizer.library))
 
 
 class LoadedModels:
     """All models served, each loaded once, beside the event loop, and the threads that use their tokenizers."""
 
-    def __init__(self, *, isolate_tenants: bool = False) -> None:
-        """`isolate_tenants` gives each tenant tokenized texts of its own."""
+    def __init__(self, *, isolate_tenants: bool = False, text_cache_bytes: int = BYTES_MAX) -> None:
+        """`isolate_tenants` gives each tenant tokenized texts of its own; `text_cache_bytes` bounds those of all."""
         self._isolate_tenants = isolate_tenants
+        self._segment_cache = SegmentCache(text_cache_bytes)
         self._loaded: dict[str, tuple[Mapping[str, bytes], LoadedModel]] = {}
         self._lock = asyncio.Lock()
         self.pool = TokenizerPool()
@@ -126,6 +128,6 @@ class LoadedModels:
     async def _load(self, card: ModelCard) -> LoadedModel:
         async with self._lock:
             if (model := self.loaded(card)) is None:
-                model = await asyncio.to_thread(load_model, card.name, card.files)
+                model = await asyncio.to_thread(load_model, card.name, card.files, self._segment_cache)
                 self._loaded[card.name] = (card.files, model)
             return model

@@ -130,7 +130,7 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             metrics = FrontendMetrics()
             address = join_address(section.advertise or host, listener.getsockname()[1])
             router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
-            settings = ApiSettings(body_bytes_max=section.body_bytes_max)
+            settings = ApiSettings(body_bytes_max=section.body_bytes_max, text_cache_bytes=section.text_cache_bytes)
             seal = ReasoningSeal(connection.key.reasoning_key, connection.key.older_reasoning_keys)
             page_app = page.app(with_token=not policy.local)
             app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal)

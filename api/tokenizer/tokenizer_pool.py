@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from api.server.caller import effective_tenant
 
 Result = TypeVar("Result")
 Proceed = Callable[[], None]
-"""Work calls it between two steps; it raises Abandoned if its request is over."""
+"""Work calls it between two steps: the event loop has its turn, and Abandoned is raised if the request is over."""
 
 THREADS = max(3, min(8, os.cpu_count() or 1))
 """One for each core, within bounds: two for large bodies and one for others at least; with many of them the event loop
@@ -131,6 +132,7 @@ def _worked(work: Callable[[Proceed], Result], proceed: Proceed) -> Result:
 
 def _proceed(over: Event) -> Proceed:
     def proceed() -> None:
+        time.sleep(0)  # else the interpreter lets the loop wait for 5 ms while words are looked up
         if over.is_set():
             raise Abandoned
 

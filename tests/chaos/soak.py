@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from api.tokenizer.text_encoder import BYTES_MAX
+from api.tokenizer.segment_cache import BYTES_MAX
 from core.errors import Unavailable
 from tests.chaos.broker import broker_of
 from tests.chaos.load import Load

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from api.tokenizer import word_cache
-from api.tokenizer.text_encoder import SHORT_MAX, SegmentCache, TextEncoder
+from api.tokenizer.segment_cache import SegmentCache
+from api.tokenizer.text_encoder import WORDS_CHARS_MAX, WORDS_PIECE_CHARS, TextEncoder
 from api.tokenizer.word_cache import (
     PIECE_BYTES,
     WORD_BYTES_MAX,
@@ -82,6 +83,32 @@ def stripping() -> Tokenizer:
     return made
 
 
+def with_added(*added: AddedToken, normalizer: Any = None) -> Tokenizer:
+    made = byte_level(split(LLAMA3), normalizer)
+    made.add_tokens(list(added))
+    return made
+
+
+def word_pieces() -> Tokenizer:
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=["[UNK]"], show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens(SPECIAL)
+    return made
+
+
+def unigram() -> Tokenizer:
+    """As Llama 2's file has it: blanks are written by the normalizer, before each segment too."""
+    made = Tokenizer(models.Unigram())
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_special_tokens(SPECIAL)
+    return made
+
+
 TOKENIZERS = {
     "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "prefix space": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=True)),
@@ -92,6 +119,12 @@ TOKENIZERS = {
     "metaspace, first": sentence_pieces("first"),
     "metaspace, always": sentence_pieces("always"),
     "strips": stripping(),
+    "strips behind": with_added(AddedToken("<sep>", rstrip=True, normalized=False)),
+    "single word": with_added(AddedToken("sep", single_word=True, normalized=False)),
+    "added words": with_added(AddedToken("silver fox"), AddedToken("<tool>", normalized=False)),
+    "added words, NFC": with_added(AddedToken("café"), normalizer=normalizers.NFC()),
+    "word pieces": word_pieces(),
+    "unigram": unigram(),
 }
 WAYS = {
     "gpt2": "segments and words",
@@ -103,6 +136,12 @@ WAYS = {
     "metaspace, first": "the library alone",
     "metaspace, always": "segments",
     "strips": "the library alone",
+    "strips behind": "the library alone",
+    "single word": "the library alone",
+    "added words": "segments and words",
+    "added words, NFC": "the library alone",
+    "word pieces": "segments",
+    "unigram": "segments",
 }
 ENCODERS = {name: TextEncoder(made, json.loads(made.to_str())) for name, made in TOKENIZERS.items()}
 WORDS: dict[str, WordCaches] = {
@@ -113,7 +152,24 @@ WORDS: dict[str, WordCaches] = {
 PIECES = st.one_of(
     st.text(max_size=30),
     st.text(st.characters(max_codepoint=127), max_size=30),
-    st.sampled_from([*SPECIAL, *CORPUS[:3], "'S", "'ll ", "   ", "\r\n\r\n", "\n ", "\x1c", "\x0b", "İ", "\ufb01"]),
+    st.sampled_from(
+        [
+            *SPECIAL,
+            *CORPUS[:3],
+            "silver fox",
+            "sep",
+            "<sep>",
+            "'S",
+            "'ll ",
+            "   ",
+            "\r\n\r\n",
+            "\n ",
+            "\x1c",
+            "\x0b",
+            "İ",
+            "\ufb01",
+        ]
+    ),
 )
 
 
@@ -137,6 +193,66 @@ def test_tokens_are_the_librarys(name: str, parts: list[str], add_special_tokens
     expected = library(name, text, add_special_tokens=add_special_tokens)
     for _ in range(2):
         assert ENCODERS[name].encode(text, 10**6, add_special_tokens=add_special_tokens) == expected
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way != "the library alone"])
+@settings(deadline=None, max_examples=50)
+@given(before=st.lists(PIECES, max_size=5), border=st.sampled_from(SPECIAL[:2]), behind=st.lists(PIECES, max_size=5))
+@example(before=["caf"], border="<|im_end|>", behind=["\u0301 e", "<|im_start|>"])
+@example(before=["a "], border="<|im_end|>", behind=["  b"])
+def test_tokens_up_to_a_special_token_do_not_depend_on_the_rest(
+    name: str, before: list[str], border: str, behind: list[str]
+) -> None:
+    """By the library alone, in each tokenizer whose segments are kept; and the rest does not depend on them."""
+    first, rest = "".join(before) + border, "".join(behind)
+    parts = [library(name, text, add_special_tokens=False) for text in (first, rest)]
+    assert library(name, first + rest, add_special_tokens=False) == b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "rest"),
+    [
+        ("strips", "a  ", "<mask>"),
+        ("strips behind", "a<sep>", "  b"),
+        ("single word", "<|im_end|>sep", "arate"),
+        ("metaspace, first", "a<|im_end|>", "b"),
+    ],
+)
+def test_a_tokenizer_whose_tokens_depend_on_their_surroundings_keeps_none(name: str, first: str, rest: str) -> None:
+    """The library alone tokenizes each text as a whole, because parts would have other tokens."""
+    parts = [library(name, text, add_special_tokens=False) for text in (first, rest)]
+    assert library(name, first + rest, add_special_tokens=False) != b"".join(parts)
+    cache = SegmentCache()
+    encoder = TextEncoder(TOKENIZERS[name], json.loads(TOKENIZERS[name].to_str()), cache)
+    assert encoder.encode(first + rest * 100, 10**6, add_special_tokens=False) == library(
+        name, first + rest * 100, add_special_tokens=False
+    )
+    assert cache.size == 0
+
+
+@pytest.mark.parametrize("name", ["qwen", "lower case", "metaspace, always", "word pieces", "unigram"])
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_turns_of_a_talk_have_the_librarys_tokens(name: str, data: st.DataObject) -> None:
+    """Each turn sends a talk before it, cut anywhere, and something new; little of them is kept."""
+    made = TOKENIZERS[name]
+    encoder = TextEncoder(made, json.loads(made.to_str()), SegmentCache(bytes_max=3000))
+    talks = [""]
+    for turn in range(6):
+        before = data.draw(st.sampled_from(talks))
+        news = [*data.draw(st.lists(PIECES, max_size=3)), "<|im_end|>", f"{CORPUS[turn % 3]}{turn} "]
+        text = before[: data.draw(st.integers(0, len(before)))] + "".join(news)
+        assert encoder.encode(text, 10**6, add_special_tokens=False) == library(name, text, add_special_tokens=False)
+        talks.append(text)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen", "added words", "prefix space"])
+@pytest.mark.parametrize("chars", [2 * WORDS_PIECE_CHARS, 2 * WORDS_PIECE_CHARS + 1, WORDS_CHARS_MAX + 1])
+@pytest.mark.parametrize("line", [CORPUS[1], "".join(CORPUS[:3]), "a" * 17_000 + " b"])
+def test_a_segment_of_any_length_has_the_librarys_tokens(name: str, chars: int, line: str) -> None:
+    """By words, by pieces of words, by the library where a piece is not ASCII or has a long word, or by it alone."""
+    text = (line * (chars // len(line) + 1))[:chars]
+    assert ENCODERS[name].encode(text, 10**6, add_special_tokens=False) == library(name, text, add_special_tokens=False)
 
 
 BOUNDED = ("gpt2", "llama3", "qwen", "o200k")
@@ -314,44 +430,3 @@ def test_words_of_tenants_keep_their_count_in_threads(monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(fill, range(8)))
     assert words._count == sum(map(len, words._caches.values())) <= 50
-
-
-def test_segments_stay_within_their_bound_and_keep_what_is_used() -> None:
-    """The one that is asked for again and again outlives the others."""
-    segments, used = SegmentCache(bytes_max=10_000), "u" * 100
-    segments.put(used, b"used")
-    for number in range(500):
-        segments.put(f"{number:0100d}", bytes(400))
-        assert segments.get(used) == b"used"
-    assert segments.get(f"{0:0100d}") is None
-    assert segments.get(f"{499:0100d}") == bytes(400)
-    segments.put("x" * 20_000, b"too much")
-    assert segments.get("x" * 20_000) is None
-
-
-def test_segments_of_tenants_have_one_bound() -> None:
-    """Each tenant finds its own alone; long and short ones of all together are bounded."""
-    segments = SegmentCache(bytes_max=10_000)
-    for number in range(500):
-        tenant = f"tenant {number % 7}"
-        segments.put(f"{number:0100d}", bytes(400), tenant)
-        segments.put(f"{number}", b"1234", tenant)
-        assert segments.get(f"{number:0100d}", tenant) == bytes(400)
-        assert segments.get(f"{number:0100d}") is segments.get(f"{number:0100d}", "other") is None
-        assert segments.get(f"{number}") is segments.get(f"{number}", "other") is None
-        assert segments._bytes <= 10_000
-        assert len(segments._short) <= SHORT_MAX
-    for number in range(SHORT_MAX):
-        segments.put(f"{number}", b"1234", f"tenant {number}")
-    assert len(segments._short) <= SHORT_MAX
-
-
-def test_short_segments_are_kept_apart_and_forgotten_together() -> None:
-    """They push out no long one, and are never more than a few."""
-    segments, long = SegmentCache(bytes_max=1000), "l" * 100
-    segments.put(long, b"long")
-    for number in range(SHORT_MAX):
-        segments.put(f"user {number}", b"1234")
-    assert segments.get("user 0") == b"1234"
-    segments.put("one more", b"5678")
-    assert (segments.get("user 0"), segments.get("one more"), segments.get(long)) == (None, b"5678", b"long")

@@ -12,7 +12,7 @@ import pytest
 from api.openai.request.prompts import tokenize_prompts
 from api.openai.types.request_types import ChatMessage, ChatRequest
 from api.tokenizer.model_tokenizer import ModelTokenizer
-from api.tokenizer.text_encoder import SegmentCache, _size
+from api.tokenizer.segment_cache import ENTRY_BYTES, SegmentCache
 from core.prompt import tokens_from_bytes, tokens_to_bytes
 from tests.api.scripted import files, ids
 
@@ -31,32 +31,35 @@ def switched_often() -> Iterator[None]:
 def test_segments_keep_their_bound_and_their_count() -> None:
     """Threads fill a cache that is always full: no call fails, and what is counted is what is kept."""
     segments = SegmentCache(bytes_max=20_000)
+    scope = segments.scope(b"tokenizer", "")
     texts = [f"{number:0100d}" for number in range(200)]
 
     def fill(seed: int) -> None:
         chance = random.Random(seed)
         for _ in range(ROUNDS * 10):
             text = chance.choice(texts)
-            kept = segments.get(text)
+            kept, key = segments.find(text, scope)
             assert kept is None or kept == text.encode()
-            segments.put(text, text.encode())
+            if kept is None:
+                segments.put(text, text.encode(), scope, key)
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fill, range(THREADS)))
     kept = segments._kept
-    assert segments._bytes == sum(_size(text, tokens) for (_, text), tokens in kept.items()) <= 20_000
+    assert segments.size == sum(len(tokens) + ENTRY_BYTES for tokens in kept.values()) <= 20_000
     assert kept
 
 
 def test_short_segments_keep_their_bound() -> None:
     """The same of the short ones, which are forgotten together."""
     segments = SegmentCache()
+    scope = segments.scope(b"tokenizer", "")
 
     def fill(seed: int) -> None:
         for number in range(ROUNDS * 10):
             text = f"{seed}.{number}"
-            segments.put(text, text.encode())
-            assert segments.get(text) in {None, text.encode()}
+            segments.put(text, text.encode(), scope, b"")
+            assert segments.find(text, scope)[0] in {None, text.encode()}
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(fill, range(THREADS)))
@@ -65,8 +68,7 @@ def test_short_segments_keep_their_bound() -> None:
 
 def test_one_tokenizer_gives_every_thread_its_own_tokens() -> None:
     """Long and short texts, words and segments, kept and forgotten meanwhile: the library's tokens each time."""
-    shared = ModelTokenizer("tiny", files())
-    shared._encoder._segment_cache = SegmentCache(bytes_max=60_000)
+    shared = ModelTokenizer("tiny", files(), SegmentCache(bytes_max=60_000))
     texts = [f"<|user|>{f'word{number} ' * 40} e{number} <|end|>" + "é log " * (number * 30) for number in range(40)]
     expected = [tokens_to_bytes(ids(text)) for text in texts]
 

@@ -1,0 +1,97 @@
+"""The parts of what a talk's turn costs at the front end, each alone in a loop, for `bench.agents`.
+
+Turns of all talks come in rounds, as they do live; only the last rounds are timed. In a loop everything lies in the
+processor's caches, so the parts add up to less than the whole; HTTP, the way back and the log's writer are not told
+apart here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from actors.transport.frames import Generate
+from actors.worker.model_files import tokenizer_files
+from api.openai.types.request_types import ChatRequest
+from api.tokenizer.chat_template import render
+from api.tokenizer.model_tokenizer import ModelTokenizer
+from bench.agents_load import ANSWER_TOKENS, TalksLoad, bodies
+from bench.figures import Figure
+from bench.frontdoor_parts import view
+from core.codec import encode_event
+from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId
+from core.prompt import Prompt
+from core.settings import RoutingSettings
+from projections.policy.decide import decide, record
+from projections.policy.view import RouteRequest
+
+T = TypeVar("T")
+R = TypeVar("R")
+MODEL = "bench"
+BLOCK_SIZE = 16
+SETTINGS = RoutingSettings()
+CONTEXT_MAX = 1_000_000
+ROUNDS = 2
+"""The last turns of each talk are timed."""
+ANSWER = " and so on" * (ANSWER_TOKENS // 2)
+MILLI = 1e3
+
+
+class _Parts:
+    """CPU per request of each part."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._spent_s: dict[str, float] = {}
+        self._requests = 0
+
+    def each(self, what: str, items: Sequence[T], work: Callable[[T], R]) -> list[R]:
+        """The results of `work` on the items, timed as one part."""
+        started_s = time.process_time()
+        results = [work(item) for item in items]
+        self._spent_s[what] = self._spent_s.get(what, 0.0) + time.process_time() - started_s
+        return results
+
+    def count(self, requests: int) -> None:
+        """So many requests more passed every part."""
+        self._requests += requests
+
+    def figures(self) -> Iterable[Figure]:
+        """Milliseconds of CPU per request."""
+        for what, spent_s in self._spent_s.items():
+            note = "alone, in a loop"
+            yield Figure(f"{self._label}: of it {what}", spent_s / self._requests * MILLI, "ms", note=note)
+
+
+def parts(label: str, folder: Path, load: TalksLoad, seed: str) -> Iterable[Figure]:
+    """Milliseconds of CPU per request, of the last turns of each talk."""
+    tokenizer = ModelTokenizer(MODEL, tokenizer_files(str(folder)))
+    template = tokenizer.chat_template
+    assert template is not None
+    decoder, fleet, timed = msgspec.json.Decoder(ChatRequest), view(), _Parts(label)
+    for turn, asked in enumerate(zip(*bodies(MODEL, load, seed, ANSWER), strict=True)):
+        at = timed if turn >= load.turns - ROUNDS else _Parts(label)
+        requests = at.each("read", asked, decoder.decode)
+        texts = at.each("render", requests, lambda request: render(request, template))
+        tokens = at.each("tokenize", texts, lambda text: tokenizer.encode(text, CONTEXT_MAX, add_special_tokens=False))
+        if at is not timed:
+            continue
+        prompts = [Prompt(each, BLOCK_SIZE, 7) for each in tokens]
+        at.each("hash", prompts, Prompt.hashes)
+        routes = [RouteRequest(RequestId("req-0"), 0, MODEL, prompt) for prompt in prompts]
+        decisions = at.each("decide", routes, lambda route: decide(fleet, route, SETTINGS, 1, 1))
+        at.each("send", tokens, _frame)
+        pairs = list(zip(decisions, routes, strict=True))
+        at.each("record", pairs, lambda pair: encode_event(record(pair[0], pair[1], SETTINGS, 1)))
+        at.count(len(asked))
+    yield from timed.figures()
+
+
+def _frame(tokens: bytes) -> bytes:
+    request = GenerateRequest(id=RequestId("req-0"), tokens=tokens, sampling=Sampling(max_tokens=ANSWER_TOKENS))
+    return msgspec.msgpack.encode(Generate(stream=1, model=MODEL, request=request))
