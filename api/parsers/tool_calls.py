@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
 from collections.abc import Callable
@@ -80,17 +81,26 @@ class ToolCallCollector:
         return taken
 
 
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+"""A whole surrogate pair, half of one (the group), or any other escape: so a backslash that is escaped begins none."""
+
+
 def normalize_json_object(text: str) -> str | None:
     """The object's JSON: as the model wrote it, or anew if its strings hold what must be escaped; no text at all is an
-    empty one. None for what is no object, or broke off: such a call cannot be made."""
+    empty one. Halves of surrogate pairs become U+FFFD: strict JSON readers would refuse the whole answer. None for what
+    is no object, or broke off: such a call cannot be made."""
     text = text or "{}"
-    if _is_object(text):
-        return text
-    try:
-        found = json.loads(text, strict=False)
-        return json.dumps(found, allow_nan=False) if isinstance(found, dict) else None
-    except (ValueError, RecursionError):
-        return None
+    if not _is_object(text):
+        try:
+            found = json.loads(text, strict=False)
+            text = json.dumps(found, allow_nan=False)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict):
+            return None
+    return _ESCAPE.sub(lambda escape: r"\ufffd" if escape[1] else escape[0], text)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -119,7 +119,9 @@ FORCED = {"tool_choice": {"type": "tool", "name": "weather"}}
         (CALL.replace('"Rome"', "1" + "0" * 21), {}, ("tool_use", None), {"city": 10**21}),
         (CALL.replace('"Rome"', "1e400"), {}, ("tool_use", None), {"city": inf}),
         (CALL.replace("Rome", "a\nb"), {}, ("tool_use", None), {"city": "a\nb"}),
-        (CALL.replace("Rome", r"\ud83d\n"), {}, ("tool_use", None), {"city": "\ud83d\n"}),
+        (CALL.replace("Rome", r"\ud83d\n"), {}, ("tool_use", None), {"city": "\ufffd\n"}),
+        (CALL.replace("Rome", r"\\ud83d \uD83D\ude00 \uDE00"), {}, ("tool_use", None), {"city": "\\ud83d 😀 \ufffd"}),
+        (CALL.replace("Rome", "\n\\udfff"), {}, ("tool_use", None), {"city": "\n\ufffd"}),
     ],
 )
 async def test_whole_calls_alone_are_to_be_made(
