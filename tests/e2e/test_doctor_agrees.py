@@ -46,6 +46,15 @@ PrefixIndex.store = wrong
 """
 """Blocks are left out of the fold and its digest: half of the events that store some."""
 
+HOUR_MS = 3_600_000
+WRONG_CLOCK = f"""
+import time
+
+seconds, nanoseconds = time.time, time.time_ns
+time.time = lambda: seconds() + {HOUR_MS} / 1000
+time.time_ns = lambda: nanoseconds() + {HOUR_MS} * 1_000_000
+"""
+
 
 class Answers(NamedTuple):
     """The three commands in one state."""
@@ -64,8 +73,8 @@ class Answers(NamedTuple):
 
 
 async def test_no_command_contradicts_another(tmp_path: Path) -> None:
-    """A healthy deployment, a forged snapshot, a stream made anew, a deleted message, a replica with wrong costs and
-    one with a wrong fold."""
+    """A healthy deployment, a replica whose clock is an hour off, a forged snapshot, a stream made anew, a deleted
+    message, a replica with wrong costs and one with a wrong fold."""
     file = tmp_path / "two.yaml"
     workers = [{"engine": "simulated", "count": WORKERS, "engine_args": {"capacity_blocks": 4096}}]
     log = {"max_bytes": "256MiB"}
@@ -76,6 +85,12 @@ async def test_no_command_contradicts_another(tmp_path: Path) -> None:
         assert (healthy.verify_status, healthy.verify["not_judged"]) == (0, {})
         assert {healthy.status(check) for check in ("decisions", "agreement", "snapshot", "gaps", "index")} == {"ok"}
         assert f"All {healthy.verify['decisions']} decisions follow from the log." in healthy.text("decisions")
+
+        async with planted(running, tmp_path / "clock", WRONG_CLOCK) as url:
+            await asyncio.gather(ask(url, "an hour"), ask(running.url, "an hour"))
+            late = await answers(running)
+            assert_clock_is_known(late, "clock")
+        assert late.verify["verified"] == late.verify["decisions"] == healthy.verify["decisions"] + 2 * PROMPTS
 
         await forge_snapshot(running)
         forged = await answers(running)
@@ -135,6 +150,17 @@ async def answers(running: Running) -> Answers:
     assert "mended" not in texts
     assert "can be verified" not in texts
     return found
+
+
+def assert_clock_is_known(found: Answers, name: str) -> None:
+    """`replicas` and `doctor` show that this replica's clock is an hour ahead, and no other's."""
+    offsets = {it["name"]: it["clock_offset_ms"] for it in found.replicas["replicas"]}
+    assert abs(offsets.pop(name) - HOUR_MS) < 1000
+    assert max(map(abs, offsets.values())) < 1000
+    assert abs(found.doctor["clocks"]["facts"]["offset_ms"][name] - HOUR_MS) < 1000
+    assert found.status("clocks") == "warning"
+    assert f"The clock of {name} is 3,6" in found.text("clocks")
+    assert "ahead of the broker's: decisions are corrected by that" in found.text("clocks")
 
 
 async def _until_differing(running: Running) -> Answers:
