@@ -146,7 +146,7 @@ def sentences_of_verify(found: dict[str, Any]) -> list[str]:
     """Losses, breaks of chains, gaps, dropped decisions, and reasons for which decisions are not judged."""
     chains = found.get("chains", {})
     gaps = [str(gap.get("text", gap)) for gap in found.get("gaps", [])]
-    dropped = (found.get("counts") or {}).get("dropped", 0)
+    dropped = (found.get("dropped") or {}).get("decisions", 0)
     more = [f"{dropped} decisions dropped"] if dropped else []
     more += [f"{reason}: {why}" for reason, why in found.get("not_judged_why", {}).items()]
     return [*chains.get("losses", []), *(it["what"] for it in chains.get("breaks", [])), *gaps, *more]
