@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 
 from core.ids import Epoch, StreamName, StreamSeq
 
+REMADE, ROLLED_BACK, DELETED = "remade", "rolled back", "deleted"
+"""Kinds of losses that the extent of a stream shows."""
 Fingerprints = Mapping[str, str]
 """Fingerprints of a deployment's key by generation, as `DeploymentKey.fingerprints` gives them."""
 NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
@@ -45,6 +47,21 @@ class StreamState(NamedTuple):
     """The stream's own bound on its bytes; 0 for none."""
     age_max_s: float = 0.0
     """The stream's own bound on the age of its messages; 0 for none."""
+    time_us: int = 0
+    """The clock of the stream's leader at the answer, in microseconds since 1970; 0 if it does not say. It stamps
+    records."""
+
+    def loss_since(self, epoch: int, last_seq: int, deleted: int) -> str:
+        """The kind of the loss if the stream had this extent before; empty for none. Retention is no loss."""
+        if self.epoch != epoch:
+            return REMADE
+        if self.last_seq < last_seq:
+            return ROLLED_BACK
+        return DELETED if self.deleted > deleted else ""
+
+
+Extents = Mapping[StreamName, StreamState]
+"""Of the streams that existed at one look."""
 
 
 class Tail(Protocol):
@@ -131,9 +148,6 @@ class EventLog(Protocol):
 
     async def state(self, stream: StreamName) -> StreamState:
         """The extent of the stream now."""
-
-    async def time_us(self, stream: StreamName) -> int:
-        """The clock of the stream's leader now, in microseconds since 1970; 0 if it does not say. It stamps records."""
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         """The first sequence stored at or after that time; last_seq + 1 if there is none."""

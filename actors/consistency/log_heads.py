@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from core.clock import Clock
 from core.codec import digest
@@ -23,12 +24,12 @@ from core.errors import PeerError
 from core.events.routing import LOST_HISTORY
 from core.ids import StreamName, StreamSeq
 from projections.folds.state import State
-from streams.log import EventLog, StreamState
+from streams.log import DELETED, REMADE, ROLLED_BACK, EventLog, Extents, StreamState
 from streams.registry import Registry
 
 HEADS_KEY = "log/heads"
-CHECK_EVERY_S = 5.0
-"""Period of comparisons, and the least time between two writes of all replicas together."""
+KEEP_EVERY_S = 5.0
+"""Least time between two writes of all replicas together."""
 CONFIRM_S = 1.0
 """A loss is seen twice, so far apart: a new leader of a stream may answer before it has caught up."""
 STEP_S = 30.0
@@ -56,12 +57,15 @@ class StreamHead(msgspec.Struct, frozen=True):
     """Messages that were missing inside the stream then."""
 
 
+Heads = Mapping[StreamName, StreamHead]
+
+
 class LogLoss(msgspec.Struct, frozen=True):
     """History that a stream should have and does not."""
 
     stream: str
     kind: str
-    """`remade`, `rolled back`, `purged` or `deleted`."""
+    """`purged`, or one of the kinds that the extent of a stream shows (`streams.log`)."""
     epoch: int
     seq: int
     """The head that was kept when the loss was found."""
@@ -71,15 +75,15 @@ class LogLoss(msgspec.Struct, frozen=True):
     """One sentence without its full stop."""
 
     @property
-    def key(self) -> tuple[str, str, int, int]:
-        """Equal for one loss found by two replicas."""
-        return self.stream, self.kind, self.epoch, self.seq
+    def key(self) -> tuple[str, str, int, int, str]:
+        """Equal for one loss found by two replicas; the text tells how many messages were deleted by then."""
+        return self.stream, self.kind, self.epoch, self.seq, self.text
 
 
 class KeptHeads(msgspec.Struct, frozen=True):
     """The registry's value."""
 
-    streams: dict[str, StreamHead] = {}
+    streams: dict[StreamName, StreamHead] = {}
     losses: tuple[LogLoss, ...] = ()
     """Oldest first."""
     at_ms: int = 0
@@ -101,42 +105,40 @@ async def kept_heads(registry: Registry) -> KeptHeads | None:
 
 
 async def find_losses(
-    log: EventLog, chain_key: bytes, heads: Mapping[str, StreamHead], now_ms: int, kept_ms: int
-) -> dict[str, LogLoss]:
-    """By stream the loss that a head shows, which was kept at `kept_ms`. Streams that do not exist now are left out: a
-    stream that is made again is a loss."""
-    there, found = await log.streams(), dict[str, LogLoss]()
-    for name, head in heads.items():
-        stream = StreamName(name)
-        if stream not in there:
+    log: EventLog, chain_key: bytes, states: Extents, heads: Heads, now_ms: int, kept_ms: int
+) -> dict[StreamName, LogLoss]:
+    """By stream the loss that a head shows, which was kept at `kept_ms`, before the poll that found these states.
+
+    Streams without a state do not exist and are left out: a stream that is made again is a loss."""
+    found = dict[StreamName, LogLoss]()
+    for stream, head in heads.items():
+        if stream not in states:
             continue
-        kind, what = await _lost(log, chain_key, stream, head, now_ms - kept_ms)
+        kind, what = await _lost(log, chain_key, stream, states[stream], head, now_ms - kept_ms)
         if kind:
-            text = f"{name} {LOST_HISTORY}: {what}"
-            found[name] = LogLoss(stream=name, kind=kind, epoch=head.epoch, seq=head.seq, at_ms=now_ms, text=text)
+            text = f"{stream} {LOST_HISTORY}: {what}"
+            found[stream] = LogLoss(stream=stream, kind=kind, epoch=head.epoch, seq=head.seq, at_ms=now_ms, text=text)
     return found
 
 
-async def _lost(log: EventLog, chain_key: bytes, stream: StreamName, head: StreamHead, age_ms: int) -> tuple[str, str]:
+async def _lost(
+    log: EventLog, chain_key: bytes, stream: StreamName, state: StreamState, head: StreamHead, age_ms: int
+) -> tuple[str, str]:
     """The kind of the loss and a phrase; both empty for none."""
-    state = await log.state(stream)
-    if state.epoch != head.epoch:
-        return "remade", f"the stream was made anew, all up to {stream}:{head.seq} is gone"
-    if state.last_seq < head.seq:
-        return "rolled back", f"the stream was rolled back, its end at {stream}:{head.seq} is gone"
+    kind = state.loss_since(head.epoch, head.seq, head.deleted)
+    if kind == REMADE:
+        return kind, f"the stream was made anew, all up to {stream}:{head.seq} is gone"
+    if kind == ROLLED_BACK:
+        return kind, f"the stream was rolled back, its end at {stream}:{head.seq} is gone"
     if state.first_seq > head.seq:
         is_purged = not _may_be_retention(state, age_ms)
         return ("purged", f"all up to {stream}:{head.seq} was purged") if is_purged else ("", "")
     record = await log.at(stream, StreamSeq(head.seq)) if head.seq else None
     if record is not None and digest(record.payload, chain_key).hex() != head.head:
-        return (
-            "rolled back",
-            f"the stream was rolled back, another message stands at its former end {stream}:{head.seq}",
-        )
-    if state.deleted > head.deleted:
-        messages = "1 message was" if state.deleted == 1 else f"{state.deleted} messages were"
-        return "deleted", f"{messages} deleted inside the stream"
-    return "", ""
+        text = f"the stream was rolled back, another message stands at its former end {stream}:{head.seq}"
+        return ROLLED_BACK, text
+    messages = "1 message was" if state.deleted == 1 else f"{state.deleted} messages were"
+    return kind, f"{messages} deleted inside the stream" if kind == DELETED else ""
 
 
 def _may_be_retention(state: StreamState, age_ms: int) -> bool:
@@ -151,22 +153,25 @@ class LogHeads:
     def __init__(
         self,
         log: EventLog,
+        poll: Callable[[], Awaitable[Extents]],
         registry: Registry,
         clock: Clock,
         state: State,
         on_loss: Callable[[LogLoss], None],
     ) -> None:
-        """`on_loss` is called once for each loss that is found while this replica runs."""
+        """`poll` returns the extents of all streams; `on_loss` is called once for each loss that is found while this
+        replica runs."""
         self.losses: tuple[LogLoss, ...] = ()
         """All that are kept, oldest first."""
         self._log = log
+        self._poll = poll
         self._registry = registry
         self._clock = clock
         self._state = state
         self._on_loss = on_loss
         self._kept = KeptHeads()
         """The heads last read or put: they count while the registry is away or has none."""
-        self._known: set[tuple[str, str, int, int]] | None = None
+        self._known: set[tuple[str, str, int, int, str]] | None = None
         """Losses that `on_loss` heard of, and those that were kept before this replica began; None before the first
         look at the registry."""
 
@@ -177,11 +182,11 @@ class LogHeads:
         """The losses, for `/state`."""
         return [{"at_ms": it.at_ms, "stream": it.stream, "kind": it.kind, "text": it.text} for it in self.losses]
 
-    async def run(self) -> None:
+    async def run(self, every_s: float) -> None:
         """Compares and keeps, for ever."""
         while True:
             await self.step()
-            await asyncio.sleep(CHECK_EVERY_S)
+            await asyncio.sleep(every_s)
 
     async def stop(self) -> None:
         """The heads are kept once more, within LAST_S. To be called when `run` has ended."""
@@ -198,18 +203,18 @@ class LogHeads:
     async def _step(self, *, is_last: bool) -> None:
         kept = await self._read()
         now_ms = self._clock.wall_ms()
-        lost = await find_losses(self._log, self._state.chain_key, kept.streams, now_ms, kept.at_ms)
+        own, states = self._own(), await self._poll()
+        lost = await self._find(states, kept.streams, now_ms, kept.at_ms)
         if lost:
             await asyncio.sleep(CONFIRM_S)
-            again = await find_losses(
-                self._log, self._state.chain_key, {name: kept.streams[name] for name in lost}, now_ms, kept.at_ms
-            )
+            states = await self._poll()
+            again = await self._find(states, {name: kept.streams[name] for name in lost}, now_ms, kept.at_ms)
             lost = {name: loss for name, loss in again.items() if lost[name].kind == loss.kind}
         recent = tuple(loss for loss in kept.losses if now_ms - loss.at_ms < LOSSES_KEPT_MS)
         losses = _with_new(recent, lost)
         self._note(losses)
-        is_due = lost or is_last or not 0 <= now_ms - kept.at_ms < CHECK_EVERY_S * 1000
-        streams = await self._newest(kept, lost) if is_due else kept.streams
+        is_due = lost or is_last or not 0 <= now_ms - kept.at_ms < KEEP_EVERY_S * 1000
+        streams = await self._newest(kept, lost, own, states) if is_due else kept.streams
         self._kept = kept
         if (streams, losses) != (kept.streams, kept.losses):
             self._kept = KeptHeads(streams, losses, now_ms)
@@ -236,10 +241,15 @@ class LogHeads:
                 _logger.error("%s", loss.text)
                 self._on_loss(loss)
 
-    async def _newest(self, kept: KeptHeads, lost: Mapping[str, LogLoss]) -> dict[str, StreamHead]:
+    async def _find(self, states: Extents, heads: Heads, now_ms: int, kept_ms: int) -> dict[StreamName, LogLoss]:
+        return await find_losses(self._log, self._state.chain_key, states, heads, now_ms, kept_ms)
+
+    async def _newest(
+        self, kept: KeptHeads, lost: Mapping[StreamName, LogLoss], own: Heads, states: Extents
+    ) -> dict[StreamName, StreamHead]:
         """Per stream the head of this replica's fold, if the log bears it out, or the kept one, if it is newer."""
-        own = await self._own()
-        wrong = await find_losses(self._log, self._state.chain_key, own, 0, 0)
+        own = {name: replace(head, deleted=states[name].deleted) for name, head in own.items() if name in states}
+        wrong = await self._find(states, own, 0, 0)
         found = {name: head for name, head in kept.streams.items() if name not in lost}
         for name, head in own.items():
             before = found.get(name)
@@ -247,16 +257,16 @@ class LogHeads:
                 found[name] = head
         return found
 
-    async def _own(self) -> dict[str, StreamHead]:
-        heads = dict[str, StreamHead]()
-        for stream, at in self._state.cursor.items():
-            point = self._state.point(stream, at.seq)
-            if point is not None:
-                deleted = (await self._log.state(stream)).deleted
-                heads[stream] = StreamHead(at.epoch, at.seq, point.head.hex(), deleted)
-        return heads
+    def _own(self) -> dict[StreamName, StreamHead]:
+        """The heads of the fold. Read before a poll, they are not beyond the ends that it finds."""
+        points = {stream: (at, self._state.point(stream, at.seq)) for stream, at in self._state.cursor.items()}
+        return {
+            stream: StreamHead(at.epoch, at.seq, point.head.hex())
+            for stream, (at, point) in points.items()
+            if point is not None
+        }
 
 
-def _with_new(losses: tuple[LogLoss, ...], lost: Mapping[str, LogLoss]) -> tuple[LogLoss, ...]:
+def _with_new(losses: tuple[LogLoss, ...], lost: Mapping[StreamName, LogLoss]) -> tuple[LogLoss, ...]:
     known = {loss.key for loss in losses}
     return (*losses, *(loss for loss in lost.values() if loss.key not in known))[-LOSSES_KEPT:]

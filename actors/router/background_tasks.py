@@ -1,8 +1,8 @@
 """BackgroundTasks: the work of a replica beside serving.
 
 It exchanges digests with other replicas, takes snapshots, appends events that dead processes left in their journals,
-asks sources to restate themselves, audits the index and the counts of requests in flight, and compares the log with
-the heads that were kept of it.
+asks sources to restate themselves, restates itself, audits the index and the counts of requests in flight, and compares
+the log with the heads that were kept of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from actors.consistency.log_heads import LogHeads
 from actors.consistency.restatement_requests import CHECK_EVERY_S, AskWorker, RestatementRequests, RestateReplica
 from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
+from actors.membership.restatement_schedule import RestatementSchedule
 from actors.router.fleet import Fleet
 from core.events import DivergenceFound, Event, ReplicaReported
 from core.ids import ReplicaId
@@ -34,7 +35,8 @@ from projections.folds.state import Applied, State
 from projections.runner.rebuild import rebuild
 from projections.runner.runner import Runner
 from streams.broker_clock import BrokerClock
-from streams.log import EventLog
+from streams.log import EventLog, Extents
+from streams.log_watch import POLL_EVERY_S, LogWatch
 from streams.outbox.journal_recovery import JournalRecovery
 from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
@@ -50,6 +52,7 @@ class BackgroundTasks:
         self,
         namespace: str,
         log: EventLog,
+        log_watch: LogWatch,
         registry: Registry,
         clock: BrokerClock,
         key: DeploymentKey,
@@ -62,6 +65,7 @@ class BackgroundTasks:
         journal: Path | None,
         snapshot_every_s: float,
         take_snapshot: TakeSnapshot | None,
+        restate_every_s: float,
     ) -> None:
         self._membership = membership
         self._fleet = fleet
@@ -84,7 +88,10 @@ class BackgroundTasks:
         self.index_audit = IndexAuditSchedule(state, clock, runner.rebuild)
         self.in_flight_audit = InFlightAuditSchedule(state, membership, runner.rebuild)
         self.restatement_requests = RestatementRequests(state)
-        self.log_heads = LogHeads(log, registry, clock, state, lambda loss: membership.restate(loss.text))
+        self.log_heads = LogHeads(log, self._poll, registry, clock, state, lambda loss: membership.restate(loss.text))
+        self._log_watch = log_watch
+        self._poll_every_s = min(POLL_EVERY_S, restate_every_s)
+        self._restatements = RestatementSchedule(self._replica_id(), clock, membership.restate, every_s=restate_every_s)
         self.journal_recovery = None if journal is None else JournalRecovery(journal, namespace, log, clock, key)
         self.snapshot_schedule: SnapshotSchedule | None = None
         if take_snapshot is not None:
@@ -108,7 +115,7 @@ class BackgroundTasks:
         yield self._check_sources_loop()
         yield self.index_audit.run()
         yield self.in_flight_audit.run()
-        yield self.log_heads.run()
+        yield self.log_heads.run(self._poll_every_s)
         if self.journal_recovery is not None:
             yield self.journal_recovery.run()
         if self.snapshot_schedule is not None:
@@ -162,6 +169,13 @@ class BackgroundTasks:
         if self.snapshot_schedule is not None:
             about["snapshot"] = self.snapshot_schedule.describe()
         return about
+
+    async def _poll(self) -> Extents:
+        """The extents of all streams; this replica has restated itself if that is due by them."""
+        states = await self._log_watch.poll()
+        if ROUTING in states:
+            self._restatements.check(states[ROUTING])
+        return states
 
     def _publish_report(self, event: Event) -> None:
         """The event goes to the log; a report with the offset of this machine's clock, if there is one to note."""

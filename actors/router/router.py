@@ -14,7 +14,6 @@ from typing import Any
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
 from actors.membership.replica_membership import ReplicaMembership
-from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.routing_publisher import RoutingPublisher
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
@@ -47,9 +46,9 @@ from projections.folds.state import Applied, State
 from projections.policy.view import View
 from projections.runner.runner import Runner
 from streams.broker_clock import BrokerClock
-from streams.clock_sync import ClockSync
 from streams.live_settings import LiveSettings
 from streams.log import EventLog
+from streams.log_watch import LogWatch
 from streams.outbox.journal import CAPACITY_BYTES
 from streams.registry import Registry
 from streams.snapshot_store import SnapshotStore
@@ -145,9 +144,11 @@ class Router:
             decided=decided,
         )
         self._connected = ConnectedWorkers(self.state, self.fleet)
+        self._log_watch = LogWatch(log, self._clock, self._on_clock_corrected)
         self.background_tasks = BackgroundTasks(
             options.namespace,
             log,
+            self._log_watch,
             registry,
             self._clock,
             key,
@@ -159,12 +160,9 @@ class Router:
             journal=options.journal,
             snapshot_every_s=options.snapshot_every_s,
             take_snapshot=options.take_snapshot,
-        )
-        self._restatements = RestatementSchedule(
-            log, ROUTING, self.publisher.id, self._clock, self.membership.restate, every_s=options.restate_every_s
+            restate_every_s=options.restate_every_s,
         )
         self._registry = registry
-        self._clock_sync = ClockSync(log, self._clock, self._on_clock_corrected)
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
@@ -185,7 +183,7 @@ class Router:
             raise
 
     async def _start(self, details: dict[str, object]) -> None:
-        await self._clock_sync.start()
+        await self._log_watch.start()
         self.runner.start()
         self.membership.join()
         self.membership.publish(self.live_settings.event())
@@ -193,9 +191,7 @@ class Router:
         await self.liveness_monitor.follow(self._registry)
         await self.fleet.start()
         await self.membership.register(details)
-        self._spawn(self._clock_sync.run())
         self._spawn(self.liveness_monitor.run())
-        self._spawn(self._restatements.run())
         for loop in self.background_tasks.loops():
             self._spawn(loop)
 

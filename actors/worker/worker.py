@@ -31,17 +31,18 @@ from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
 from actors.worker.load_reporter import LoadReporter
 from actors.worker.model_files import ChatFormat, tokenizer_files
 from core.clock import Clock
-from core.errors import CallerError
+from core.errors import CallerError, ContrailError
 from core.events import WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
+from core.ids import StreamName
 from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
-from core.subjects import kv_stream
+from core.subjects import ROUTING, kv_stream
 from streams.broker_clock import BrokerClock
-from streams.clock_sync import ClockSync
 from streams.log import EventLog
+from streams.log_watch import WORKER_POLL_EVERY_S, LogWatch
 from streams.registry import Registry
 
 RESTATE_ASKED_MS = 10_000
@@ -114,7 +115,7 @@ class Worker:
         self.registry = registry
         self._broker_clock = BrokerClock(clock)
         self.clock: Clock = self._broker_clock
-        self._clock_sync = ClockSync(log, self._broker_clock)
+        self._log_watch = LogWatch(log, self._broker_clock)
         self.key = key
         self._early: list[CacheChange] = []
         self._ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -162,7 +163,7 @@ class Worker:
         sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **details}
         self.membership = self._new_membership(self.mirror)
-        await self._clock_sync.start()
+        await self._log_watch.start()
         self.membership.join()
         await self.membership.register(self._details)
         self.reports = LoadReporter(
@@ -174,14 +175,10 @@ class Worker:
         )
         publisher = self.current_publisher()
         restatements = RestatementSchedule(
-            self.log,
-            kv_stream(publisher.joined.partition),
-            publisher.id,
-            self.clock,
-            self._restate,
-            every_s=self.options.restate_every_s,
+            publisher.id, self.clock, self._restate, every_s=self.options.restate_every_s
         )
-        for loop in (self.reports.run(), self._check_loop(), restatements.run(), self._clock_sync.run()):
+        stream = kv_stream(publisher.joined.partition)
+        for loop in (self.reports.run(), self._check_loop(), self._poll_loop(stream, restatements)):
             self._spawn(loop)
         await self.role.start()
 
@@ -383,6 +380,14 @@ class Worker:
         prefills = self.options.role == PREFILL
         waiting = self.role.jobs_open if prefills else self.port.streams - self.role.waits_elsewhere
         return (self.engine.load().steps, self.port.outputs, self._totals["kv_events"]) if waiting > 0 else None
+
+    async def _poll_loop(self, stream: StreamName, restatements: RestatementSchedule) -> None:
+        while True:
+            try:
+                restatements.check((await self._log_watch.poll((ROUTING, stream)))[stream])
+            except ContrailError as error:
+                _logger.debug("the log cannot be polled: %s", error)
+            await asyncio.sleep(min(WORKER_POLL_EVERY_S, self.options.restate_every_s))
 
     def _restate(self, reason: str) -> None:
         _logger.info("the cache is restated: %s", reason)

@@ -31,10 +31,10 @@ from replay.simulate.simulated_clock import ClockError, SimulatedClock, sample
 from replay.simulate.simulated_log import CHAIN_KEY, EPOCH, START_MS, SimulatedLog, SimulatedSource
 from replay.simulate.virtual_time import Agenda, VirtualShell
 from streams.broker_clock import BrokerClock
-from streams.clock_sync import SAMPLE_EVERY_S
+from streams.log_watch import POLL_EVERY_S
 
 US_PER_MS = 1000
-SAMPLE_EVERY_US = round(SAMPLE_EVERY_S * 1_000_000)
+SAMPLE_EVERY_US = round(POLL_EVERY_S * 1_000_000)
 REVISION = 0
 """Of the settings: they hold for the whole run."""
 

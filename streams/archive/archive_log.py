@@ -59,10 +59,6 @@ class ArchiveLog:
             sum(block.piece.size for block in blocks),
         )
 
-    async def time_us(self, stream: StreamName) -> int:
-        self.archive.span(stream)  # as the others, an error where there is no such stream
-        return 0
-
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         return self.archive.seek(stream, time_ms)
 

@@ -123,11 +123,8 @@ class JetStreamLog:
             int(held.get("num_deleted", 0)),
             max(int(info["config"]["max_bytes"]), 0),
             int(info["config"]["max_age"]) / 1e9,
+            _us(info["ts"]) if "ts" in info else 0,
         )
-
-    async def time_us(self, stream: StreamName) -> int:
-        info = await self._info(stream)
-        return _us(info["ts"]) if "ts" in info else 0
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         name = self._broker_name(stream)

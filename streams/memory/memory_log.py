@@ -212,11 +212,7 @@ class MemoryLog:
         return self._found(stream).at(seq)
 
     async def state(self, stream: StreamName) -> StreamState:
-        return self._found(stream).state()
-
-    async def time_us(self, stream: StreamName) -> int:
-        self._found(stream)
-        return self._clock.wall_ms() * 1000
+        return self._found(stream).state()._replace(time_us=self._clock.wall_ms() * 1000)
 
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         return self._found(stream).from_time(time_ms)

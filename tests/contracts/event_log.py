@@ -119,12 +119,12 @@ class EventLogContract:
         await log.ensure([KV])
         assert await log.fingerprints(KV) == {"0": "ab", "1": "ef"}
         assert await log.fingerprints(LOAD) == {"0": "ab"}
-        assert await log.state(KV) == before
+        assert (await log.state(KV))._replace(time_us=before.time_us) == before
 
     async def test_the_time_of_the_log_is_that_of_its_records(self, log: EventLog) -> None:
-        before_us = await log.time_us(KV)
+        before_us = (await log.state(KV)).time_us
         await self.append(log, "a", 1)
-        after_us = await log.time_us(KV)
+        after_us = (await log.state(KV)).time_us
         record = await log.at(KV, StreamSeq(1))
         assert record is not None
         assert before_us // 1000 <= record.time_ms <= after_us // 1000
@@ -144,7 +144,7 @@ class EventLogContract:
         await self.append(log, "a", 1)
         before = await log.state(KV)
         await log.ensure([KV, LOAD])
-        assert await log.state(KV) == before
+        assert (await log.state(KV))._replace(time_us=before.time_us) == before
 
     async def test_seek(self, log: EventLog) -> None:
         """A time is found at the first message stored at or after it."""

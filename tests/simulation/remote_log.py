@@ -108,10 +108,6 @@ class RemoteLog:
         await self._ask()
         return await self._log.state(stream)
 
-    async def time_us(self, stream: StreamName) -> int:
-        await self._ask()
-        return await self._log.time_us(stream)
-
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         await self._ask()
         return await self._log.seek(stream, time_ms)

@@ -18,7 +18,7 @@ from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest
 from core.errors import Corrupt
 from core.events import LoadReported, ReplicaReported
 from core.events.routing import LOST_HISTORY
-from core.ids import StreamSeq
+from core.ids import StreamName, StreamSeq
 from core.subjects import LOAD, ROUTING, is_kv, subject
 from streams.log import EventLog, Record
 from streams.registry import Registry
@@ -42,10 +42,11 @@ async def find_log_losses(
     now_ms: int,
 ) -> LogLosses:
     """The losses; each head costs some two reads. Unavailable if log or registry is away."""
-    kept = await kept_heads(registry)
-    present = dict[str, LogLoss]()
-    for heads, at_ms in ((await _reported(log, now_ms), now_ms), (kept and kept.streams, kept.at_ms if kept else 0)):
-        present |= await find_losses(log, chain_key, heads or {}, now_ms, at_ms)
+    kept, reported = await kept_heads(registry), await _reported(log, now_ms)
+    states = {stream: await log.state(stream) for stream in await log.streams()}
+    present = dict[StreamName, LogLoss]()
+    for heads, at_ms in ((reported, now_ms), (kept and kept.streams, kept.at_ms if kept else 0)):
+        present |= await find_losses(log, chain_key, states, heads or {}, now_ms, at_ms)
     texts = [loss.text for loss in present.values()]
     texts += [text for worker in workers if (text := await _lost_by(log, namespace, chain_key, worker))]
     return LogLosses(kept, texts)
@@ -88,13 +89,13 @@ def check_refused_snapshots(replicas: Sequence[ProcessReply]) -> Finding:
     return Finding("snapshots_refused", WARNING, text, facts)
 
 
-async def _reported(log: EventLog, now_ms: int) -> dict[str, StreamHead]:
+async def _reported(log: EventLog, now_ms: int) -> dict[StreamName, StreamHead]:
     """The newest head of each stream by the reports of replicas."""
     if ROUTING not in await log.streams():
         return {}
     last = (await log.state(ROUTING)).last_seq
     start = max(await log.seek(ROUTING, now_ms - REPORT_WINDOW_MS), last - RECORDS_MAX + 1, 1)
-    heads = dict[str, StreamHead]()
+    heads = dict[StreamName, StreamHead]()
     records = log.read(ROUTING, StreamSeq(start))
     try:
         async for record in records:
@@ -107,10 +108,10 @@ async def _reported(log: EventLog, now_ms: int) -> dict[str, StreamHead]:
     return heads
 
 
-def _newest(report: ReplicaReported) -> dict[str, StreamHead]:
+def _newest(report: ReplicaReported) -> dict[StreamName, StreamHead]:
     """The last point of each stream; the report does not tell how many messages were deleted by then."""
     return {
-        stream: StreamHead(points.epoch, points.seqs[-1], points.heads[-DIGEST_BYTES:].hex(), sys.maxsize)
+        StreamName(stream): StreamHead(points.epoch, points.seqs[-1], points.heads[-DIGEST_BYTES:].hex(), sys.maxsize)
         for stream, points in report.points.items()
         if points.seqs and not points.heads.endswith(CHAIN_START)
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
 from actors.consistency.log_heads import (
-    CHECK_EVERY_S,
     HEADS_KEY,
+    KEEP_EVERY_S,
     LOSSES_KEPT,
     LOSSES_KEPT_MS,
     KeptHeads,
@@ -17,15 +18,18 @@ from actors.consistency.log_heads import (
     kept_heads,
 )
 from core.events.routing import LOST_HISTORY
-from core.ids import StreamSeq
+from core.ids import StreamName, StreamSeq
 from core.subjects import ROUTING
 from projections.folds.state import State
+from streams.broker_clock import BrokerClock
+from streams.log import StreamState
+from streams.log_watch import LogWatch
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.projections.facts import stored
 from tests.projections.made_log import KV, A, MadeLog, made
 from tests.projections.speaker import CHAIN_KEY
 
-CHECK_MS = round(CHECK_EVERY_S * 1000)
+CHECK_MS = round(KEEP_EVERY_S * 1000)
 
 
 class Replica:
@@ -35,7 +39,8 @@ class Replica:
         self.heard: list[LogLoss] = []
         self.state = State(CHAIN_KEY)
         self.registry = MemoryRegistry(store)
-        self.heads = LogHeads(it.log, self.registry, it.clock, self.state, self.heard.append)
+        self.watch = LogWatch(it.log, BrokerClock(it.clock))
+        self.heads = LogHeads(it.log, self.watch.poll, self.registry, it.clock, self.state, self.heard.append)
         self._it = it
 
     async def step(self) -> list[str]:
@@ -105,6 +110,38 @@ async def test_each_loss_is_found_while_all_was_stopped(harm: Callable[[MadeLog]
     assert (await other.kept()).losses == tuple(after.heard)
 
 
+async def test_a_second_deletion_is_a_second_loss() -> None:
+    """Also while nothing is written, so that the kept head is the same."""
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    one = Replica(it, store)
+    await one.step()
+    for seq in (2, 3):
+        it.log.delete(KV, StreamSeq(seq))
+        assert await one.step() == [f"{KV} deleted"]
+    assert [loss.text for loss in one.heard] == [
+        f"{KV} {LOST_HISTORY}: 1 message was deleted inside the stream",
+        f"{KV} {LOST_HISTORY}: 2 messages were deleted inside the stream",
+    ]
+
+
+async def test_a_comparison_polls_each_stream_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it keeps heads."""
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    one, polls, state = Replica(it, store), Counter[str](), it.log.state
+
+    async def counted(stream: StreamName) -> StreamState:
+        polls[stream] += 1
+        return await state(stream)
+
+    await one.fold()
+    monkeypatch.setattr(it.log, "state", counted)
+    await one.heads.step()
+    assert (await one.kept()).streams
+    assert polls == dict.fromkeys(await it.log.streams(), 1)
+
+
 async def test_retention_is_no_loss() -> None:
     """A stream at its limits may drop what was its end."""
     it, store = await made(), MemoryRegistryStore()
@@ -115,7 +152,7 @@ async def test_retention_is_no_loss() -> None:
 
     async def limited(stream: object) -> object:
         found = await state(stream)  # type: ignore[arg-type]
-        return found._replace(age_max_s=CHECK_EVERY_S)
+        return found._replace(age_max_s=KEEP_EVERY_S)
 
     it.log.state = limited  # type: ignore[method-assign, assignment]
     purged(it)
@@ -136,7 +173,7 @@ async def test_a_head_is_written_every_few_seconds_by_all_replicas_together() ->
             await each.heads.step()
         revisions.append(store.revision)
     span_s = 20 * (CHECK_MS / 4 + 3000) / 1000
-    assert store.revision <= span_s / CHECK_EVERY_S + 1
+    assert store.revision <= span_s / KEEP_EVERY_S + 1
     kept = (await replicas[0].kept()).streams
     behind = Replica(it, store)
     await it.grow(1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from actors.membership.restatement_schedule import CHECK_EVERY_S, RESTATED_SHARE, RestatementSchedule
+from actors.membership.restatement_schedule import RESTATED_SHARE, RestatementSchedule
 from core.clock import ManualClock
 from core.ids import Epoch, StreamSeq
-from core.subjects import ROUTING
 from streams.log import StreamState
-from streams.memory.memory_log import MemoryLog
+from streams.log_watch import POLL_EVERY_S
 
 EVERY_S = 1000.0
 SOURCE = "8000000000000000"
@@ -22,12 +21,11 @@ class Scheduled:
         self.clock = ManualClock(0)
         self.reasons: list[str] = []
         self.now = StreamState(Epoch(1), StreamSeq(1), StreamSeq(0), 0, 0)
-        log = MemoryLog("test", self.clock)
-        self.schedule = RestatementSchedule(log, ROUTING, SOURCE, self.clock, self.reasons.append, every_s=EVERY_S)
-        self.look(**state)
+        self.schedule = RestatementSchedule(SOURCE, self.clock, self.reasons.append, every_s=EVERY_S)
+        self.poll(**state)
 
-    def look(self, after_s: float = CHECK_EVERY_S, **state: int) -> list[str]:
-        """The reasons to restate at one more look, at the stream with these changes."""
+    def poll(self, after_s: float = POLL_EVERY_S, **state: int) -> list[str]:
+        """The reasons to restate at one more poll, at the stream with these changes."""
         self.clock.advance(round(after_s * 1000))
         self.now = self.now._replace(**state)  # type: ignore[arg-type]
         before = len(self.reasons)
@@ -41,7 +39,7 @@ def full(last: int, bytes_max: int, **state: int) -> dict[str, int]:
 
 
 def test_each_loss_calls_for_a_restatement_at_once() -> None:
-    """A deletion, a rollback, a new stream, and a purge of the last restatement; the same look again calls for none."""
+    """A deletion, a rollback, a new stream, and a purge of the last restatement; the same poll again calls for none."""
     it = Scheduled(**full(100, 0))
     for change, reason in (
         ({"deleted": 1}, "deleted"),
@@ -50,25 +48,25 @@ def test_each_loss_calls_for_a_restatement_at_once() -> None:
         ({"first_seq": 97, "last_seq": 96, "messages": 0, "bytes": 0}, "does not have the last restatement"),
         ({"deleted": 2}, "deleted"),
     ):
-        (found,) = it.look(**change)
+        (found,) = it.poll(**change)
         assert reason in found
-        assert it.look() == []
+        assert it.poll() == []
 
 
 def test_deletions_before_the_source_began_are_none_of_its_losses() -> None:
-    """The first look is what later ones are compared with; fewer deletions than before are no loss."""
+    """The first poll is what later ones are compared with; fewer deletions than before are no loss."""
     it = Scheduled(**full(100, 0), deleted=7)
-    assert it.look() == it.look(deleted=3) == []
-    assert it.look(deleted=4)
+    assert it.poll() == it.poll(deleted=3) == []
+    assert it.poll(deleted=4)
 
 
 def test_the_interval_follows_the_age() -> None:
     """Half an interval for this source, then whole ones."""
     it = Scheduled()
-    assert it.look(EVERY_S / 2 - CHECK_EVERY_S - 1) == []
-    assert it.look(1)
-    assert it.look(EVERY_S - 1) == []
-    assert it.look(1)
+    assert it.poll(EVERY_S / 2 - POLL_EVERY_S - 1) == []
+    assert it.poll(1)
+    assert it.poll(EVERY_S - 1) == []
+    assert it.poll(1)
 
 
 def test_the_interval_follows_the_bytes() -> None:
@@ -78,7 +76,7 @@ def test_the_interval_follows_the_bytes() -> None:
     for last in range(10, 2000, 10):
         kept = min(last, 400)
         state = full(last, limit, first_seq=last - kept + 1) | {"messages": kept, "bytes": kept * KIB}
-        if it.look(0.1, **state):
+        if it.poll(0.1, **state):
             restated.append(last)
     share = round(RESTATED_SHARE * 400)
     assert restated == list(range(share // 2, last + 1, share))
@@ -88,4 +86,4 @@ def test_the_interval_follows_the_bytes() -> None:
 def test_a_stream_without_a_limit_is_restated_by_age_alone() -> None:
     """However much is written."""
     it = Scheduled()
-    assert it.look(**full(10**9, 0)) == []
+    assert it.poll(**full(10**9, 0)) == []

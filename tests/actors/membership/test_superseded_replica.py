@@ -115,4 +115,5 @@ async def test_a_worker_that_goes_on_under_another_id_ends_in_every_stream(strea
             lambda: [member.worker for member in router.state.alive()] == [worker.current_publisher().id], "one life"
         )
         await eventually(lambda: old.id not in router.state.loads.chains, "the end of its load reports")
+        await it.ready(router)
         await collect(router, request(range(40)))

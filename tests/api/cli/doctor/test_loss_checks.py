@@ -35,7 +35,8 @@ class Asked:
 
     async def keep(self, *losses: LogLoss, **streams: StreamHead) -> None:
         """The registry has these."""
-        value = KeptHeads(streams, losses, self.it.clock.wall_ms())
+        heads = {StreamName(name): head for name, head in streams.items()}
+        value = KeptHeads(heads, losses, self.it.clock.wall_ms())
         await self.registry.put(HEADS_KEY, msgspec.json.encode(value))
 
     async def finding(self) -> tuple[str, str]:
