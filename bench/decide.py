@@ -36,7 +36,8 @@ from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
-from projections.policy.decide import Decision, decide, record
+from projections.policy.column_decision import decide_by_columns
+from projections.policy.decide import Decision, record
 from projections.policy.view import RouteRequest, View
 
 MODEL = "m"
@@ -104,7 +105,7 @@ class Fleet:
 
     def _decide(self, request: RouteRequest) -> Decision:
         view = View(self._state, REPLICA, self._pending, {})
-        return decide(view, request, self.settings, NOW_MS + self._number, self._dice.getrandbits(64))
+        return decide_by_columns(view, request, self.settings, NOW_MS + self._number, self._dice.getrandbits(64))
 
     def _log_catches_up(self) -> float:
         event = self._ahead.popleft()
@@ -136,7 +137,7 @@ class Fleet:
         self._fold(LOAD, worker, self._load())
         for at in range(IN_FLIGHT):
             name = f"other-{number}-{at}"
-            tokens = [self._dice.randrange(50_000) for _ in range(PROMPT_TOKENS // 4)]
+            tokens = [self._dice.randrange(50_000) for _ in range(self._dice.randrange(100, 900))]
             prompt = Prompt(tokens_to_bytes(tokens), BLOCK_SIZE, SEED)
             routed = RequestRouted(
                 request=name, attempt=0, model=MODEL, prompt_tokens=prompt.tokens, block_size=BLOCK_SIZE,

@@ -48,8 +48,9 @@ from projections.policy.binding_plan import (
     plan,
     tokens_in_progress,
 )
+from projections.policy.column_decision import decide_by_columns
 from projections.policy.cost import ESTIMATING_POLICIES
-from projections.policy.decide import Decision, decide, record, rejection
+from projections.policy.decide import Decision, record, rejection
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.view import Local, RouteRequest, View
 
@@ -583,7 +584,7 @@ class RequestScheduler:
         assert request.asked is not None
         asked = self._with_learned_time(request.asked)
         view = self._decision_view()
-        decision = decide(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
+        decision = decide_by_columns(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
             self._send(request, asked, decision)

@@ -85,6 +85,10 @@ class InFlightLoad:
         self.prefills: dict[WorkerId, dict[int, OutstandingPrefill]] = {}
         """Requests of which no first token has come, by the identity of their entries; a worker without any is not in
         it."""
+        self.watched: dict[WorkerId, int] = {}
+        """Workers of which changes are noted (`projections.folds.worker_table`) …"""
+        self.changed: dict[WorkerId, None] = {}
+        """… and those of them with a change since they were taken."""
         self._pending: dict[bytes, Entries] = {}
         """Their entries, by the first block of their prompts where that is known."""
 
@@ -123,6 +127,8 @@ class InFlightLoad:
         busy.blocks += sign * entry.blocks
         busy.requests += sign
         busy.prefill_tokens += sign * entry.prefill_tokens
+        if entry.worker in self.watched:
+            self.changed[entry.worker] = None
         if not (busy.requests or busy.blocks or busy.prefill_tokens):  # as __bool__, without the call
             del self.busy[entry.worker]
 
@@ -132,6 +138,8 @@ class InFlightLoad:
         if busy is None:
             busy = self.busy[entry.worker] = WorkerLoad()
         busy.prefill_tokens += sign * entry.prefill_tokens
+        if entry.worker in self.watched:
+            self.changed[entry.worker] = None
         if not (busy.prefill_tokens or busy.requests or busy.blocks):
             del self.busy[entry.worker]
 

@@ -62,7 +62,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.alive: dict[WorkerId, Member] = {}
         """Those of them that joined: a decision must not pay for others."""
         self.turnover = 0
-        """Counts joins and ends."""
+        """Counts joins and ends, and changes of a worker's cache between known and unknown."""
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
@@ -147,6 +147,8 @@ class KvFold(SourceFold[WorkerId, Member]):
 
     def _forget(self, member: Member, *, known: bool) -> None:
         self.index.drop(member.worker)
+        if member.cache_known != known:
+            self.turnover += 1
         member.cache_known = known
         member.restated = []
 

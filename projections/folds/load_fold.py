@@ -27,6 +27,10 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         self.reports: dict[WorkerId, LoadReported] = {}
         self.parts: dict[WorkerId, LoadPart] = {}
         """Of the workers that sent messages and have not ended."""
+        self.watched: dict[WorkerId, int] = {}
+        """Workers of which changes are noted (`projections.folds.worker_table`) …"""
+        self.changed: dict[WorkerId, None] = {}
+        """… and those of them with a change since they were taken."""
 
     def __repr__(self) -> str:
         return f"<LoadFold {len(self.reports)} workers, digest {self._digest:016x}>"
@@ -40,8 +44,13 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         """A part as a snapshot has it is there."""
         part = self.parts[worker] = LoadPart(worker, chain)
         if report is not None:
-            self.reports[worker] = report
+            self._report(worker, report)
         self._account(worker, part)
+
+    def _report(self, worker: WorkerId, report: LoadReported) -> None:
+        self.reports[worker] = report
+        if worker in self.watched:
+            self.changed[worker] = None
 
     def _part(self, source: WorkerId) -> LoadPart:
         return self.parts.get(source) or self.parts.setdefault(source, LoadPart(source))
@@ -52,7 +61,7 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
     def _fold(self, part: LoadPart, message: Message) -> None:
         for event in message.events:
             if isinstance(event, LoadReported):
-                self.reports[part.worker] = event
+                self._report(part.worker, event)
             elif isinstance(event, WorkerLeft):
                 self._end(part.worker, f"left: {event.reason}")
                 return
@@ -65,5 +74,6 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         return stamp(part.chain, mix(part.worker, *reported))
 
     def _end(self, source: WorkerId, reason: str) -> None:
-        self.reports.pop(source, None)
+        if self.reports.pop(source, None) is not None and source in self.watched:
+            self.changed[source] = None
         self._bury(source, self.parts.pop(source, None), reason)

@@ -23,6 +23,7 @@ from core.events import (
     RequestPrefilled,
     RequestRouted,
 )
+from core.ids import WorkerId
 from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
 from projections.folds.routing_fold import ReplicaPart, in_flight, restated_requests
 
@@ -50,6 +51,7 @@ class _Effect(NamedTuple):
 _TABLES = {
     "_entries": "requests in flight",
     "computed": "first tokens",
+    "computed_on": "workers with first tokens",
     "_names": "kinds of events",
     "believed": "prompts held by workers",
 }
@@ -65,6 +67,8 @@ class PendingEvents:
         self.computed: dict[AttemptKey, int] = {}
         """Requests that the fold may still show as being prefilled though they are not, here; with a count of the
         events that say so."""
+        self.computed_on: dict[WorkerId, int] = {}
+        """The workers of these, counted alike."""
         self.believed: deque[InFlight] = deque(maxlen=PENDING_PROMPTS_MAX)
         """Prompts that workers are believed to hold (`projections.folds.approximate_index`), in the order of their
         first tokens."""
@@ -118,7 +122,7 @@ class PendingEvents:
             self.believed.clear()  # some of it may rest on events that were dropped
         for key, entry in taken:
             self.in_flight_load.subtract(entry)
-            self.computed[key] = self.computed.get(key, 0) + 1
+            self._count_computed(key, entry)
             self._entries.pop(key, None)
         for key, entry in added:
             self.in_flight_load.add(key, entry)
@@ -126,7 +130,7 @@ class PendingEvents:
         if computed is not None:
             key, before, after = computed
             self.in_flight_load.computed(before)
-            self.computed[key] = self.computed.get(key, 0) + 1
+            self._count_computed(key, before)
             self._entries[key] = after
             if before.believed is not None:
                 self.believed.append(before)
@@ -159,16 +163,22 @@ class PendingEvents:
         for key, entry in taken:
             self.in_flight_load.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
             _less(self.computed, key)
+            _less(self.computed_on, entry.worker)
         if computed is not None:
             key, before, after = computed
             self.in_flight_load.weigh_prefill(before, 1)
             _less(self.computed, key)
+            _less(self.computed_on, before.worker)
             if self._entries.get(key) is after:
                 del self._entries[key]
             if self.believed and self.believed[0] is before:
                 self.believed.popleft()
         if routed:
             self._count(routed, -1)
+
+    def _count_computed(self, key: AttemptKey, entry: InFlight) -> None:
+        self.computed[key] = self.computed.get(key, 0) + 1
+        self.computed_on[entry.worker] = self.computed_on.get(entry.worker, 0) + 1
 
     def _count(self, routed: Mapping[str, int], sign: int) -> None:
         for model, count in routed.items():

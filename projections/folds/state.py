@@ -19,6 +19,7 @@ from projections.folds.kv_fold import KvFold, Member
 from projections.folds.load_fold import LoadFold
 from projections.folds.routing_fold import RoutingFold
 from projections.folds.source_fold import ChainGap, SourceFold
+from projections.folds.worker_table import WorkerTable
 from projections.index.prefix_index import PrefixIndex
 
 POINTS_KEPT = 4096
@@ -108,6 +109,7 @@ class State:
         self._prefilling: list[Member] = []
         self._turnovers: dict[KvFold, int] = {}
         """When these lists were made."""
+        self._worker_table = WorkerTable()
 
     def __repr__(self) -> str:
         at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
@@ -262,6 +264,11 @@ class State:
         """Those of them that compute prompts for others; as cheap."""
         self._sort_out()
         return self._prefilling
+
+    def worker_table(self) -> WorkerTable:
+        """The numbers of the workers that answer requests, as they are now. O(workers with changes since)."""
+        self._worker_table.refresh(self.serving(), self.loads, self.routing.in_flight_load)
+        return self._worker_table
 
     def _sort_out(self) -> None:
         known = self._turnovers.get

@@ -28,6 +28,7 @@ from core.settings import TIERS
 from projections.digest import MASK64, hash_sum
 from projections.index.block_changes import remove_blocks, store_blocks
 from projections.index.block_table import BlockTable, new_table, sweeping
+from projections.index.depth_column import Column, depth_column
 from projections.index.galloping_search import OverlapGroup, gallop
 from projections.index.index_audit import IndexAudit
 from projections.index.index_dump import HolderGroup, block_groups, columns, dump_groups, load_group
@@ -63,7 +64,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._tables: dict[str, BlockTable] = {}
         """Only of tiers that ever held a block."""
-        self._sets = WorkerSets()
+        self.sets = self._sets = WorkerSets()
         self._tier_counts: dict[WorkerId, dict[str, TierCounts]] = {}
         self._levels: list[list[BlockTable]] | None = None
         """Per level the tables in it, where they differ from those of the level before; None when not up to date."""
@@ -130,6 +131,12 @@ class PrefixIndex:
         workers = each[-1]
         columns = [map(depths.get, workers, repeat(0)) for depths in each]
         return dict(zip(workers, zip(*columns, strict=True), strict=True))
+
+    def depth_column(self, prompt: Prompt, size: int) -> Column | None:
+        """`overlaps` by the places of bits (`projections.index.depth_column`), where all levels are equal: one tier is
+        in use. None elsewhere."""
+        first, *others = self._levels or self._leveled()
+        return None if any(others) else depth_column(first, prompt, self._sets.live, size)
 
     def audit(self) -> Iterator[list[WorkerId] | None]:
         """Recomputes every worker's digest from the tables and compares. Yields None between slices of at most

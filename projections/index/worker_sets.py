@@ -21,6 +21,8 @@ class WorkerSets:
         self.live = -1
         """All bits but the retired ones."""
         self.bits: dict[WorkerId, int] = {}
+        self.turnover = 0
+        """Counts changes of `bits`."""
         self._workers: dict[int, WorkerId] = {}
         self._masks: dict[int, int] = {}
         self._members: dict[int, tuple[WorkerId, ...]] = {}
@@ -42,6 +44,7 @@ class WorkerSets:
                 taken |= used
             bit = self.shared(~taken & (taken + 1))
             self.bits[worker] = bit
+            self.turnover += 1
             self._workers[bit] = worker
         return bit
 
@@ -50,6 +53,7 @@ class WorkerSets:
         bit = self.bits.pop(worker, 0)
         if bit:
             del self._workers[bit]
+            self.turnover += 1
             self.live &= ~bit
             self._members.clear()  # it may stand for another one some day
         return bool(bit)

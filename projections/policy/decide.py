@@ -6,8 +6,9 @@ integer costs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ from projections.policy.prefill_time import PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest, View, recorded_local
 
-_canonical = msgspec.msgpack.Encoder()
+_canonical = msgspec.msgpack.Encoder(enc_hook=attrgetter("encoded"))  # of a ranking by columns
 
 
 class Decision(NamedTuple):
@@ -35,7 +36,7 @@ class Decision(NamedTuple):
 
     worker: WorkerId | None
     """None if every worker was left out."""
-    ranked: list[ScoredCandidate]
+    ranked: Sequence[ScoredCandidate]
     """All candidates, the chosen one first, then by cost."""
     excluded: dict[str, list[WorkerId]]
     local: dict[str, list[WorkerId]]
@@ -87,11 +88,11 @@ def decide(
     if left:
         scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
-    believed = _retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
+    believed = retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
     return conclude(ranked, excluded, view, request, now_ms, seed, backlog, believed, version)
 
 
-def _retention(chosen: Candidate, view: View, settings: RoutingSettings) -> CacheRetention:
+def retention(chosen: Candidate, view: View, settings: RoutingSettings) -> CacheRetention:
     """This replica's share of the worker's room, which fills by the decisions of all."""
     room = chosen.capacity_blocks or APPROXIMATE_BLOCKS_MAX
     room = min(room, settings.approximate_blocks_max or room)
@@ -99,7 +100,7 @@ def _retention(chosen: Candidate, view: View, settings: RoutingSettings) -> Cach
 
 
 def conclude(
-    ranked: list[ScoredCandidate],
+    ranked: Sequence[ScoredCandidate],
     excluded: dict[str, list[WorkerId]],
     view: View,
     request: RouteRequest,
@@ -126,7 +127,7 @@ def conclude(
     if request.session:  # the like
         everything = (*everything, request.session)
     if backlog is not NO_BACKLOG:
-        everything = (*everything, backlog.time, sorted(backlog.waits_us.items()))
+        everything = (*everything, backlog.time, [*backlog.waits_us.items()])  # by id
     if believed is not None:
         everything = (*everything, believed)
     return Decision(
@@ -228,7 +229,7 @@ def recorded_exclusions(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[
     return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
 
 
-def _columns(best: list[ScoredCandidate], backlog: PrefillBacklog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
+def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
     """The ids of these candidates, and their columns by core.events.routing.COLUMNS, and those of TIMED_COLUMNS where
     times are estimated: turned over by zip, not row by row."""
     candidates, costs, prefills = zip(*best, strict=True)

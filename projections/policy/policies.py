@@ -36,7 +36,7 @@ def rank(
     `scored` is sorted by id and not empty; `turn` counts this replica's choices.
     """
     assert scored
-    asked, costs = _tie_key(request, settings), [*map(_cost, scored)]
+    asked, costs = tie_key(request, settings), [*map(_cost, scored)]
 
     def tie(at: int) -> int:
         """Spread out, repeatable, and independent of what a replica happens to know."""
@@ -52,9 +52,9 @@ def rank(
         case "random":
             chosen = seed % len(scored)
         case "power-of-two":
-            chosen = _of_two(costs, seed)
+            chosen = of_two(costs, seed)
         case policy if settings.temperature_m and policy in TEMPERATURE_POLICIES:
-            chosen = _draw_by_temperature(costs, settings.temperature_m, seed)
+            chosen = draw_by_temperature(costs, settings.temperature_m, seed)
         case _ if settings.tie_margin_m:
             highest = costs[order[0]] + settings.tie_margin_m
             chosen = min((at for at in order if costs[at] <= highest), key=tie)
@@ -67,7 +67,7 @@ def rank(
 _cost = attrgetter("cost")
 
 
-def _tie_key(request: RouteRequest, settings: RoutingSettings) -> bytes:
+def tie_key(request: RouteRequest, settings: RoutingSettings) -> bytes:
     """The key that decides between equal costs, together with a worker's id."""
     if settings.policy != "session":
         return f"{request.id}/{request.attempt}/".encode()
@@ -84,7 +84,7 @@ def two_of(workers: int, seed: int) -> tuple[int, int]:
     return first, second + (second >= first)
 
 
-def _of_two(costs: list[int], seed: int) -> int:
+def of_two(costs: list[int], seed: int) -> int:
     """The cheaper one of two that the seed draws; the first if they cost the same."""
     if len(costs) == 1:
         return 0
@@ -92,7 +92,7 @@ def _of_two(costs: list[int], seed: int) -> int:
     return second if costs[second] < costs[first] else first
 
 
-def _draw_by_temperature(costs: list[int], temperature_m: int, seed: int) -> int:
+def draw_by_temperature(costs: list[int], temperature_m: int, seed: int) -> int:
     """Which one: drawn with weights 2^(-(cost - min) / (spread * temperature)), by integers alone."""
     lowest, highest = min(costs), max(costs)
     scale = max(1, (highest - lowest) * temperature_m)

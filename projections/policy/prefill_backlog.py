@@ -30,7 +30,7 @@ class PrefillBacklog(NamedTuple):
 
     time: PrefillTime
     waits_us: Mapping[WorkerId, int]
-    """By worker; nothing for 0. What is held in the router included."""
+    """By worker, in the order of ids; nothing for 0. What is held in the router included."""
     held_us: Mapping[WorkerId, int] = MappingProxyType({})
     """The part of each wait that is due to requests held in the router."""
 

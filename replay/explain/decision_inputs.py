@@ -92,7 +92,7 @@ def inputs_of_decision(
         request,
         settings,
         settings_known=True,
-        ranked=decision.ranked,
+        ranked=[*decision.ranked],
         excluded={reason: (len(ids), ids) for reason, ids in sorted(decision.excluded.items())},
         local=dict(sorted(local_by_worker(view.local).items())),
         turn=view.routed(event.model),

@@ -155,7 +155,7 @@ def test_the_log_has_an_error_where_the_last_output_cannot_continue_the_answer()
 def test_a_defect_of_one_decision_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller gets the error; the slot is free, and others are served."""
     it = Scheduling()
-    monkeypatch.setattr(request_scheduler, "decide", lambda *_: 1 / 0)
+    monkeypatch.setattr(request_scheduler, "decide_by_columns", lambda *_: 1 / 0)
     it.arrive("unlucky")
     (failed,) = it.done(Fail)
     assert isinstance(cast(Fail, failed).error, ZeroDivisionError)

@@ -1,0 +1,190 @@
+"""Decisions by columns: the same bytes as worker by worker, in every case, and the cases in which they are not made."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from core.block_spans import single, stretch
+from core.ids import RequestId, WorkerId
+from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS
+from projections.index.depth_column import MATRIX_BLOCKS_MAX
+from projections.index.prefix_index import PrefixIndex
+from projections.policy import column_decision
+from projections.policy.column_decision import TOKENS_MAX, WEIGHT_M_MAX, RankedCandidates, decide_by_columns
+from projections.policy.decide import Decision, decide
+from projections.policy.prefill_time import PrefillTime
+from projections.policy.rules import RULES
+from projections.policy.view import RouteRequest
+from tests.projections.facts import SEED, load, prompt, routed, worker_id
+from tests.projections.policy.random_fleets import RandomFleet, check
+from tests.projections.site import Site
+
+FLEETS = 60
+ASKED = prompt(*range(20))
+WORKERS = [WorkerId(worker_id(number)) for number in range(1, 41)]
+
+
+@pytest.fixture
+def site() -> Site:
+    made = Site()
+    made.join(*WORKERS)
+    return made
+
+
+def decided(site: Site, settings: RoutingSettings | None = None, request: RouteRequest | None = None) -> Decision:
+    """By columns if it can be, and in any case as the rules have it."""
+    request = request or RouteRequest(RequestId("r"), 0, "tiny", ASKED)
+    settings = settings or RoutingSettings(policy="kv")
+    found = decide_by_columns(site.view, request, settings, 1000, 2**63)
+    judge = decide(site.view, request, settings, 1000, 2**63)
+    assert found._replace(ranked=[*found.ranked]) == judge
+    return found
+
+
+def is_by_columns(decision: Decision) -> bool:
+    return isinstance(decision.ranked, RankedCandidates)
+
+
+def test_random_fleets_are_decided_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte; `python -m tests.projections.policy.random_fleets 100000` tries more of them."""
+    monkeypatch.setattr(column_decision, "WORKERS_MIN", 1)
+    every = by_columns = 0
+    for seed in range(FLEETS):
+        found = check(RandomFleet(seed))
+        every, by_columns = every + found[0], by_columns + found[1]
+    assert by_columns > every // 2
+
+
+def test_few_workers_are_decided_on_one_by_one(site: Site) -> None:
+    """From WORKERS_MIN on it is done by columns."""
+    few = Site()
+    few.join(*WORKERS[: column_decision.WORKERS_MIN - 1])
+    assert not is_by_columns(decided(few))
+    few.join(WORKERS[-1])
+    assert is_by_columns(decided(few))
+    assert is_by_columns(decided(site))
+
+
+def test_other_rules_are_decided_by(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that this module does not follow is executed as it stands."""
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace())
+    assert not is_by_columns(decided(site))
+
+
+def test_only_the_last_resort_is_left(site: Site) -> None:
+    site.exclude("failed", WORKERS)
+    assert not is_by_columns(decided(site))
+    site.exclude("failed", WORKERS[1:])
+    assert is_by_columns(decided(site))
+
+
+@pytest.mark.parametrize("policy", ["kv", "time"])
+def test_numbers_that_might_not_fit(site: Site, policy: str) -> None:
+    """At each bound the columns are left, and taken again once the number is gone."""
+    settings = RoutingSettings(policy=policy)
+    for blocks, fits in ((NUMBER_MAX, True), (NUMBER_MAX + 1, False)):
+        event = msgspec.structs.replace(routed("x", WORKERS[3], ASKED), blocks=blocks)
+        site.pending_events.emit(event, None)
+        assert is_by_columns(decided(site, settings)) == fits
+        site.pending_events.forget()
+        site.say(ROUTING, "dd" * 8, event)
+        assert is_by_columns(decided(site, settings)) == fits
+        site.say(ROUTING, "dd" * 8, msgspec.structs.replace(event, blocks=1))
+        assert is_by_columns(decided(site, settings))
+
+
+def test_long_prompts_and_heavy_weights(site: Site) -> None:
+    for tokens, fits in ((TOKENS_MAX, True), (TOKENS_MAX + 1, False)):
+        long = Prompt(bytes(4 * tokens), 64, SEED)
+        site.join(*(worker_id(1000 + number) for number in range(20)), block_size=64)
+        assert is_by_columns(decided(site, request=RouteRequest(RequestId("r"), 0, "tiny", long))) == fits
+    for weight_m, fits in ((WEIGHT_M_MAX, True), (WEIGHT_M_MAX + 1, False)):
+        assert is_by_columns(decided(site, RoutingSettings(policy="kv", decode_weight_m=weight_m))) == fits
+    dear = RouteRequest(RequestId("r"), 0, "tiny", ASKED, time=PrefillTime(0, 1 << 30))
+    assert is_by_columns(decided(site, RoutingSettings(policy="time"), dear))
+    for weight in ("own_request_weight_m", "active_weight_m"):
+        heavy = RoutingSettings.parse({"policy": "time", weight.removesuffix("_m"): 1000})
+        assert not is_by_columns(decided(site, heavy, dear))
+
+
+def test_crowded_workers(site: Site) -> None:
+    """More outstanding prefills than columns, those of this replica among them."""
+    for number in range(OUTSTANDING_COLUMNS + 2):
+        event = routed(f"x{number}", WORKERS[5], ASKED, now_ms=990 + 7 * number % 20, wait_us=number * 900)
+        site.say(ROUTING, "dd" * 8, event)
+        assert is_by_columns(decided(site, RoutingSettings(policy="time")))
+    site.pending_events.emit(routed("own", WORKERS[5], ASKED, now_ms=1001), None)
+    assert is_by_columns(decided(site, RoutingSettings(policy="time")))
+
+
+def test_a_worker_without_a_row_that_prefills(site: Site) -> None:
+    """Its wait is in the record: the rules themselves find it."""
+    site.say(ROUTING, "dd" * 8, routed("x", worker_id(77), ASKED, now_ms=1000))
+    assert not is_by_columns(decided(site, RoutingSettings(policy="time")))
+    assert is_by_columns(decided(site))
+
+
+def test_a_ranking_reads_like_a_list(site: Site) -> None:
+    decision = decided(site)
+    ranked = [*decision.ranked]
+    assert (decision.ranked[:3], decision.ranked[-1], len(decision.ranked)) == (ranked[:3], ranked[-1], len(WORKERS))
+    assert decision.ranked == ranked
+    assert decision.ranked != ranked[1:]
+    assert repr(decision.ranked) == "<RankedCandidates 40>"
+
+
+def test_a_decision_keeps_what_it_saw(site: Site) -> None:
+    """Later events change columns, and no decision made before."""
+    decision = decided(site)
+    before = [*decision.ranked]
+    for worker in WORKERS:
+        site.say(LOAD, worker, load(7, draining=True))
+        site.say(ROUTING, "dd" * 8, routed(f"x{worker}", worker, ASKED))
+    decided(site)
+    assert [*decision.ranked] == before
+
+
+def test_changes_are_noted_only_of_workers_with_a_row(site: Site) -> None:
+    """However long no decision is made: the notes are bounded by the workers."""
+    decided(site)
+    loads, in_flight = site.state.loads, site.state.routing.in_flight_load
+    for number in range(3):
+        for worker in (*WORKERS, worker_id(77 + number)):
+            site.say(LOAD, worker, load(number))
+            site.say(ROUTING, "dd" * 8, routed(f"{number}{worker}", worker, ASKED))
+    assert loads.changed.keys() == in_flight.changed.keys() == set(WORKERS)
+    decided(site)
+    assert not loads.changed
+    assert not in_flight.changed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_depths_by_a_matrix_are_those_of_the_search(seed: int) -> None:
+    """Runs and single blocks, holes, retired workers, prompts on both sides of the bound."""
+    dice = random.Random(seed)
+    index, blocks = PrefixIndex(), dice.choice((1, 17, 60, MATRIX_BLOCKS_MAX, MATRIX_BLOCKS_MAX + 1, 300))
+    asked = Prompt(tokens_to_bytes([dice.randrange(9) for _ in range(blocks * 2)]), 2, SEED)
+    column = asked.hashes()
+    for worker in WORKERS:
+        depth = dice.randrange(-blocks // 4, blocks + 1)
+        if depth > 0:
+            apart = single(hashes_from_bytes(column)[:depth])
+            index.store(worker, "device", stretch(column, 0, depth) if dice.random() < 0.8 else apart)
+        if dice.random() < 0.1:
+            at = dice.randrange(blocks)
+            index.remove(worker, "device", single(hashes_from_bytes(column)[at : at + 1]))
+    for worker in dice.sample(WORKERS, 3):
+        index.drop(worker)
+    found = index.depth_column(asked, len(WORKERS) + 2)
+    assert found is not None
+    depths = {worker: int(found[bit.bit_length() - 1]) for worker, bit in index.sets.bits.items()}
+    assert {worker: depth for worker, depth in depths.items() if depth} == {
+        worker: overlap[0] for worker, overlap in index.overlaps(asked).items()
+    }
+    assert not found[-1]
