@@ -29,10 +29,16 @@ from replay.recording.recording import Recording
 from replay.simulate.engine_fit import SAMPLES_MIN, EngineSpeeds, engine_samples, fit_speeds
 from replay.simulate.options import Options
 from replay.simulate.recorded_fleet import RecordedFleet, read_fleet
-from replay.simulate.recorded_requests import RecordedRequest, RecordedRequests, find_follow_ups, read_requests
+from replay.simulate.recorded_requests import (
+    RecordedRequest,
+    RecordedRequests,
+    find_follow_ups,
+    read_requests,
+    trace_request,
+)
 from replay.simulate.report import ServedRequest, SimulationReport, report
 from replay.simulate.simulation import simulate
-from replay.simulate.workload import Arrival, FollowUp
+from replay.simulate.workload import Arrival, FollowUp, Pace, Trace
 from replay.whatif.scenario import QUEUEING, Scenario
 
 
@@ -225,7 +231,7 @@ class _ClosedLoop:
         asked = [Scenario(), *scenarios]
         options = [self._options(scenario) for scenario in asked]
         requests = RunRequests(
-            arrivals=[_arrival(it, self._past.start_ms) for it in self._past.requests],
+            arrivals=list(self._trace().arrivals(Pace(), self._past.block_size)),
             follows=self._follows,
             counted=frozenset(it.id for it in self._counted),
         )
@@ -241,6 +247,10 @@ class _ClosedLoop:
             baseline=baseline,
             outcomes=rank_reruns(outcomes),
         )
+
+    def _trace(self) -> Trace:
+        asked = [trace_request(it, self._past.start_ms) for it in self._past.requests]
+        return Trace(asked, lambda it, _block_size: it.content)
 
     def _workers(self, scenario: Scenario) -> RecordedFleet:
         names = self._recording.names
@@ -323,19 +333,6 @@ def _recorded_settings(recording: Recording, counted: Sequence[RecordedRequest])
         settings = recording.replicas.settings(it.replica, it.routed.settings_revision, it.seq)
         found[settings or RoutingSettings.parse({"policy": it.routed.policy})] += 1
     return found
-
-
-def _arrival(it: RecordedRequest, start_ms: int) -> Arrival:
-    return Arrival(
-        id=it.id,
-        at_us=(it.arrival_ms - start_ms) * US_PER_MS,
-        prompt_tokens=it.routed.prompt_tokens,
-        hashes=it.routed.hashes,
-        output_tokens=it.output_tokens,
-        tenant=it.routed.tenant,
-        session=it.routed.session,
-        priority=it.routed.priority,
-    )
 
 
 def _served(it: RecordedRequest, start_ms: int, workers: RecordedFleet, replicas: Sequence[str]) -> ServedRequest:

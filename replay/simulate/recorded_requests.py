@@ -290,8 +290,7 @@ def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Tra
     if len(models := sorted({it.routed.model for it in found})) > 1:
         raise CallerError(f"the recording has requests of several models ({', '.join(models)}): name one with --model")
     found.sort(key=lambda it: it.arrival_ms)
-    uses: Counter[str] = Counter()
-    asked = [_asked(it, found[0].arrival_ms, uses) for it in found[: first or None]]
+    asked = [trace_request(it, found[0].arrival_ms) for it in found[: first or None]]
     return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
 
 
@@ -320,11 +319,11 @@ def _hashes(recorded_sizes: set[int], asked: TraceRequest, block_size: int) -> b
     return b"".join([asked.content[at : at + HASH_BYTES] for at in starts])
 
 
-def _asked(it: RecordedRequest, start_ms: int, uses: Counter[str]) -> TraceRequest:
+def trace_request(it: RecordedRequest, start_ms: int) -> TraceRequest:
+    """The request in the form of a trace that begins at `start_ms`; its content are the recorded hashes."""
     routed = it.routed
-    uses[routed.request] += 1
     return TraceRequest(
-        id=use_id(routed.request, uses[routed.request]),
+        id=it.id,
         at_us=(it.arrival_ms - start_ms) * US_PER_MS,
         prompt_tokens=routed.prompt_tokens,
         output_tokens=max(1, it.output_tokens),
