@@ -25,7 +25,7 @@ BURST = 7
 """Events between two turns of the loop."""
 
 
-def tell(what: object) -> None:
+def print_line(what: object) -> None:
     """The one who started us reads it."""
     sys.stdout.write(f"{what}\n")
     sys.stdout.flush()
@@ -42,11 +42,11 @@ async def speak(folder: Path, log: EventLog) -> None:
         on_superseded=lambda: None,
         journal=folder,
     )
-    tell(publisher.id)
+    print_line(publisher.id)
     publisher.start(ReplicaJoined(name="doomed", version="0"))
     for count in range(1, 1_000_000):
         publisher.publish(LocalChanged(worker=f"{count:016x}", reasons=()))
-        tell(count)
+        print_line(count)
         if count % BURST == 0:
             await asyncio.sleep(0.0005)
 

@@ -75,7 +75,7 @@ def silent(text: str) -> None:
     assert not any(mark in text for mark in MARKS), text
 
 
-def said(caplog: pytest.LogCaptureFixture) -> str:
+def log_lines(caplog: pytest.LogCaptureFixture) -> str:
     """All lines, as a process writes them; those of the client, which is in this process too, left out.
 
     So is the server's list of requests: it has no handler outside of tests, which is checked.
@@ -125,10 +125,10 @@ async def hurt(api: Api) -> None:
 async def test_logs_and_metrics_say_nothing_of_it(everything: pytest.LogCaptureFixture, api: Api) -> None:
     """At the level that says most, whatever goes wrong."""
     await hurt(api)
-    silent(said(everything))
+    silent(log_lines(everything))
     silent(generate_latest(api.metrics.registry).decode())
-    assert "a request failed inside" in said(everything)
-    assert "builtins.KeyError" in said(everything)
+    assert "a request failed inside" in log_lines(everything)
+    assert "builtins.KeyError" in log_lines(everything)
 
 
 async def test_the_log_of_decisions_says_nothing_of_it(tmp_path: Path, everything: pytest.LogCaptureFixture) -> None:
@@ -153,4 +153,4 @@ async def test_the_log_of_decisions_says_nothing_of_it(tmp_path: Path, everythin
     for payload in payloads:
         silent(payload.decode("utf-8", "replace"))
         assert tokens_to_bytes(ids(MARK)) not in payload
-    silent(said(everything))
+    silent(log_lines(everything))

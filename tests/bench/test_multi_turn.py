@@ -14,7 +14,7 @@ from tests.bench.speaking import speaking
 LOAD = Workload(talks=3, turns=3, groups=2, system_tokens=8, words_min=4, words_max=9, answer_tokens=2, pause_s=0.0)
 
 
-async def told(shape: int, content: int) -> tuple[list[Turn], list[dict[str, Any]]]:
+async def talk(shape: int, content: int) -> tuple[list[Turn], list[dict[str, Any]]]:
     async with speaking() as (there, port):
         return await talk_all(port, "m", LOAD, shape, content), there.asked
 
@@ -35,7 +35,7 @@ async def test_each_prompt_is_the_one_before_with_its_answer_and_new_words() -> 
 
 
 async def test_talks_of_a_group_begin_alike_and_those_of_another_do_not() -> None:
-    turns, asked = await told(0, 0)
+    turns, asked = await talk(0, 0)
 
     heads = {tuple(body["prompt"][: LOAD.system_tokens]) for body in asked}
 
@@ -44,14 +44,14 @@ async def test_talks_of_a_group_begin_alike_and_those_of_another_do_not() -> Non
 
 
 async def test_equal_shapes_are_equal_work_in_other_words() -> None:
-    (one, asked), (other, others) = await told(5, 1), await told(5, 2)
+    (one, asked), (other, others) = await talk(5, 1), await talk(5, 2)
 
     def work(turns: list[Turn]) -> list[tuple[int, int, int]]:
         return sorted((turn.talk, turn.turn, turn.answer.prompt_tokens) for turn in turns)
 
     assert work(one) == work(other)
     assert not {tuple(body["prompt"][:4]) for body in asked} & {tuple(body["prompt"][:4]) for body in others}
-    assert work((await told(6, 1))[0]) != work(one)
+    assert work((await talk(6, 1))[0]) != work(one)
 
 
 async def test_an_answer_that_fails_ends_the_measurement() -> None:

@@ -8,11 +8,13 @@ from bench.overload import _figures, kept
 from bench.overload_load import Phase, RequestResult
 
 
-def told(ended_s: float, seconds: float = 1.0, status: int = 200) -> RequestResult:
+def result(ended_s: float, seconds: float = 1.0, status: int = 200) -> RequestResult:
     return RequestResult("greedy", status, seconds, ended_s, retry_after=status != 200)
 
 
-PHASE = Phase(10.0, 110.0, [told(102), told(105), told(109), told(106, seconds=3.5), told(111), told(104, status=503)])
+PHASE = Phase(
+    10.0, 110.0, [result(102), result(105), result(109), result(106, seconds=3.5), result(111), result(104, status=503)]
+)
 """From 100 s on: one at the beginning, two in time, one too late, one after the last request was sent, one refused."""
 
 

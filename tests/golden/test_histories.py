@@ -63,17 +63,17 @@ def run(*words: str) -> str:
     return f"exit status {done.exit_code}\n{done.stdout}"
 
 
-def told(value: Any) -> Any:
+def without_made(value: Any) -> Any:
     """Without what says of the run alone."""
     if isinstance(value, dict):
-        return {key: told(each) for key, each in value.items() if key not in MADE}
-    return [told(each) for each in value] if isinstance(value, list) else value
+        return {key: without_made(each) for key, each in value.items() if key not in MADE}
+    return [without_made(each) for each in value] if isinstance(value, list) else value
 
 
 def kept(text: str) -> str:
     """The exit status and the JSON, or its digest if it is long."""
     status, _, output = text.partition("\n")
-    output = "\n".join(json.dumps(told(json.loads(line))) for line in _documents(output))
+    output = "\n".join(json.dumps(without_made(json.loads(line))) for line in _documents(output))
     if len(output) > ANSWER_CHARS_MAX:
         output = f"{len(output)} characters, sha256 {hashlib.sha256(output.encode()).hexdigest()}"
     return f"{status}; {output}"

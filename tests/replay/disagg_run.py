@@ -89,12 +89,12 @@ async def _computing(it: World) -> str:
     """The name of the prefill worker that computes."""
     found: list[str] = []
 
-    def look() -> bool:
+    def find() -> bool:
         workers = [(name, worker) for name, worker in it.workers.items() if name.startswith("prefill")]
         found[:] = [name for name, worker in workers if prefill_role(worker).execution.started]
         return bool(found)
 
-    await eventually(look, "a prefill worker computes")
+    await eventually(find, "a prefill worker computes")
     return found[0]
 
 

@@ -73,11 +73,11 @@ async def _when(site: Site, what: Callable[[Worker], int]) -> str:
     """The name of a prefill worker of which that is true."""
     found: list[str] = []
 
-    def look() -> bool:
+    def find() -> bool:
         found[:] = [name for name in site.names("prefill") if what(site.it.workers[name])]
         return bool(found)
 
-    await eventually(look, "a prefill worker is at it")
+    await eventually(find, "a prefill worker is at it")
     return site.chance.choice(found)
 
 

@@ -50,7 +50,7 @@ def new_publisher(log: MemoryLog, folder: Path | None) -> RoutingPublisher:
     )
 
 
-async def said(log: MemoryLog) -> list[Event]:
+async def events_in(log: MemoryLog) -> list[Event]:
     """Every event in the stream, in order."""
     records = [record async for record in log.read(ROUTING, StreamSeq(1))]
     return [event for record in records for event in decode_message(record.payload).events]  # type: ignore[misc]
@@ -92,7 +92,7 @@ async def test_the_restatement_says_how_many(tmp_path: Path, log: MemoryLog, kep
     assert await publisher.outbox.drain(5)
     decide(publisher, 2, begin=32)
     await publisher.leave("asked to")
-    decisions, counts = counted(await said(log))
+    decisions, counts = counted(await events_in(log))
     assert counts == [DecisionCounts(32, 30, 30), DecisionCounts(34, 30, 30)]
     assert decisions == 4 == counts[-1].made - counts[-1].dropped
 
@@ -135,7 +135,7 @@ async def test_a_replica_that_leaves_meanwhile(tmp_path: Path, log: MemoryLog, m
     assert publisher.outbox.drops
     log.away = False
     await publisher.leave("asked to")
-    decisions, counts = counted(await said(log))
+    decisions, counts = counted(await events_in(log))
     assert decisions == counts[-1].made - counts[-1].dropped
     assert counts[-1].dropped == EVENTS_MAX // 2
 
@@ -148,7 +148,7 @@ async def test_a_process_that_dies_in_between(tmp_path: Path, log: MemoryLog) ->
     await publisher.end()
     log.away = False
     await recover(log, tmp_path)
-    decisions, counts = counted(await said(log))
+    decisions, counts = counted(await events_in(log))
     assert (decisions, counts) == (2, [DecisionCounts(32, 30, 30)])
 
 
@@ -168,7 +168,7 @@ async def test_a_replica_that_was_found_lost_meanwhile(tmp_path: Path, log: Memo
     await eventually(lambda: publisher.outbox.superseded, "the end is found")
     await publisher.retire()
     await recover(log, tmp_path)
-    decisions, counts = counted(await said(log))
+    decisions, counts = counted(await events_in(log))
     assert decisions == counts[-1].made - counts[-1].dropped
     assert counts[-1].dropped > 0
     assert not list(tmp_path.iterdir())
@@ -197,7 +197,7 @@ async def test_a_torn_journal(
         path.write_bytes(whole[:place] + b"x" + whole[place + 1 :])
     log.away = False
     await recover(log, tmp_path)
-    decisions, counts = counted(await said(log))
+    decisions, counts = counted(await events_in(log))
     assert (decisions, counts) == (7, [DecisionCounts(12, 5, 5)])
     assert place > HEADER_BYTES
     assert "records behind offset" in caplog.text
@@ -208,4 +208,4 @@ async def test_nothing_is_said_of_nothing(tmp_path: Path, log: MemoryLog) -> Non
     publisher = new_publisher(log, tmp_path)
     publisher.start(JOINED)
     await publisher.leave("asked to")
-    assert await said(log) == [JOINED, ReplicaLeft(reason="asked to")]
+    assert await events_in(log) == [JOINED, ReplicaLeft(reason="asked to")]

@@ -263,8 +263,8 @@ async def test_the_end_of_load_reports_is_written_by_whoever_is_left() -> None:
     async with world() as it:
         unknown, half = WorkerId(new_id()), WorkerId(new_id())
         for worker in (unknown, half):
-            await say(it, LOAD, worker, LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1))
-        await say(it, KV, f"{half}-lost", WorkerLost(by="x", reason="test"), about=half)
+            await append_as(it, LOAD, worker, LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1))
+        await append_as(it, KV, f"{half}-lost", WorkerLost(by="x", reason="test"), about=half)
         router = await it.router()
         await eventually(lambda: {unknown, half} <= router.state.loads.ended.keys(), "both ends")
         assert not router.state.loads.chains
@@ -275,8 +275,8 @@ async def test_who_never_joined_as_far_as_we_know_is_lost_in_time() -> None:
     """The log's head was cut: a worker and a replica of which the word of joining is gone, and that say nothing."""
     async with world() as it:
         worker, replica = WorkerId(new_id()), new_id()
-        await say(it, KV, worker, CacheCleared(reason="late"), n=5)
-        await say(it, ROUTING, replica, SettingsChanged(revision=1, settings={}), n=5)
+        await append_as(it, KV, worker, CacheCleared(reason="late"), n=5)
+        await append_as(it, ROUTING, replica, SettingsChanged(revision=1, settings={}), n=5)
         router = await it.router()
         await eventually(lambda: worker in router.state.kv[KV].members, "it is folded")
         assert router.state.incomplete == 2
@@ -289,7 +289,7 @@ async def test_a_registered_worker_that_never_joined_is_not_lost() -> None:
     """It lives, and will restate itself."""
     async with world() as it:
         worker = WorkerId(new_id())
-        await say(it, KV, worker, CacheCleared(reason="late"), n=5)
+        await append_as(it, KV, worker, CacheCleared(reason="late"), n=5)
         await it.worker("a")
         router = await it.router()
         await it.ready(router)
@@ -329,7 +329,7 @@ async def test_a_damaged_last_word_does_not_keep_an_end_from_being_written() -> 
         await eventually(lambda: dead in router.state.kv[KV].ended, "it is lost")
 
 
-async def say(it: World, stream: StreamName, source: str, event: Event, *, n: int = 0, about: str = "") -> None:
+async def append_as(it: World, stream: StreamName, source: str, event: Event, *, n: int = 0, about: str = "") -> None:
     """One message of somebody who is not there."""
     where = subject(NAMESPACE, stream, about or source)
     payload = encode_message(SourceId(source), n, CHAIN_START, 0, [encode_event(event)])

@@ -11,7 +11,7 @@ from actors.router import liveness_monitor
 from core.events import WorkerLost
 from core.ids import StreamSeq, WorkerId, new_id
 from core.subjects import JOBS, answered_token, asked_token, job_kind, subject
-from tests.actors.membership.test_failure_detector import KV, looks, say, worker_id
+from tests.actors.membership.test_failure_detector import KV, append_as, looks, worker_id
 from tests.actors.world import NAMESPACE, world
 from tests.fixtures.eventually import eventually
 from tests.projections.job_facts import asked, completed, started
@@ -42,7 +42,7 @@ async def test_the_end_of_its_jobs_is_written_too() -> None:
         ):
             await it.worker(name)
             if token is not None and event is not None:
-                await say(it, JOBS, worker_id(it, name), event, about=token(worker_id(it, name)))
+                await append_as(it, JOBS, worker_id(it, name), event, about=token(worker_id(it, name)))
         routers = [await it.router(f"frontend-{i}") for i in range(2)]
         for router in routers:
             await it.ready(router, 3)
@@ -67,8 +67,8 @@ async def test_the_end_of_jobs_is_written_by_whoever_is_left() -> None:
         await it.log.ensure([JOBS])
         unknown, half = WorkerId(new_id()), WorkerId(new_id())
         for worker in (unknown, half):
-            await say(it, JOBS, worker, completed("a", 0), about=answered_token(worker))
-        await say(it, KV, f"{half}-lost", WorkerLost(by="x", reason="test"), about=half)
+            await append_as(it, JOBS, worker, completed("a", 0), about=answered_token(worker))
+        await append_as(it, KV, f"{half}-lost", WorkerLost(by="x", reason="test"), about=half)
         router = await it.router()
         await eventually(lambda: {unknown, half} <= router.state.jobs.ended.keys(), "both ends")
         assert not router.state.jobs.parts
@@ -81,8 +81,8 @@ async def test_an_end_that_was_read_meanwhile_is_not_written_elsewhere() -> None
     async with world() as it:
         await it.log.ensure([JOBS])
         worker, lost = WorkerId(new_id()), WorkerLost(by="x", reason="test")
-        await say(it, KV, f"{worker}-lost", lost, about=worker)
-        await say(it, JOBS, worker, asked("a", 1), about=asks_here(worker))
+        await append_as(it, KV, f"{worker}-lost", lost, about=worker)
+        await append_as(it, JOBS, worker, asked("a", 1), about=asks_here(worker))
         router = await it.router()
         await eventually(lambda: worker in router.state.jobs.ended, "its end")
         assert await router.liveness_monitor.loss_log.append(JOBS, worker, lost)

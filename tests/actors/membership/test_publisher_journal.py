@@ -48,13 +48,13 @@ def new_publisher(log: MemoryLog, folder: Path, ended: list[str] | None = None) 
     )
 
 
-async def said(log: MemoryLog) -> list[object]:
+async def events_in(log: MemoryLog) -> list[object]:
     """Every event in the stream, in order."""
     records = [record async for record in log.read(ROUTING, StreamSeq(1))]
     return [event for record in records for event in decode_message(record.payload).events]
 
 
-async def look(log: MemoryLog, folder: Path) -> None:
+async def recover(log: MemoryLog, folder: Path) -> None:
     await JournalRecovery(folder, NAMESPACE, log, ManualClock(9), DEPLOYMENT).recover()
 
 
@@ -69,7 +69,7 @@ async def test_a_clean_end_leaves_no_journal(tmp_path: Path, log: MemoryLog) -> 
     await publisher.leave("asked to")
     assert not list(folder.iterdir())
     publisher.publish(local(2))
-    assert await said(log) == [JOINED, local(1), ReplicaLeft(reason="asked to")]
+    assert await events_in(log) == [JOINED, local(1), ReplicaLeft(reason="asked to")]
 
 
 async def test_it_leaves_while_the_log_is_away(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +80,8 @@ async def test_it_leaves_while_the_log_is_away(tmp_path: Path, log: MemoryLog, m
     publisher.start(JOINED)
     await publisher.leave("asked to")
     log.away = False
-    await look(log, tmp_path)
-    assert await said(log) == [JOINED, ReplicaLeft(reason="asked to")]
+    await recover(log, tmp_path)
+    assert await events_in(log) == [JOINED, ReplicaLeft(reason="asked to")]
 
 
 async def test_it_ends_without_a_word(tmp_path: Path, log: MemoryLog) -> None:
@@ -90,8 +90,8 @@ async def test_it_ends_without_a_word(tmp_path: Path, log: MemoryLog) -> None:
     publisher.start(JOINED)
     assert await publisher.outbox.drain(5)
     await publisher.end()
-    await look(log, tmp_path)
-    assert await said(log) == [JOINED, ReplicaLeft(reason=REASON)]
+    await recover(log, tmp_path)
+    assert await events_in(log) == [JOINED, ReplicaLeft(reason=REASON)]
 
 
 async def test_superseded(tmp_path: Path, log: MemoryLog) -> None:
@@ -108,8 +108,8 @@ async def test_superseded(tmp_path: Path, log: MemoryLog) -> None:
     await eventually(lambda: ended)
     await publisher.end()
     for _ in range(2):
-        await look(log, tmp_path)
-    assert await said(log) == [JOINED, lost, local(1), ReplicaLeft(reason=REASON)]
+        await recover(log, tmp_path)
+    assert await events_in(log) == [JOINED, lost, local(1), ReplicaLeft(reason=REASON)]
     assert not list(tmp_path.iterdir())
 
 
@@ -127,7 +127,7 @@ async def test_a_disk_that_refuses(
     assert publisher.journal == (0, 0, 0)
     publisher.start(JOINED)
     await publisher.leave("asked to")
-    assert len(await said(log)) == 2
+    assert len(await events_in(log)) == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -136,8 +136,8 @@ async def test_many_at_once(tmp_path: Path, log: MemoryLog) -> None:
     all_of_them = [new_publisher(log, tmp_path) for _ in range(5)]
     for publisher in all_of_them:
         publisher.start(JOINED)
-    await look(log, tmp_path)
+    await recover(log, tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
     await asyncio.gather(*(publisher.leave("asked to") for publisher in all_of_them))
     assert not list(tmp_path.iterdir())
-    assert len(await said(log)) == 10
+    assert len(await events_in(log)) == 10

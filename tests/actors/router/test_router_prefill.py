@@ -21,7 +21,7 @@ from core.models import NoWorkers
 from core.prompt import Prompt, hashes_from_bytes, scope_bytes, tokens_to_bytes
 from core.subjects import JOBS, ROUTING, answered_token, asked_token
 from replay.verify.verify import verify
-from tests.actors.membership.test_failure_detector import say
+from tests.actors.membership.test_failure_detector import append_as
 from tests.actors.world import FAST, KEY, NAMESPACE, World, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.projections.facts import stored
@@ -169,8 +169,8 @@ async def test_the_queue_and_the_verdicts_are_metrics() -> None:
         router.fleet.registered[d] = router.fleet.registered[p] = Registration(
             model="sim", address="127.0.0.1:1", engine="e", block_size=16, context_max=1
         )
-        await say(it, JOBS, d, asked("a", 1, tokens=700), about=asked_token(d))
-        await say(it, JOBS, p, failed("b", 0, dead=True), about=answered_token(p))
+        await append_as(it, JOBS, d, asked("a", 1, tokens=700), about=asked_token(d))
+        await append_as(it, JOBS, p, failed("b", 0, dead=True), about=answered_token(p))
         await eventually(lambda: len(router.state.jobs.parts) == 2, "they are folded")
         router.scheduler.prefills.note("sim", REPORT)
         metrics = FrontendMetrics()

@@ -301,15 +301,15 @@ def test_digests_are_compared_where_two_reported() -> None:
     """Equal or not, by stream, and as it was known at a time."""
     reports = ReplicaReports()
 
-    def say(replica: int, ms: int, seq: int, digest_: int, stream: str = "kv_0") -> None:
+    def add_report(replica: int, ms: int, seq: int, digest_: int, stream: str = "kv_0") -> None:
         points = Points(1, (seq,), hashes_to_bytes([digest_]), bytes(16))
         reports.add(replica, ms, ms, PartialEvent(type="ReplicaReported", fold_version=2, points={stream: points}))
 
-    say(0, 10, 1024, 5)
-    say(1, 20, 1024, 5)
-    say(1, 30, 2048, 6)
-    say(0, 40, 2048, 7)
-    say(2, 50, 4096, 7)
+    add_report(0, 10, 1024, 5)
+    add_report(1, 20, 1024, 5)
+    add_report(1, 30, 2048, 6)
+    add_report(0, 40, 2048, 7)
+    add_report(2, 50, 4096, 7)
     assert reports.agreements(0, 15) == []
     (early,) = reports.agreements(0, 25)
     assert (early.other, early.comparison.seq, early.comparison.equal) == (1, 1024, True)

@@ -17,18 +17,18 @@ PROMPT = (0, *ids("a log"))
 ASKED = [{"role": "user", "content": "hi"}]
 
 
-def told(token: int, logprob: float, rank: int = 0) -> TokenLogprobs:
+def prompt_logprob(token: int, logprob: float, rank: int = 0) -> TokenLogprobs:
     return TokenLogprobs(token, logprob, ((END, -0.125),), rank)
 
 
 def with_prompt() -> list[Step]:
     """The prompt's logprobs come with the first token, as engines tell them."""
-    prompt = (None, *(told(token, -2.0, rank=7) for token in PROMPT[1:]))
+    prompt = (None, *(prompt_logprob(token, -2.0, rank=7) for token in PROMPT[1:]))
     (first,) = ids("x")
     return [
         Output(cached_tokens=0),
-        Output(tokens=(first,), logprobs=(told(first, -1.0),), prompt_logprobs=prompt),
-        Output(tokens=(END,), logprobs=(told(END, -0.5),), finish="stop"),
+        Output(tokens=(first,), logprobs=(prompt_logprob(first, -1.0),), prompt_logprobs=prompt),
+        Output(tokens=(END,), logprobs=(prompt_logprob(END, -0.5),), finish="stop"),
     ]
 
 
@@ -90,7 +90,9 @@ async def test_an_echo_of_the_best(api: Api) -> None:
     """The prompt's tokens do not count where the best are looked for."""
     for end, logprob in (("", -1.0), (".1", -0.5)):
         (token,) = ids("x" if end else "y")
-        api.backend.scripts[end] = [Output(tokens=(token,), logprobs=(told(token, logprob),), finish="length")]
+        api.backend.scripts[end] = [
+            Output(tokens=(token,), logprobs=(prompt_logprob(token, logprob),), finish="length")
+        ]
     api.backend.scripts = dict(reversed(api.backend.scripts.items()))
     answer = await completion(api, echo=True, best_of=2)
     assert [(it["text"], it["logprobs"]) for it in answer["choices"]] == [("a logx", None)]

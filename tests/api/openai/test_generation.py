@@ -133,7 +133,7 @@ async def test_half_a_character_does_not_end_a_slow_stream() -> None:
     """An empty chunk is the last one in HTTP: an output without text is not written."""
     client = Client()
 
-    async def say(_: int, consumer: OutputConsumer) -> None:
+    async def generate(_: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65,)))
         client.flow.pause_writing()
         consumer.on_output(Output(tokens=(66,)))
@@ -145,14 +145,14 @@ async def test_half_a_character_does_not_end_a_slow_stream() -> None:
         consumer.on_output(Output(tokens=(67,)))
         consumer.on_output(Output(finish="stop"))
 
-    assert await client.answered(say) == b"2\r\n<A\r\n1\r\nB\r\n1\r\nC\r\n7\r\n>[DONE]\r\n0\r\n\r\n"
+    assert await client.answered(generate) == b"2\r\n<A\r\n1\r\nB\r\n1\r\nC\r\n7\r\n>[DONE]\r\n0\r\n\r\n"
 
 
 async def test_outputs_for_a_client_that_does_not_read_are_merged() -> None:
     """However many come: each choice has one backlog, and none is read before the client takes the piece before."""
     client = Client(2)
 
-    async def say(index: int, consumer: OutputConsumer) -> None:
+    async def generate(index: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65 + index,)))
         await asyncio.sleep(0.01)
         if not index:
@@ -165,7 +165,7 @@ async def test_outputs_for_a_client_that_does_not_read_are_merged() -> None:
         await asyncio.sleep(0.01)
         assert not consumer.on_output(Output(finish="stop"))
 
-    pieces = chunks(await client.answered(say))
+    pieces = chunks(await client.answered(generate))
     assert [choice.transcript.pushed for choice in client.choices] == [4, 3]  # type: ignore[attr-defined]
     assert pieces[:2] == [b"<A", b"B"]
     assert b"".join(pieces[2:-2]) in {b"a" * 100 + b"b" * 100, b"a" + b"b" * 100 + b"a" * 99}
@@ -176,7 +176,7 @@ async def test_an_error_comes_after_what_came_before_it() -> None:
     """The client has all outputs that came before it."""
     client = Client()
 
-    async def say(_: int, consumer: OutputConsumer) -> None:
+    async def generate(_: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65,)))
         client.flow.pause_writing()
         for token in (66, 67, 68):
@@ -185,7 +185,7 @@ async def test_an_error_comes_after_what_came_before_it() -> None:
         raise GenerationFailed("over")
 
     with pytest.raises(GenerationFailed, match="over"):
-        await client.answered(say)
+        await client.answered(generate)
     assert b"".join(chunks(client.transport.written.partition(b"\r\n\r\n")[2])) == b"<ABCD"
 
 
@@ -193,7 +193,7 @@ async def test_a_failure_of_writing_ends_the_generation() -> None:
     """The next output meets it: so the worker stops, and the log knows why."""
     client = Client()
 
-    async def say(_: int, consumer: OutputConsumer) -> None:
+    async def generate(_: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65,)))
         client.flow.pause_writing()
         consumer.on_output(Output(tokens=(66,)))
@@ -206,7 +206,7 @@ async def test_a_failure_of_writing_ends_the_generation() -> None:
         raise LookupError("as the worker's connection raises it again")
 
     with pytest.raises(LookupError):
-        await client.answered(say)
+        await client.answered(generate)
 
 
 @pytest.mark.parametrize("choices", [1, 3])
@@ -214,7 +214,7 @@ async def test_a_cancellation_reaches_each_choice_with_its_reason(choices: int) 
     """The log has why each of them ended: a deadline is no client that hung up."""
     client, why, reasons = Client(choices), TimeoutError("the deadline"), list[object]()
 
-    async def say(_: int, consumer: OutputConsumer) -> None:
+    async def generate(_: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65,)))
         try:
             await asyncio.get_running_loop().create_future()
@@ -222,7 +222,7 @@ async def test_a_cancellation_reaches_each_choice_with_its_reason(choices: int) 
             reasons.append(error.args)
             raise
 
-    answering = asyncio.create_task(client.answered(say))
+    answering = asyncio.create_task(client.answered(generate))
     await asyncio.sleep(0.01)
     answering.cancel(why)
     with suppress(asyncio.CancelledError):
@@ -233,11 +233,11 @@ async def test_a_cancellation_reaches_each_choice_with_its_reason(choices: int) 
 async def test_a_stream_without_its_end_is_an_error() -> None:
     """The worker's stream ended before its last output."""
 
-    async def say(_: int, consumer: OutputConsumer) -> None:
+    async def generate(_: int, consumer: OutputConsumer) -> None:
         consumer.on_output(Output(tokens=(65,)))
 
     with pytest.raises(GenerationFailed, match="before the generation did"):
-        await Client().answered(say)
+        await Client().answered(generate)
 
 
 async def test_a_piece_without_bytes_is_no_chunk() -> None:

@@ -24,7 +24,7 @@ from core.models import ModelCard
 from core.prompt import tokens_from_bytes
 from tests.api.conftest import Api
 from tests.api.guarded import Guarded, made
-from tests.api.responses.test_responses import PATH, WEATHER, sent, told
+from tests.api.responses.test_responses import PATH, WEATHER, sent, stream_events
 from tests.api.scripted import ScriptedBackend, card, files, ids, spoken, tokenizer
 from tests.api.speaking import speak
 
@@ -36,7 +36,7 @@ async def test_reasoning_is_its_own_summary_where_one_is_asked_for(api: Api, wor
     api.backend.script = spoken("think", "ing</think>", "so")
     asked: Any = {"reasoning": {"summary": word}}
     whole = await api.client.responses.create(model="tiny", input="hi", **asked)
-    events = await told(api, **asked)
+    events = await stream_events(api, **asked)
     last = events[-1]
     assert last.type == "response.completed"
     for response in (whole, last.response):
@@ -64,7 +64,7 @@ async def test_reasoning_is_content_where_no_summary_is_asked_for(api: Api, aske
     """As vLLM's server sends it."""
     speak(api.backend)
     api.backend.script = spoken("hm</think>", "so")
-    events = await told(api, **asked)
+    events = await stream_events(api, **asked)
     assert not any("summary" in event.type for event in events)
     assert any(event.type == "response.reasoning_text.delta" for event in events)
 
@@ -185,14 +185,14 @@ async def test_a_tenants_reasoning_does_not_open_for_another(tmp_path: Path) -> 
 async def test_a_stream_seals_the_item_that_is_done(api: Api) -> None:
     """With a summary as well; and nothing is sealed for a client that does not ask."""
     as_qwen3(api.backend)
-    events = await told(api, include=SEALED, reasoning={"summary": "auto"})
+    events = await stream_events(api, include=SEALED, reasoning={"summary": "auto"})
     items = [cast(Any, event).item for event in events if event.type.startswith("response.output_item.")]
     added, done = (item for item in items if item.type == "reasoning")
     assert added.encrypted_content is None
     assert len(done.encrypted_content) > len("look")
     assert cast(Any, events[-1]).response.output[0].encrypted_content == done.encrypted_content
     assert [part.text for part in done.summary] == ["\nlook\n"]
-    last = (await told(api))[-1]
+    last = (await stream_events(api))[-1]
     assert cast(Any, last).response.output[0].encrypted_content is None
 
 

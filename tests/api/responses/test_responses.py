@@ -37,7 +37,7 @@ def sent(api: Api) -> str:
     return tokenizer().decode(tokens_from_bytes(api.backend.requests[-1].tokens), skip_special_tokens=False)
 
 
-async def told(api: Api, **fields: Any) -> list[ResponseStreamEvent]:
+async def stream_events(api: Api, **fields: Any) -> list[ResponseStreamEvent]:
     """All events of a streamed response."""
     stream = await api.client.responses.create(model="tiny", stream=True, **{"input": "hi", **fields})
     return [event async for event in stream]
@@ -67,7 +67,7 @@ async def test_a_text_whole(api: Api) -> None:
 async def test_the_events_of_a_text(api: Api) -> None:
     """In OpenAI's order, numbered from 0 without a gap; the items are the same in all of them."""
     api.backend.script = spoken("so ", "be it")
-    events = await told(api)
+    events = await stream_events(api)
     assert [event.type for event in events] == [
         "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
         "response.output_text.delta", "response.output_text.delta", "response.output_text.done",
@@ -86,7 +86,7 @@ async def test_reasoning_text_and_calls_are_items_one_after_another(api: Api) ->
     speak(api.backend)
     api.backend.script = spoken("think", "ing</think>", "I ask", CALL, CALL_AGAIN)
     whole = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER])
-    events = await told(api, tools=[WEATHER])
+    events = await stream_events(api, tools=[WEATHER])
     last = events[-1]
     assert last.type == "response.completed"
     for response in (whole, last.response):
@@ -138,7 +138,7 @@ async def test_logprobs_come_with_their_text(api: Api) -> None:
         Output(tokens=(END,), logprobs=(told_of[-1],), finish="stop"),
     ]
     include: Any = ["message.output_text.logprobs"]
-    events = await told(api, top_logprobs=1, include=include)
+    events = await stream_events(api, top_logprobs=1, include=include)
     pieces = [entry.token for it in events if it.type == "response.output_text.delta" for entry in it.logprobs]
     last = events[-1]
     assert last.type == "response.completed"
@@ -175,7 +175,7 @@ async def test_the_model_is_cut_short(api: Api) -> None:
     """`incomplete` says why, whole and streamed."""
     api.backend.script = spoken("so", finish="length")
     whole = await api.client.responses.create(model="tiny", input="hi")
-    last = (await told(api))[-1]
+    last = (await stream_events(api))[-1]
     assert last.type == "response.incomplete"
     for response in (whole, last.response):
         assert (response.status, response.output[0].status) == ("incomplete", "incomplete")  # type: ignore[union-attr]
@@ -188,7 +188,7 @@ async def test_a_call_that_is_cut_short_is_incomplete(api: Api) -> None:
     speak(api.backend)
     api.backend.script = spoken("hm</think>", CALL_AGAIN.replace("}", ""), CALL)
     whole = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER], extra_body={"stop": ["Ro"]})
-    events = await told(api, tools=[WEATHER], extra_body={"stop": ["Ro"]})
+    events = await stream_events(api, tools=[WEATHER], extra_body={"stop": ["Ro"]})
     last = events[-1]
     assert last.type == "response.completed"
     for response in (whole, last.response):
@@ -212,7 +212,7 @@ async def test_a_schema_is_echoed_as_it_was_sent(api: Api, fields: dict[str, Any
     api.backend.script = spoken("hm</think>", "so")
     whole = await api.http.post(PATH, json={"model": "tiny", "input": "hi", **fields})
     assert str(10**21) in json.dumps(whole.json()[echoed])
-    last = (await told(api, extra_body=fields))[-1]
+    last = (await stream_events(api, extra_body=fields))[-1]
     assert last.type == "response.completed"
     assert str(10**21) in json.dumps(last.to_dict()["response"][echoed])  # type: ignore[index]
 
@@ -222,7 +222,7 @@ async def test_an_empty_answer_is_an_empty_message(api: Api) -> None:
     api.backend.script = spoken()
     whole = await api.client.responses.create(model="tiny", input="hi")
     assert [item.type for item in whole.output] == ["message"]
-    assert (await told(api))[-1].type == "response.completed"
+    assert (await stream_events(api))[-1].type == "response.completed"
 
 
 @pytest.mark.parametrize(

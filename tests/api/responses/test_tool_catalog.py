@@ -16,7 +16,7 @@ from api.responses.output_items import CustomToolInput
 from api.responses.responses_types import ResponsesRequest, ResponsesTool
 from api.responses.tool_catalog import ToolCatalog, flat_name
 from tests.api.conftest import Api
-from tests.api.responses.test_responses import PATH, WEATHER, sent, told
+from tests.api.responses.test_responses import PATH, WEATHER, sent, stream_events
 from tests.api.scripted import spoken
 from tests.api.speaking import speak
 
@@ -61,7 +61,7 @@ async def test_a_namespaces_tools_are_flattened_and_mapped_back(api: Api) -> Non
     speak(api.backend)
     api.backend.script = spoken("</think>", call_of("agents__spawn", '{"a": 1}'))
     whole: Any = await api.client.responses.create(model="tiny", input="hi", tools=[WEATHER, SPAWN])
-    events = await told(api, tools=[WEATHER, SPAWN])
+    events = await stream_events(api, tools=[WEATHER, SPAWN])
     assert "<tool weather><tool agents__spawn><tool agents__note>" in sent(api)
     for response in (whole, ended(events)):
         call = response.output[0]
@@ -212,7 +212,7 @@ async def test_a_custom_tool_is_called_with_text(api: Api, tool: Any) -> None:
     api.backend.script = spoken("</think>", *f'<tool_call>{{"name": "{tool["name"]}", "arguments": ', *arguments, "}")
     api.backend.script = [*api.backend.script[:-1], *spoken("</tool_call>")[1:]]
     whole: Any = await api.client.responses.create(model="tiny", input="hi", tools=[tool])
-    events = await told(api, tools=[tool])
+    events = await stream_events(api, tools=[tool])
     for response in (whole, ended(events)):
         call = response.output[0]
         assert (call.type, call.name, call.input) == ("custom_tool_call", tool["name"], DIFF)

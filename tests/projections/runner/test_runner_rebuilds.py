@@ -105,14 +105,14 @@ async def test_own_records_that_a_rebuild_folded_first_are_told() -> None:
     it = await made()
     said = False
 
-    async def say(_: int) -> None:
+    async def append_once(_: int) -> None:
         nonlocal said
         if not said:
             said = True
             await it.say(ROUTING, R, routed("mine", A))
             await it.say(ROUTING, "dd" * 8, routed("of another", A))
 
-    during_reads(it, say)
+    during_reads(it, append_once)
     async with running(it, mine=R) as found:
         assert {applied.owner for applied in found.applied} == {R}
         assert [applied.seq for applied in found.applied if applied.stream == ROUTING] == [1, 2]

@@ -33,7 +33,7 @@ def stage() -> Stage:
     return it
 
 
-def told(stage: Stage, tmp_path: Path, request: str = "r") -> AttemptExplanation:
+def explain_attempt(stage: Stage, tmp_path: Path, request: str = "r") -> AttemptExplanation:
     with stage.recording(tmp_path / "log") as recording:
         attempt = explain(recording, request).attempts[0]
         assert attempt.again == "same"
@@ -43,7 +43,7 @@ def told(stage: Stage, tmp_path: Path, request: str = "r") -> AttemptExplanation
 
 
 def reuse(stage: Stage, tmp_path: Path) -> CachePrediction:
-    found = told(stage, tmp_path).reuse
+    found = explain_attempt(stage, tmp_path).reuse
     assert found is not None
     return found
 
@@ -194,7 +194,7 @@ def test_counted_on_a_request_that_ended(stage: Stage, tmp_path: Path) -> None:
 
 def test_no_first_token(stage: Stage, tmp_path: Path) -> None:
     stage.route("r", ASKED)
-    assert told(stage, tmp_path).reuse is None
+    assert explain_attempt(stage, tmp_path).reuse is None
     stage.tell(
         RequestFinished(
             request="r",
@@ -207,6 +207,6 @@ def test_no_first_token(stage: Stage, tmp_path: Path) -> None:
             duration_ms=9,
         )
     )
-    attempt = told(stage, tmp_path)
+    attempt = explain_attempt(stage, tmp_path)
     assert attempt.reuse is not None
     assert (attempt.reuse.verdict, attempt.outcome, attempt.ttft_ms) == ("no_first_token", "abort", None)

@@ -56,7 +56,7 @@ def decided(stage: Stage, name: str, asked: Prompt, **more: Any) -> RequestRoute
     return event
 
 
-def told(stage: Stage, tmp_path: Path, request: str = "r", *, whole: bool = True) -> AttemptExplanation:
+def explain_last(stage: Stage, tmp_path: Path, request: str = "r", *, whole: bool = True) -> AttemptExplanation:
     path = tmp_path / "log"
     path.unlink(missing_ok=True)
     with stage.recording(path) as recording:
@@ -129,11 +129,11 @@ def test_what_was_learned_is_named(tmp_path: Path) -> None:
     it = staged(prefill_us_per_token=0)
     decided(it, "before", ASKED)
     decided(it, "r", ASKED, time=PrefillTime(2500, 1_234_000))
-    attempt = told(it, tmp_path)
+    attempt = explain_last(it, tmp_path)
     assert attempt.estimates is not None
     estimates = attempt.estimates
     assert (estimates.base_ms, estimates.per_token_us, estimates.source) == (2.5, 1234, "learned")
-    before = told(it, tmp_path, "before").estimates
+    before = explain_last(it, tmp_path, "before").estimates
     assert before is not None
     assert (before.base_ms, before.per_token_us, before.source) == (8, 20.5, "default")
     with it.recording(tmp_path / "again") as recording:
@@ -149,7 +149,7 @@ def test_settings_that_the_log_does_not_have(tmp_path: Path, usual: bool) -> Non
     settings = RoutingSettings() if usual else RoutingSettings(own_weight_m=RoutingSettings().own_weight_m + 1000)
     seat, asked = it.seat(R), RouteRequest(RequestId("r"), 0, "tiny", ASKED)
     it.tell(record(decide(seat.view, asked, settings, it.clock.now_ms, 0), asked, settings, revision=99))
-    attempt = told(it, tmp_path, whole=False)
+    attempt = explain_last(it, tmp_path, whole=False)
     assert attempt.settings is None
     assert attempt.estimates is not None
     assert (attempt.estimates.exact, attempt.estimates.weights_known) == (usual, False)
@@ -181,7 +181,7 @@ def test_who_was_held_and_behind_whom(tmp_path: Path) -> None:
     assert event.worker == A
     it.clock.advance(11)
     assert decided(it, "later", ASKED).worker == A
-    attempt = told(it, tmp_path)
+    attempt = explain_last(it, tmp_path)
     assert attempt.hold is not None
     assert attempt.hold.held_ms == 42
     assert [(by.request, by.tokens, by.after_ms) for by in attempt.hold.by] == [("long", 41, 40)]
@@ -202,7 +202,7 @@ def test_who_was_held_and_behind_whom(tmp_path: Path) -> None:
     as_json = json.loads(msgspec.json.encode(found))["attempts"][0]
     assert as_json["hold"]["by"] == [{"request": "long", "tokens": 41, "after_ms": 40}]
     assert as_json["estimates"]["weights"] == WEIGHTS
-    assert told(it, tmp_path, "long").hold is None
+    assert explain_last(it, tmp_path, "long").hold is None
 
 
 def test_a_wait_for_a_place_before_it_was_held_counts(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_wait_for_a_place_before_it_was_held_counts(tmp_path: Path) -> None:
     decided(it, "r", ASKED)
     it.clock.advance(5)
     it.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=16, ttft_ms=65))
-    attempt = told(it, tmp_path)
+    attempt = explain_last(it, tmp_path)
     assert attempt.queued is not None
     assert (attempt.queued.why, attempt.queued.waited_ms) == ("full", 60)
     assert attempt.hold is not None
@@ -240,7 +240,7 @@ def test_the_order_of_a_session(tmp_path: Path, named: bool) -> None:
     at_first = decided(it, "first", prompt(*range(1, 40)), **more).worker
     then = decided(it, "r", prompt(*range(1, 40), 99), **more).worker
     assert then != at_first
-    attempt = told(it, tmp_path)
+    attempt = explain_last(it, tmp_path)
     order = attempt.session
     assert order is not None
     assert (order.position, order.wait_max_ms, [each.name for each in order.passed]) == (2, 10, [names[at_first]])
@@ -254,7 +254,7 @@ def test_the_order_of_a_session(tmp_path: Path, named: bool) -> None:
     whose = f"the session {order.key}" if named else f"prompts that begin so (32 blocks, hash {order.key})"
     assert attempt.why.startswith(f"{names[then]} is number 2 in the order of {whose}; before it, ")
     assert "beyond the bound of 10 ms (session_wait_max_ms)" in attempt.why
-    first = told(it, tmp_path, "first").session
+    first = explain_last(it, tmp_path, "first").session
     assert first is not None
     assert (first.position, first.passed) == (1, [])
 
@@ -263,11 +263,11 @@ def test_an_order_of_which_the_record_holds_a_part(tmp_path: Path) -> None:
     """Nobody says which place the worker has; but whole, yes."""
     it = staged(policy="session", candidates_recorded_max=1)
     decided(it, "r", ASKED)
-    attempt = told(it, tmp_path, whole=False)
+    attempt = explain_last(it, tmp_path, whole=False)
     assert attempt.session is not None
     assert attempt.session.position is None
     assert "only candidate" in attempt.why or "is the first in the order of" in attempt.why
-    whole = told(it, tmp_path).session
+    whole = explain_last(it, tmp_path).session
     assert whole is not None
     assert whole.position == 1
 

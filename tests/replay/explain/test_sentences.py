@@ -30,7 +30,7 @@ def staged(**given: float | str) -> Stage:
     return it
 
 
-def told(stage: Stage, tmp_path: Path, *, whole: bool = True) -> Explanation:
+def explain_stage(stage: Stage, tmp_path: Path, *, whole: bool = True) -> Explanation:
     with stage.recording(tmp_path / f"log {whole}") as recording:
         return explain(recording, "r", whole=whole)
 
@@ -42,7 +42,7 @@ def test_by_time(tmp_path: Path, whole: bool) -> None:
     assert it.route("x", prompt(*range(1, 5), *range(50, 75))).worker == A  # 101 ms, of which it computes 101
     it.clock.advance(1)
     assert it.route("r", ASKED).worker == B
-    found = told(it, tmp_path, whole=whole)
+    found = explain_stage(it, tmp_path, whole=whole)
     (attempt,) = found.attempts
     ours, theirs = attempt.candidates
     assert (ours.cost, ours.prefill_cost, ours.wait_cost) == (100, 100, 0)
@@ -68,14 +68,14 @@ def test_by_session(tmp_path: Path) -> None:
     """The first in the order; where everybody is beyond the bound, the shortest wait, and what the next one lacked."""
     it = staged(policy="session", session_wait_max_ms=10)
     first = it.route("r", ASKED).worker
-    (attempt,) = told(it, tmp_path).attempts
+    (attempt,) = explain_stage(it, tmp_path).attempts
     name = {A: "a", B: "b"}[first]
     assert attempt.why.startswith(f"{name} is the first in the order of prompts that begin so")
     it.route("x", prompt(*range(50, 60)))
     it.route("y", prompt(*range(80, 99)))
     it.route("r", prompt(*range(1, 7), 9))
     (tmp_path / "log True").unlink()
-    (attempt,) = told(it, tmp_path).attempts
+    (attempt,) = explain_stage(it, tmp_path).attempts
     assert "beyond the bound" in attempt.why
     assert attempt.runner_up is not None
     assert [need.what for need in attempt.runner_up.needs] == ["wait_ms"]
@@ -87,7 +87,7 @@ def test_by_power_of_two(tmp_path: Path) -> None:
     it.say(KV, C, joined("c"))
     it.say(LOAD, A, load(waiting=2))
     assert it.route("r", ASKED, seed=0).worker == B  # a and b were drawn
-    (attempt,) = told(it, tmp_path).attempts
+    (attempt,) = explain_stage(it, tmp_path).attempts
     assert attempt.why == "policy power-of-two drew a and b of 3: b had 0 requests, a had 2"
     assert attempt.drawn_two == [A, B]
     assert attempt.runner_up is None
@@ -96,7 +96,7 @@ def test_by_power_of_two(tmp_path: Path) -> None:
     recorded = staged(policy="power-of-two", candidates_recorded_max=2)
     recorded.say(KV, C, joined("c"))
     assert recorded.route("r", ASKED).worker == A
-    (attempt,) = told(recorded, tmp_path, whole=False).attempts
+    (attempt,) = explain_stage(recorded, tmp_path, whole=False).attempts
     assert attempt.why == "policy power-of-two drew two of 3: a had no more requests than the other"
     assert attempt.drawn_two == []
 
@@ -111,7 +111,7 @@ def test_by_what_was_sent_there(tmp_path: Path) -> None:
     assert it.route("r", ASKED).worker == first.worker
     it.clock.advance(10)
     it.tell(prefilled("r", cached=4))
-    found = told(it, tmp_path)
+    found = explain_stage(it, tmp_path)
     (attempt,) = found.attempts
     assert "has 6 of 6 full blocks of the prompt taken to be cached" in attempt.why
     assert attempt.reuse is not None
@@ -135,14 +135,14 @@ def test_a_draw_among_more_than_the_record_holds(
     it = staged(**given, candidates_recorded_max=2)
     it.say(KV, C, joined("c"))
     it.route("r", ASKED, seed=1 << 60)
-    (recorded,), (folded,) = (told(it, tmp_path, whole=whole).attempts for whole in (False, True))
+    (recorded,), (folded,) = (explain_stage(it, tmp_path, whole=whole).attempts for whole in (False, True))
     assert [row.probability for row in recorded.candidates] == [chance] * 2
     assert why in recorded.why
     assert sum(row.probability or 0 for row in folded.candidates) == pytest.approx(1)
     assert (recorded.runner_up is None) == (folded.runner_up is None)
     if recorded.runner_up is not None:
         assert " costs least of the others; the draw fell at 0.062" in recorded.runner_up.text
-    assert render(explain_text(told(it, tmp_path, whole=False))).count("%") == 2 * (chance is not None)
+    assert render(explain_text(explain_stage(it, tmp_path, whole=False))).count("%") == 2 * (chance is not None)
 
 
 def test_a_session_within_the_tie_margin(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_session_within_the_tie_margin(tmp_path: Path) -> None:
     busy = next(big for big in (prompt(*range(n, n + 28)) for n in range(5000, 9000, 40)) if goes(big) == A)
     it.route("busy", busy)
     assert it.route("r", asked).worker == A
-    (attempt,) = told(it, tmp_path).attempts
+    (attempt,) = explain_stage(it, tmp_path).attempts
     assert attempt.candidates[0].cost > 0 == attempt.candidates[1].cost
     assert attempt.why.startswith("a is the first in the order of prompts that begin so")
 
@@ -180,5 +180,5 @@ def test_the_weightiest_term_is_named(tmp_path: Path, given: dict[str, float], i
     it.replica(settings=RoutingSettings.parse({"policy": "kv", **given}))
     it.route("x", prompt(*range(900, 940)))
     assert it.route("r", ASKED).worker == B
-    (attempt,) = told(it, tmp_path).attempts
+    (attempt,) = explain_stage(it, tmp_path).attempts
     assert attempt.why.endswith(why)

@@ -27,7 +27,7 @@ class Kept:
         self.records.append(record)
 
 
-def said(*batches: list[Event]) -> tuple[list[RecordedFrame], list[Record]]:
+def records_of(*batches: list[Event]) -> tuple[list[RecordedFrame], list[Record]]:
     kept = Kept()
     log = SimulatedLog(Agenda(), kept)  # type: ignore[arg-type]  # all that it is asked for
     reader, source = log.reader(0), SimulatedSource(log, KV, WORKER)
@@ -42,7 +42,7 @@ def gone(blocks: int) -> BlocksRemoved:
 
 def test_messages_make_a_chain() -> None:
     """Each has the number and names the digest of the one before; one message for what is said at once."""
-    frames, records = said([gone(1), gone(2)], [gone(3)], [])
+    frames, records = records_of([gone(1), gone(2)], [gone(3)], [])
 
     assert [(frame.seq, frame.message.n, frame.message.events) for frame in frames if frame.message] == [
         (1, 0, (gone(1), gone(2))),
@@ -56,7 +56,7 @@ def test_messages_make_a_chain() -> None:
 
 def test_events_of_low_rate_can_be_read() -> None:
     """As JSON, like those of a real source; with others among them they are not."""
-    _, records = said([WorkerLeft(reason="it ended")], [gone(1), WorkerLeft(reason="it ended")])
+    _, records = records_of([WorkerLeft(reason="it ended")], [gone(1), WorkerLeft(reason="it ended")])
 
     assert [record.payload[:1] == JSON_START for record in records] == [True, False]
 
@@ -65,7 +65,7 @@ def test_messages_are_bounded() -> None:
     """In bytes and in events; what does not fit goes into the next, and the chain holds."""
     large = gone(8000)  # four of them fit
 
-    frames, records = said([large] * 9, [gone(0)] * (AT_ONCE.events_max + 1))
+    frames, records = records_of([large] * 9, [gone(0)] * (AT_ONCE.events_max + 1))
 
     assert [len(frame.message.events) for frame in frames if frame.message] == [4, 4, 1, AT_ONCE.events_max, 1]
     assert max(len(record.payload) for record in records) <= AT_ONCE.message_bytes_max

@@ -12,11 +12,11 @@ def test_things_happen_in_the_order_of_time() -> None:
     """At one time in the order in which they were put; the time is theirs."""
     agenda, said = Agenda(), list[tuple[str, int]]()
 
-    def say(word: str) -> None:
+    def note(word: str) -> None:
         said.append((word, agenda.now_us))
 
     for at_us, word in ((30, "d"), (10, "a"), (20, "b"), (20, "c")):
-        agenda.put(at_us, partial(say, word))
+        agenda.put(at_us, partial(note, word))
 
     assert [agenda.advance() for _ in range(5)] == [True, True, True, True, False]
     assert said == [("a", 10), ("b", 20), ("c", 20), ("d", 30)]

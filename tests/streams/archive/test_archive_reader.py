@@ -297,14 +297,14 @@ async def test_what_was_written_so_far_can_be_read(tmp_path: Path) -> None:
     writer = ArchiveWriter(tmp_path / "live", "test", CHAIN_KEY, "test", 1)
     writer.open(KV, Epoch(1), 1, 1)
     for number in range(5):
-        writer.add(said(a, number + 1, number))
+        writer.add(record_of(a, number + 1, number))
         with writer.so_far() as found:
             assert [record.seq for record in found.read(KV)] == list(range(1, number + 2))
     writer.finish(writer.contents(0, 0))
     assert len(read_all(tmp_path / "live")) == 5
 
 
-def said(speaker: Speaker, seq: int, number: int) -> Record:
+def record_of(speaker: Speaker, seq: int, number: int) -> Record:
     it = speaker.say(stored(number))
     return Record(KV, StreamSeq(seq), seq, it.subject, it.payload)
 
@@ -313,10 +313,10 @@ def test_heads_are_the_ends_of_chains(tmp_path: Path) -> None:
     """Not of repeats, not of what others write on a subject, and not of what is no message; over any blocks."""
     a, end = Speaker(KV, "aa" * 8), Speaker(KV, f"{'aa' * 8}-lost", about="aa" * 8)
     stranger = Speaker(KV, "aa" * 8, about="bb" * 8)
-    first, last = said(a, 1, 1), said(a, 2, 2)
+    first, last = record_of(a, 1, 1), record_of(a, 2, 2)
     forged = stranger.say(stored(1))
     rubbish = Record(KV, StreamSeq(6), 1, first.subject, b"rubbish")
-    records = [first, last, first._replace(seq=StreamSeq(3)), said(end, 4, 1)]
+    records = [first, last, first._replace(seq=StreamSeq(3)), record_of(end, 4, 1)]
     records += [Record(KV, StreamSeq(5), 1, forged.subject, forged.payload), rubbish]
     for block_bytes in (1, 10**6):
         with pytest.MonkeyPatch.context() as patch:

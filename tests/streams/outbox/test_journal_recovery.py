@@ -46,7 +46,7 @@ async def offered(log: EventLog, sealed: SealedMessage) -> StreamSeq:
     return await log.append(ROUTING, SUBJECT, sealed.payload, sealed.message_id(SOURCE), expected)
 
 
-async def told(journal: Journal, log: EventLog, *names: object) -> None:
+async def append_sealed(journal: Journal, log: EventLog, *names: object) -> None:
     """One message that the log has and that is acknowledged."""
     put(journal, *names)
     sealed = seal_next(journal)
@@ -90,7 +90,7 @@ async def test_all_is_told_once(tmp_path: Path, log: MemoryLog, stored: str, end
     Also behind an end that another replica wrote meanwhile.
     """
     journal = new_journal(tmp_path)
-    await told(journal, log, "a", "b")
+    await append_sealed(journal, log, "a", "b")
     put(journal, "c", "d")
     sealed = seal_next(journal)
     put(journal, "e", "f")
@@ -116,7 +116,7 @@ async def test_an_end_is_told_once(tmp_path: Path, log: MemoryLog, case: str) ->
     """A process that said nothing has no end; one with nothing left is ended, unless it was or had said so itself."""
     journal = new_journal(tmp_path)
     if case != "silent":
-        await told(journal, log, "a")
+        await append_sealed(journal, log, "a")
     if case == "left":
         journal.offer(ReplicaLeft(reason="x"))
         sealed = seal_next(journal)
@@ -179,7 +179,7 @@ async def test_interrupted_and_resumed(
     """A successor that is itself killed, or that the log leaves at any step, leaves the rest to the next look."""
     monkeypatch.setattr(journal_recovery, "LIMITS", OutboxLimits(events_max=3, pace_s=0.0))
     journal = new_journal(tmp_path)
-    await told(journal, log, "a")
+    await append_sealed(journal, log, "a")
     put(journal, *"bcdefghijk")
     seal_next(journal)
     journal.close(delete=False)
@@ -223,7 +223,7 @@ async def test_history_cut_behind_its_back(tmp_path: Path, log: MemoryLog) -> No
     """A log that lost acknowledged messages gets what is left, under the numbers that it has: the gap can be seen."""
     journal = new_journal(tmp_path)
     for name in "abc":
-        await told(journal, log, name)
+        await append_sealed(journal, log, name)
     put(journal, "d")
     journal.close(delete=False)
     log.cut(ROUTING, StreamSeq(1))
@@ -257,7 +257,7 @@ async def test_journals_that_are_not_told(tmp_path: Path, log: MemoryLog, caplog
 async def test_a_journal_outlives_a_new_generation_of_the_key(tmp_path: Path, log: MemoryLog, rotations: int) -> None:
     """The chain goes on, and ends, under the generation under which its process began it."""
     journal = new_journal(tmp_path)
-    await told(journal, log, "a")
+    await append_sealed(journal, log, "a")
     put(journal, "b")
     journal.close(delete=False)
     key = DEPLOYMENT

@@ -198,15 +198,15 @@ def test_logprobs_do_not_depend_on_where() -> None:
     """An answer that goes on elsewhere has the logprobs that it would have had; nothing else changes with them."""
     tokens = list(range(100, 150))
 
-    def told(prompt_tokens: list[int], max_tokens: int) -> list[Any]:
+    def logprobs_of(prompt_tokens: list[int], max_tokens: int) -> list[Any]:
         run = Run(SimulatedSettings(eos_every=40))
         run.ask(asked_step("a", prompt_tokens, max_tokens, logprobs=3))
         return [one for _, result in run.log for _, output in result.outputs for one in output.logprobs]
 
-    whole = told(tokens, 10)
+    whole = logprobs_of(tokens, 10)
     plain = Run(SimulatedSettings(eos_every=40)).ask(asked_step("a", tokens, 10))
     assert [one.token for one in whole] == plain
-    assert told(tokens + plain[:4], 6) == whole[4:]
+    assert logprobs_of(tokens + plain[:4], 6) == whole[4:]
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 3, 100])

@@ -200,14 +200,14 @@ def test_agreement_adds_up_over_rounds() -> None:
 def test_reports_count_at_the_newest_common_point_of_every_stream() -> None:
     """A difference that was mended since does not count; a stream without a common point leaves it open."""
 
-    def told(digests: dict[int, int], stream: str = "kv_0") -> dict[Any, str]:
+    def points_of(digests: dict[int, int], stream: str = "kv_0") -> dict[Any, str]:
         at = Points(epoch=1, seqs=tuple(digests), digests=hashes_to_bytes(list(digests.values())), heads=bytes(0))
         return points(ReplicaReported(fold_version=2, points={stream: at}))
 
     def at(digests: dict[int, int]) -> dict[Any, str]:
         return {(2, "kv_0", 1, seq): f"{digest:016x}" for seq, digest in digests.items()}
 
-    assert told({}) == {}
+    assert points_of({}) == {}
     mended = shared({"a": at({1: 5, 9: 6}), "b": at({1: 4, 9: 6})})
     assert {sighting.digest for sighting in mended} == {"equal"}
     broken = shared({"a": at({1: 5, 9: 6}), "b": at({1: 5, 9: 7})})

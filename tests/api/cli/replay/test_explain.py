@@ -57,7 +57,7 @@ def run(log: Path, *words: str) -> Result:
     return CliRunner().invoke(explain_command, [*words, "--log", str(log)], catch_exceptions=False)
 
 
-def told(log: Path, *words: str) -> Any:
+def json_of(log: Path, *words: str) -> Any:
     result = run(log, *words, "--json")
     assert result.exit_code == 0
     return json.loads(result.stdout)
@@ -81,7 +81,7 @@ def test_a_page_says_why_and_what_was_late(log: Path) -> None:
 
 def test_json_keys_stay(log: Path) -> None:
     """All that was there before is there, with the same meaning."""
-    found = told(log, "slow")
+    found = json_of(log, "slow")
     assert {"request", "model", "attempts", "rejections"} <= found.keys()
     (attempt,) = found["attempts"]
     assert attempt.keys() >= ATTEMPT_KEYS
@@ -89,7 +89,7 @@ def test_json_keys_stay(log: Path) -> None:
     assert (attempt["predicted_cached_tokens"], attempt["real_cached_tokens"]) == (16, 8)
     assert [row["name"] for row in attempt["candidates"]] == ["a", "b"]
     assert attempt["candidates"][0]["chosen"] is True
-    assert told(log, "slow", "--whole") == found
+    assert json_of(log, "slow", "--whole") == found
 
 
 def test_lists(log: Path) -> None:
@@ -99,12 +99,14 @@ def test_lists(log: Path) -> None:
     assert "300 ms" in table
     assert "open" not in table
     assert f"contrail explain slow --log {log}" in table
-    assert [each["request"] for each in told(log, "--mispredicted", "5")["requests"]] == ["slow"]
-    assert [each["request"] for each in told(log)["requests"]] == ["slow", "open"]
-    assert [each["request"] for each in told(log, "--outcome", "under_way", "--replica", "r1")["requests"]] == ["open"]
-    assert [each["request"] for each in told(log, "--from", "slow", "--to", "open")["requests"]] == ["slow"]
+    assert [each["request"] for each in json_of(log, "--mispredicted", "5")["requests"]] == ["slow"]
+    assert [each["request"] for each in json_of(log)["requests"]] == ["slow", "open"]
+    assert [each["request"] for each in json_of(log, "--outcome", "under_way", "--replica", "r1")["requests"]] == [
+        "open"
+    ]
+    assert [each["request"] for each in json_of(log, "--from", "slow", "--to", "open")["requests"]] == ["slow"]
     assert run(log, "--outcome", "abort").stdout == "No request in the log matches.\n"
-    assert told(log, "--outcome", "abort") == {"requests": []}
+    assert json_of(log, "--outcome", "abort") == {"requests": []}
     with pytest.raises(CallerError, match="--outcome nonsense: no request ends so; there are abort, "):
         run(log, "--outcome", "nonsense")
 

@@ -57,7 +57,7 @@ def run(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(at, [*words, "--log", str(folder / "log.contrail")], catch_exceptions=False)
 
 
-def told(folder: Path, *words: str) -> Any:
+def json_of(folder: Path, *words: str) -> Any:
     result = run(folder, *words, "--json")
     assert result.exit_code == 0
     return json.loads(result.stdout)
@@ -79,7 +79,7 @@ def test_a_page_of_the_state(folder: Path) -> None:
 
 def test_json(folder: Path) -> None:
     """Stable keys; hashes and digests are text, sequences are numbers; a cursor is a moment."""
-    held = told(folder, "kv_0:2,load:1,routing:3")
+    held = json_of(folder, "kv_0:2,load:1,routing:3")
     assert held["cursor"] == {"kv_0": 2, "load": 1, "routing": 3}
     assert len(held["digest"]) == 16
     assert held["workers"][0]["blocks"] == {"device": len(TOKENS) // 4}
@@ -88,15 +88,15 @@ def test_json(folder: Path) -> None:
     )
     assert (held["workers"][0]["load"]["waiting"], held["in_flight"][0]["request"]) == (2, "first")
     assert held["seat"] is None
-    assert told(folder, "first", "--replica", R)["seat"]["request"] == "first"
+    assert json_of(folder, "first", "--replica", R)["seat"]["request"] == "first"
 
 
 def test_the_difference(folder: Path) -> None:
     """What changed between two moments."""
-    found = told(folder, "routing:3", "--diff", "kv_0:4,load:1,routing:3")
+    found = json_of(folder, "routing:3", "--diff", "kv_0:4,load:1,routing:3")
     assert [each["name"] for each in found["workers_gone"]] == ["b"]
     assert found["requests_started"] == 1
-    assert told(folder, "-1h", "--diff", "-0s")["workers_joined"][0] == {"id": A, "name": "a"}
+    assert json_of(folder, "-1h", "--diff", "-0s")["workers_joined"][0] == {"id": A, "name": "a"}
     page = run(folder, "routing:3", "--diff", "kv_0:4,load:1,routing:3").stdout
     assert f"worker b ({B}) is gone" in page
     assert "nothing has changed in the state" in run(folder, "routing:3", "--diff", "routing:3").stdout
@@ -107,13 +107,13 @@ def test_a_prompt(folder: Path) -> None:
     key = ("--key-file", str(folder / "key"))
     text = ("--prompt", str(folder / "prompt.txt"), "--tokenizer", str(folder / "model"))
     ids = ("--tokens", ",".join(map(str, TOKENS)))
-    asked = told(folder, "first", *ids, *key)
-    assert asked == told(folder, "first", *text, *key)
-    assert asked == told(folder, "first", *text[:3], str(folder / "model" / "tokenizer.json"), *key)
+    asked = json_of(folder, "first", *ids, *key)
+    assert asked == json_of(folder, "first", *text, *key)
+    assert asked == json_of(folder, "first", *text[:3], str(folder / "model" / "tokenizer.json"), *key)
     assert (asked["worker_name"], asked["predicted_cached_tokens"]) == ("a", (len(TOKENS) - 1) // 4 * 4)
     assert [row["name"] for row in asked["candidates"]] == ["a", "b"]
-    assert told(folder, "first", *ids, *key, "--replica", "r1")["worker_name"] == "a"
-    assert told(folder, "first", *ids, *key, "--cache-salt", "mine")["predicted_cached_tokens"] == 0
+    assert json_of(folder, "first", *ids, *key, "--replica", "r1")["worker_name"] == "a"
+    assert json_of(folder, "first", *ids, *key, "--cache-salt", "mine")["predicted_cached_tokens"] == 0
     page = run(folder, "first", *ids, *key).stdout
     assert f"for tiny: would go to a ({A})" in page
     assert "b would have won" in page

@@ -27,14 +27,14 @@ def ask(*words: str | Path) -> Result:
     return CliRunner().invoke(contrail, list(map(str, words)), catch_exceptions=True)
 
 
-def told(*words: str | Path) -> str:
+def stdout_of(*words: str | Path) -> str:
     found = ask(*words)
     assert found.exit_code == 0, (found.output, found.exception)
     return found.stdout
 
 
 def found_json(*words: str | Path) -> Any:
-    return json.loads(told("simulate", *words, "--json"))
+    return json.loads(stdout_of("simulate", *words, "--json"))
 
 
 def refused(*words: str | Path) -> str:
@@ -46,12 +46,12 @@ def refused(*words: str | Path) -> str:
 
 def test_help_shows_how_it_is_used() -> None:
     """Every option, and examples."""
-    page = told("simulate", "--help")
+    page = stdout_of("simulate", "--help")
 
     assert "contrail simulate trace.jsonl --sweep own_weight=1,2,4" in page
     for option in ("--format", "--engine-set", "--replica-lag", "--prefill-workers", "--concurrency", "--out"):
         assert option in page
-    assert "simulate " in told("--help")
+    assert "simulate " in stdout_of("--help")
 
 
 def test_json_has_the_keys_that_others_rely_on(trace: Path) -> None:
@@ -83,7 +83,7 @@ def test_two_runs_are_equal_and_seeds_count(trace: Path) -> None:
 
 def test_the_page_says_what_json_says(trace: Path) -> None:
     """In words."""
-    page, found = told("simulate", trace, *FAST, "--replicas", "2"), found_json(trace, *FAST, "--replicas", "2")
+    page, found = stdout_of("simulate", trace, *FAST, "--replicas", "2"), found_json(trace, *FAST, "--replicas", "2")
 
     assert page.startswith("trace.jsonl, x20, 3 workers of 16,384 blocks of 64, engine mocker, policy time, 2 replicas")
     assert f"prompt tokens from caches  {100 * found['hit_rate']:.2f} %" in page
@@ -94,9 +94,9 @@ def test_the_page_says_what_json_says(trace: Path) -> None:
 def test_prefill_workers_are_told_of(trace: Path) -> None:
     """What they did, in words and in JSON; a sweep says how many prompts they computed."""
     words = (trace, *FAST, "--prefill-workers", "1", "--set", "remote_prefill_min_tokens=600")
-    page, found = told("simulate", *words), found_json(*words)
+    page, found = stdout_of("simulate", *words), found_json(*words)
     slow = found_json(*words, "--engine-set", "transfer_us_per_block=10000")
-    swept = told("simulate", *words[:-4], "--jobs", "1", "--sweep", "prefill_workers=0,1")
+    swept = stdout_of("simulate", *words[:-4], "--jobs", "1", "--sweep", "prefill_workers=0,1")
 
     told_of = found["disaggregation"]
     assert page.startswith("trace.jsonl, x20, 3 + 1 prefill workers of 16,384 blocks of 64")
@@ -128,8 +128,8 @@ def test_settings_change_what_is_found(trace: Path) -> None:
 def test_what_failed_is_told_with_the_reason(trace: Path) -> None:
     """On the page, in JSON, and in the table of a sweep; settings of the queue count."""
     words = (trace, "--workers", "1", "--speed-up", "1000", "--set", "queue_max=2,active_max=2")
-    found, page = found_json(*words), told("simulate", *words)
-    swept = told("simulate", *words, "--jobs", "1", "--sweep", "active_max=2,100")
+    found, page = found_json(*words), stdout_of("simulate", *words)
+    swept = stdout_of("simulate", *words, "--jobs", "1", "--sweep", "active_max=2,100")
 
     assert found["failures"]["queue_full"] == found["failed"] > 5
     told_of = f"{found['failed']} (queue_full {found['failed']})"
@@ -150,7 +150,7 @@ def test_a_closed_loop_has_no_times_to_speed_up(trace: Path) -> None:
     """So the page has no word of that; jitter still draws the order."""
     words = (trace, "--workers", "2", "--concurrency", "3")
 
-    assert told("simulate", *words).startswith("trace.jsonl, 2 workers of")
+    assert stdout_of("simulate", *words).startswith("trace.jsonl, 2 workers of")
     assert found_json(*words)["digest"] != found_json(*words, "--jitter", "3000")["digest"]
 
 
@@ -159,9 +159,11 @@ def test_its_log_is_one_that_the_other_commands_read(trace: Path, tmp_path: Path
     log = tmp_path / "run.contrail"
     run = found_json(trace, *FAST, "--out", log)
 
-    proved = json.loads(told("replay", "verify", "--log", log, "--key-file", f"{log}.key", "--jobs", "1", "--json"))
+    proved = json.loads(
+        stdout_of("replay", "verify", "--log", log, "--key-file", f"{log}.key", "--jobs", "1", "--json")
+    )
     assert (proved["differences"], proved["gaps"], proved["decisions"]) == ([], [], run["requests"])
-    assert "req-000020" in told("explain", "req-000020", "--log", log)
+    assert "req-000020" in stdout_of("explain", "req-000020", "--log", log)
     again = found_json(log, "--workers", "3")
     assert again["requests"] == run["requests"]
     assert (again["simulated"]["model"], run["simulated"]["model"]) == ("", "")
@@ -175,11 +177,11 @@ def test_files_are_written_and_kept(trace: Path, tmp_path: Path) -> None:
     words = (trace, *FAST, "--plot", plot, "--write", write)
 
     assert "--plot draws SVG" in refused(trace, *FAST, "--plot", tmp_path / "run.png")
-    told("simulate", *words)
+    stdout_of("simulate", *words)
     assert ET.parse(plot).getroot().tag.endswith("svg")
     assert json.loads(write.read_text())["requests"] == REQUESTS
     assert "run.svg exists: name another file, or overwrite it with --force" in refused(*words)
-    told("simulate", *words, "--force")
+    stdout_of("simulate", *words, "--force")
     assert "there is no folder" in refused(trace, "--out", tmp_path / "none" / "log")
     (tmp_path / "bad").write_text("{}")
     assert "line 1" in refused(tmp_path / "bad", "--out", tmp_path / "log")
@@ -190,7 +192,7 @@ def test_a_sweep_is_a_table(trace: Path, tmp_path: Path) -> None:
     """A row for each combination, in the order asked for."""
     plot = tmp_path / "sweep.svg"
     words = (trace, *FAST, "--jobs", "1", "--sweep", "policy=kv,round-robin", "--sweep", "workers=1,2")
-    page = told("simulate", *words, "--plot", plot, "--write", tmp_path / "sweep.json")
+    page = stdout_of("simulate", *words, "--plot", plot, "--write", tmp_path / "sweep.json")
     found = json.loads((tmp_path / "sweep.json").read_text())
 
     rows = [line for line in page.splitlines() if line.startswith("policy ")]

@@ -35,7 +35,7 @@ class Told(NamedTuple):
     completion_tokens: int
 
 
-def told(
+def transcribe(
     tokens: list[int],
     cuts: list[int],
     given: list[str],
@@ -88,11 +88,11 @@ def test_how_outputs_are_cut_changes_nothing(
     tokens = [token for place, token in enumerate(ids(text)) if place not in without] + [END]
     for finish in ("stop", "length"):
         options: Any = {"included": included, "min_tokens": min_tokens, "finish": finish}
-        whole = told(tokens, [], given, **options)
-        assert told(tokens, cuts, given, **options) == whole
-        assert told(tokens, list(range(len(tokens))), given, **options) == whole
+        whole = transcribe(tokens, [], given, **options)
+        assert transcribe(tokens, cuts, given, **options) == whole
+        assert transcribe(tokens, list(range(len(tokens))), given, **options) == whole
         assert len(whole.tokens) == len(whole.logprobs) == whole.completion_tokens
-        without_ledger = told(tokens, cuts, given, **options, keeps_tokens=False)
+        without_ledger = transcribe(tokens, cuts, given, **options, keeps_tokens=False)
         assert without_ledger == whole._replace(tokens=(), logprobs=()), "what came behind a stop is not counted"
 
 
@@ -100,8 +100,8 @@ def test_how_outputs_are_cut_changes_nothing(
 def test_a_stop_string_is_part_of_the_answer_if_asked_for(text: str, given: list[str]) -> None:
     """The text ends with it; otherwise it ends before it."""
     tokens = [*ids(text), END]
-    without = told(tokens, [], given, included=False, min_tokens=0, finish="length")
-    included = told(tokens, [], given, included=True, min_tokens=0, finish="length")
+    without = transcribe(tokens, [], given, included=False, min_tokens=0, finish="length")
+    included = transcribe(tokens, [], given, included=True, min_tokens=0, finish="length")
     stop = str(without.stop_reason) if without.stop_reason else ""
     assert included.text == without.text + stop
     assert included._replace(text="") == without._replace(text="")
