@@ -5,6 +5,7 @@ pytest_plugins = [
     "tests.fixtures.nats",
     "tests.fixtures.etcd",
     "tests.fixtures.engines",
+    "tests.fixtures.local_user",
     "tests.fixtures.nats_cluster",
     "tests.fixtures.certificate",
     "tests.fixtures.worlds",

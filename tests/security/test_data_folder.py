@@ -13,7 +13,7 @@ from api.config.data_folder import OTHERS, DataFolder
 from api.config.deployment_ref import find_by_data_folder
 from core.errors import CallerError
 from tests.e2e.deployment import up
-from tests.security.conftest import STRANGER_UID, LocalUser
+from tests.fixtures.local_user import STRANGER_UID, LocalUser
 
 READ = """
 import json, os, socket, sys

@@ -14,7 +14,7 @@ from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.etcd.etcd_registry import EtcdRegistry
 from tests.e2e.deployment import up
-from tests.security.conftest import LocalUser
+from tests.fixtures.local_user import LocalUser
 
 CALL = """
 import json, ssl, sys, urllib.error, urllib.request

@@ -15,7 +15,7 @@ from core.errors import Refused
 from streams.embedded.embedded_etcd import PEER_SOCKET, EmbeddedEtcd
 from streams.etcd.etcd_client import EtcdConnection
 from tests.fixtures.listeners import listeners
-from tests.security.conftest import LocalUser
+from tests.fixtures.local_user import LocalUser
 
 KEY = "/contrail/test/workers/rogue"
 KEYS = 50

@@ -14,7 +14,7 @@ from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.loopback_ports import is_free, reserve
 from tests.e2e.deployment import up
 from tests.fixtures.eventually import eventually
-from tests.security.conftest import LocalUser
+from tests.fixtures.local_user import LocalUser
 
 IMPERSONATE = """
 import socket, sys, time

@@ -23,7 +23,7 @@ from api.server.sockets import close_all, open_listeners, reserve
 from core.errors import CallerError
 from tests.e2e.deployment import up
 from tests.fixtures.eventually import eventually
-from tests.security.conftest import LocalUser
+from tests.fixtures.local_user import LocalUser
 
 TAKE = """
 import socket, sys, time

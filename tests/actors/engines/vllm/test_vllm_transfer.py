@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +14,13 @@ from typing import Any, cast
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import pytest
+import zmq
 
 from actors.engines.engine import BlockTransfer, CacheEmptied, Engine, TransferFailed
 from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
+from actors.engines.vllm import vllm_side_channel
 from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.engines.vllm.vllm_side_channel import Sizes, ask
 from actors.kv_cache.cache_mirror import CacheMirror
 from core.errors import EngineDead
 from core.generation import GenerateRequest
@@ -26,10 +30,26 @@ from tests.contracts.engine import HASH_SEED, Answer, Started, answer_to, prompt
 from tests.contracts.transfer import TransferContract
 from tests.fixtures.engines import KEEP_MS, Pair, RecordedEngine
 from tests.fixtures.eventually import eventually
+from tests.fixtures.listeners import listeners
+from tests.fixtures.local_user import LocalUser
 
 FLOAT32_BYTES = 4
 NOBODY = {"engine_id": "nobody", "port": 1}
 """An address where nobody listens: vLLM gives up after 5 s."""
+CONNECT = """
+import socket, sys
+for path in sys.argv[1:]:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            continue
+        print(path)
+"""
+"""Connects to each unix socket, and prints the paths of those that answer."""
+LISTENING = "00010000"
+QUESTION_TIMEOUT_MS = 2000
+"""An answer to a stranger would come sooner."""
 
 
 def moving(engine: Engine) -> BlockTransfer:
@@ -220,6 +240,64 @@ async def test_idle_engines_leave_the_cores(vllm_pair: Pair) -> None:
         assert worker.cpu_affinity() == psutil.Process().cpu_affinity()
         priorities = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in worker.threads()]
         assert priorities.count(19) == 1
+
+
+async def test_engines_of_one_machine_are_reached_by_no_other_machine_and_no_other_user(
+    vllm_pair: Pair, local_user: LocalUser
+) -> None:
+    """UCX would listen on every interface, and vLLM put its sockets into a folder that is open to all."""
+    pids = [str(pid) for engine in vllm_pair for pid in engine._processes.pids]
+    hosts = {host for pid in pids for host, _ in listeners(int(pid))}
+    assert hosts == {"127.0.0.1"}
+    paths = list(_unix_listeners([*pids, "self"]))
+    assert paths
+    for path in paths:
+        assert Path(path).parent.stat().st_mode & 0o077 == 0, path
+        with socket.socket(socket.AF_UNIX) as ours:
+            ours.connect(path)
+    assert local_user.run(CONNECT, *paths) == ""
+
+
+async def test_a_stranger_learns_nothing_from_the_side_channel_and_does_not_end_it(
+    vllm_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's own answers every question with the way to the engine's memory, and ends at the first malformed one."""
+    address = moving(vllm_pair.prefill).address
+    question = msgspec.msgpack.encode((b"get_meta_msg", 0, 0))
+    with monkeypatch.context() as soon:
+        soon.setattr(vllm_side_channel, "ASK_TIMEOUT_MS", QUESTION_TIMEOUT_MS)
+        answer, malformed, other_key = await asyncio.gather(
+            asyncio.to_thread(_answer_without_key, address, question),
+            asyncio.to_thread(_answer_without_key, address, b"GET / HTTP/1.0"),
+            asyncio.to_thread(ask, address.host, address.port, Sizes(1, 1, 1), b"another key"),
+            return_exceptions=True,
+        )
+    assert (answer, malformed) == (b"", b""), "the engine told a stranger how to reach its memory"
+    assert isinstance(other_key, EngineDead)
+    facts = await asyncio.to_thread(ask, address.host, address.port, Sizes(1, 1, 1), b"")
+    assert facts.engine_id == address.engine_id
+
+
+def _unix_listeners(pids: list[str]) -> Iterator[str]:
+    """Paths of the unix sockets that the processes listen on."""
+    inodes = {str(link.readlink()) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == LISTENING and f"socket:[{fields[6]}]" in inodes and not fields[-1].startswith("@"):
+            yield fields[-1]
+
+
+def _answer_without_key(address: KvAddress, question: bytes) -> bytes:
+    """The answer to a client without a key; empty if none comes."""
+    with zmq.Context() as context, context.socket(zmq.REQ) as client:
+        client.linger = 0
+        client.rcvtimeo = QUESTION_TIMEOUT_MS
+        client.connect(f"tcp://{address.host}:{address.port}")
+        client.send(question)
+        try:
+            return client.recv_multipart()[0]
+        except zmq.Again:
+            return b""
 
 
 async def test_two_pulls_of_one_id() -> None:
