@@ -1,5 +1,7 @@
 """Fixtures stand in tests/fixtures, one file per real part that they start."""
 
+import gc
+
 pytest_plugins = [
     "tests.fixtures.chance",
     "tests.fixtures.nats",
@@ -10,3 +12,9 @@ pytest_plugins = [
     "tests.fixtures.certificate",
     "tests.fixtures.worlds",
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live as long as the run: no garbage collection scans them."""
+    gc.collect()
+    gc.freeze()

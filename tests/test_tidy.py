@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -146,9 +146,15 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """All modules that are imported anywhere in the tree, dotted."""
-    for node in ast.walk(tree):
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of the file: to walk a tree anew for each rule took most of their time."""
+    return tuple(ast.walk(parsed(path)))
+
+
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """All modules that these nodes import, dotted."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -164,8 +170,9 @@ def early(node: ast.AST) -> Iterator[ast.AST]:
             yield from early(child)
 
 
+@cache
 def early_imports(path: Path) -> set[str]:
-    found = (list(imports(node)) for node in early(parsed(path)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    found = (list(imports([node])) for node in early(parsed(path)) if isinstance(node, (ast.Import, ast.ImportFrom)))
     return {module.partition(".")[0] for modules in found for module in modules}
 
 
@@ -178,7 +185,7 @@ def test_imports_form_one_line(package: str) -> None:
         f"{name(path)} imports {module}"
         for path in CODE
         if path.is_relative_to(ROOT / package)
-        for module in imports(parsed(path))
+        for module in imports(nodes(path))
         if module.partition(".")[0] in forbidden
     ]
 
@@ -195,7 +202,7 @@ def test_folds_see_core_alone() -> None:
         f"{name(path)} imports {module}"
         for path in CODE
         if path.is_relative_to(ROOT / "projections") and READERS not in path.parents
-        for module in imports(parsed(path))
+        for module in imports(nodes(path))
         if module.partition(".")[0] in set(LINE) - {"core", "projections"}
     ]
 
@@ -205,7 +212,7 @@ def test_folds_see_core_alone() -> None:
 @pytest.mark.parametrize("library", SEAMS)
 def test_libraries_stay_behind_their_seams(library: str) -> None:
     """Each of these libraries is known to a few files."""
-    users = [name(path) for path in CODE if library in {m.partition(".")[0] for m in imports(parsed(path))}]
+    users = [name(path) for path in CODE if library in {m.partition(".")[0] for m in imports(nodes(path))}]
 
     assert [user for user in users if not re.fullmatch(SEAMS[library], user)] == []
 
@@ -222,12 +229,12 @@ def test_core_and_folds_ask_no_clock_and_no_dice() -> None:
     wrong = [
         f"{name(path)} imports {module}"
         for path in pure
-        for module in imports(parsed(path))
+        for module in imports(nodes(path))
         if module.partition(".")[0] in CLOCKS
     ] + [
         f"{name(path)}:{node.lineno} asks the time"
         for path in pure
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"now", "utcnow", "today", "urandom"}
     ]
 
@@ -255,7 +262,7 @@ def test_names_are_terms_of_the_field() -> None:
     classes = [
         f"{name(path)}:{node.lineno} {node.name}"
         for path in CODE
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef) and words_of(node.name) & BANNED
     ]
 
@@ -264,7 +271,7 @@ def test_names_are_terms_of_the_field() -> None:
 
 def named(path: Path) -> Iterator[tuple[int, str]]:
     """Functions, their parameters, attributes and variables that the file names, each with its line."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
@@ -288,7 +295,7 @@ def test_functions_and_fields_have_standard_names() -> None:
 
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
     """Docstrings and comments, each with its line."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
     for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
@@ -342,7 +349,7 @@ def rooms_with_imports() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in CODE:
         room = room_of(name(path).removesuffix(".py").replace("/", "."))
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for target in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
                     if target in modules and target.partition(".")[0] == room.partition(".")[0]:
@@ -375,7 +382,7 @@ def test_no_failure_is_swallowed() -> None:
     swallowed = [
         f"{name(path)}:{node.lineno}"
         for path in OURS
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.ExceptHandler)
         and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in broad))
         and all(isinstance(line, (ast.Pass, ast.Continue)) for line in node.body)
