@@ -65,6 +65,8 @@ class TextEncoder:
         # byte-level BPE keeps every byte of a text in one of its tokens
         self._token_chars_max = max(map(len, tokenizer.get_vocab())) if self._words is not None else 0
         self._segment_cache = SegmentCache() if segment_cache is None else segment_cache
+        self._common = self._segment_cache.scope(self._name, "")
+        """The scope where tenants share their texts."""
         self._frame = self._framed()
 
     def __repr__(self) -> str:
@@ -98,7 +100,8 @@ class TextEncoder:
             return self._beginning(text, tokens_max, proceed, add_special_tokens=add_special_tokens)
         parts = [text] if not self._special else self._cuts.split(text)
         found, special, left = [], self._special, tokens_max * TOKEN_BYTES
-        cache, scope = self._segment_cache, self._segment_cache.scope(self._name, tenant)
+        cache = self._segment_cache
+        scope = cache.scope(self._name, tenant) if tenant else self._common
         for at, part in enumerate(parts):  # a split by one group alternates: text, special token, text, …
             if not part:
                 continue

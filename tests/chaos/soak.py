@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
-from api.tokenizer.segment_cache import BYTES_MAX
 from core.errors import Unavailable
+from core.prompt import TOKEN_BYTES
 from tests.chaos.broker import broker_of
 from tests.chaos.load import Load
 from tests.chaos.processes import cpu_s, open_files, rss_bytes
@@ -46,7 +46,9 @@ SLOPE_SHARE_MAX = 0.05
 FILES_MORE_MAX = 8
 """More open files at the end than after the warm-up."""
 TEXT_WORDS = 4000
-TEXTS_PER_FRONTEND = 3 * BYTES_MAX // (TEXT_WORDS * 16)
+TEXT_CACHE_BYTES = 32 << 20
+"""Of each front end."""
+TEXTS_PER_FRONTEND = 3 * TEXT_CACHE_BYTES // (TEXT_WORDS * TOKEN_BYTES)
 """Front ends keep the tokens of texts seen lately within a bound: with so many that is reached before anything is
 measured, whichever of them answers. Else an hour at this rate would be growth towards it."""
 ENGINE_ARGS = {"capacity_blocks": 256, "eos_every": 0}
@@ -78,8 +80,9 @@ async def main(wanted: argparse.Namespace) -> int:
         workers = [{"engine": "simulated", "count": wanted.workers, "engine_args": ENGINE_ARGS}]
         log = {"max_bytes": wanted.max_bytes, "snapshot_every": SNAPSHOT_EVERY}
         deployment = {"version": 1, "log": log, "workers": workers}
+        frontend = {"replicas": wanted.replicas, "text_cache_max": f"{TEXT_CACHE_BYTES >> 20}MiB"}
         file = folder / "soak.yaml"
-        file.write_text(json.dumps({**deployment, "frontend": {"replicas": wanted.replicas}}))
+        file.write_text(json.dumps({**deployment, "frontend": frontend}))
         async with up(folder / "data", "-f", str(file)) as running:
             findings = await _soaked(running, wanted)
     finally:
