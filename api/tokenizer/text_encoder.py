@@ -31,10 +31,11 @@ PIECE_CHARS_MIN = 1024
 """A shorter piece costs more to begin than to tokenize."""
 CUT_TOKENS_MAX = 256
 """So many tokens more than all of it may have a text that was cut in the middle of a word."""
-WORDS_CHARS_MAX = 64 * 1024
-"""The words of a longer segment are not looked up: it goes to the library, which lets other threads run meanwhile."""
 WORDS_PIECE_CHARS = 8 * 1024
-"""Of a shorter one, so many are looked up in one step; other threads wait for it some 0.5 ms."""
+"""Words of so many characters are looked up in one step; other threads wait for it some 0.5 ms."""
+NEW_WORDS_MAX = 512
+"""After a piece with more new words, of some 1 500, the rest of its segment goes to the library, which is as fast for
+new words, and lets other threads run meanwhile."""
 WORDS_STEP_CHARS_MAX = 2 * WORDS_PIECE_CHARS
 """A longer piece, which has a word that cannot be cut, goes to the library."""
 SAMPLE = "".join(chr(code) for code in range(9, 127)) + (
@@ -121,7 +122,7 @@ class TextEncoder:
 
     def _tokens(self, text: str, tokens_max: int, proceed: Callable[[], None], tenant: str) -> bytes:
         """A segment's tokens, or the first of them if they are more than `tokens_max`."""
-        words = self._words.of(tenant) if self._words is not None and len(text) <= WORDS_CHARS_MAX else None
+        words = None if self._words is None else self._words.of(tenant)
         if words is not None and (tokens := _word_tokens(text, words)) is not None:
             return tokens
         if not self._in_pieces:
@@ -130,7 +131,11 @@ class TextEncoder:
         most = PIECE_BYTES if words is None else WORDS_PIECE_CHARS
         for piece in pieces(text, min(most, max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max))):
             proceed()
-            tokens = None if words is None else _word_tokens(piece, words)
+            tokens = None
+            if words is not None:
+                known = len(words)
+                tokens = _word_tokens(piece, words)
+                words = words if len(words) - known <= NEW_WORDS_MAX else None
             if tokens is None:
                 tokens = tokens_to_bytes(self._library(piece, add_special_tokens=False))
             found.append(tokens)

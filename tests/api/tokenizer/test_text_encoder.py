@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from api.tokenizer import word_cache
 from api.tokenizer.segment_cache import SegmentCache
-from api.tokenizer.text_encoder import WORDS_CHARS_MAX, WORDS_PIECE_CHARS, TextEncoder
+from api.tokenizer.text_encoder import NEW_WORDS_MAX, WORDS_PIECE_CHARS, TextEncoder
 from api.tokenizer.word_cache import (
     PIECE_BYTES,
     WORD_BYTES_MAX,
@@ -247,12 +247,26 @@ def test_turns_of_a_talk_have_the_librarys_tokens(name: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen", "added words", "prefix space"])
-@pytest.mark.parametrize("chars", [2 * WORDS_PIECE_CHARS, 2 * WORDS_PIECE_CHARS + 1, WORDS_CHARS_MAX + 1])
+@pytest.mark.parametrize("chars", [2 * WORDS_PIECE_CHARS, 2 * WORDS_PIECE_CHARS + 1, 3 * PIECE_BYTES])
 @pytest.mark.parametrize("line", [CORPUS[1], "".join(CORPUS[:3]), "a" * 17_000 + " b"])
 def test_a_segment_of_any_length_has_the_librarys_tokens(name: str, chars: int, line: str) -> None:
     """By words, by pieces of words, by the library where a piece is not ASCII or has a long word, or by it alone."""
     text = (line * (chars // len(line) + 1))[:chars]
     assert ENCODERS[name].encode(text, 10**6, add_special_tokens=False) == library(name, text, add_special_tokens=False)
+
+
+def test_after_a_piece_of_new_words_the_library_goes_on() -> None:
+    """New words are as fast there; the tokens are the same, and few of the words are kept."""
+    made = TOKENIZERS["qwen"]
+    encoder = TextEncoder(made, json.loads(made.to_str()))
+    text = " ".join(f"w{chr(97 + number % 26) * (number % 7)}x{number * 7919 % 99991}" for number in range(20_000))
+    expected = library("qwen", text, add_special_tokens=False)
+    assert encoder.encode(text, 10**6, add_special_tokens=False) == expected
+    assert encoder._words is not None
+    assert len(encoder._words.of("")) < WORDS_PIECE_CHARS < len(set(every_word(text)))
+    known = "".join(CORPUS) * 4
+    assert encoder.encode(known, 10**6, add_special_tokens=False) == library("qwen", known, add_special_tokens=False)
+    assert len(every_word(known)) > NEW_WORDS_MAX
 
 
 BOUNDED = ("gpt2", "llama3", "qwen", "o200k")
