@@ -25,19 +25,28 @@ from replay.recording.request_history import RequestAttempt
 
 def queue_wait(recording: Recording, tried: RequestAttempt, until_ms: int | None) -> QueueWait | None:
     """Its wait, up to that time by the replica's clock; None if it had a place at once."""
-    if not tried.queued_seq:
+    found = _queued(recording, tried, tried.queued_seq)
+    if found is None:
         return None
-    for record, message in recording.messages(ROUTING, tried.queued_seq, tried.queued_seq + 1):
+    time_ms, event = found
+    return QueueWait(
+        time=time_text(time_ms),
+        why=event.why,
+        priority=event.priority,
+        tenant=event.tenant,
+        depth=event.depth,
+        waited_ms=None if until_ms is None else max(0, until_ms - event.now_ms),
+    )
+
+
+def _queued(
+    recording: Recording, tried: RequestAttempt, seq: int, why: str | None = None
+) -> tuple[int, RequestQueued] | None:
+    """When the log stored that it is queued, and that event of the message; None without a message (0)."""
+    for record, message in recording.messages(ROUTING, seq, seq + 1) if seq else ():
         for event in message.events:
-            if isinstance(event, RequestQueued) and event.request == tried.request:
-                return QueueWait(
-                    time=time_text(record.time_ms),
-                    why=event.why,
-                    priority=event.priority,
-                    tenant=event.tenant,
-                    depth=event.depth,
-                    waited_ms=None if until_ms is None else max(0, until_ms - event.now_ms),
-                )
+            if isinstance(event, RequestQueued) and event.request == tried.request and why in {None, event.why}:
+                return record.time_ms, event
     return None
 
 
@@ -74,24 +83,13 @@ SEARCH_MAX = 1024
 
 def explain_hold(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> HoldExplanation | None:
     """The effect of holding on this decision; None if neither this request was held nor any beside it."""
-    held_since = _held(recording, tried)
+    held_since = _queued(recording, tried, tried.held_seq, HELD)
     beside = list(islice(_beside(recording, tried, event), SHOWN_MAX)) if event.held else []
     if held_since is None:
         return HoldExplanation(held_ms=None, by=[], beside=beside) if event.held else None
     stored_ms, queued_event = held_since
     by = sorted(_by(recording, tried, stored_ms), key=lambda each: each.after_ms)
     return HoldExplanation(held_ms=max(0, event.now_ms - queued_event.now_ms), by=by[-SHOWN_MAX:], beside=beside)
-
-
-def _held(recording: Recording, tried: RequestAttempt) -> tuple[int, RequestQueued] | None:
-    """When the log stored that it is held, and that event."""
-    if not tried.held_seq:
-        return None
-    for record, message in recording.messages(ROUTING, tried.held_seq, tried.held_seq + 1):
-        for event in message.events:
-            if isinstance(event, RequestQueued) and event.request == tried.request and event.why == HELD:
-                return record.time_ms, event
-    return None
 
 
 def _by(recording: Recording, tried: RequestAttempt, since_ms: int) -> Iterator[PrefillWhileHeld]:
@@ -108,7 +106,7 @@ def _beside(recording: Recording, tried: RequestAttempt, event: RequestRouted) -
     for other in recording.requests.neighbours(tried.at, 0, SEARCH_MAX):
         if other.replica != tried.replica:
             continue
-        held_since = _held(recording, other)
+        held_since = _queued(recording, other, other.held_seq, HELD)
         if held_since is not None and held_since[1].now_ms <= event.now_ms:
             yield ConcurrentHold(
                 request=other.request,
