@@ -15,7 +15,8 @@ from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of
-from replay.verify.judge import DecisionSide, Term, event_of, exclusions_of, first_difference, remake, side
+from replay.verify.differing_terms import Term
+from replay.verify.judge import DecisionSide, event_of, exclusions_of, first_difference, remake, side
 from replay.verify.verify import PROGRESS_EVERY
 
 Choose = Callable[[RecordedDecision], tuple[RoutingSettings, RoutingSettings]]

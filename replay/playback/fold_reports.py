@@ -19,6 +19,7 @@ from projections.digest import FOLD_VERSION
 from projections.folds.state import DigestPoint, State
 from replay.playback.state_cursors import CursorSource, StateCursor
 from replay.recording.gaps import Gaps
+from replay.recording.unknown_sources import UnknownSources
 
 
 class FoldReport(NamedTuple):
@@ -74,8 +75,8 @@ class FoldCheck:
         self.different = 0
         self.not_judged: Counter[str] = Counter()
         """Reported digests by the reason why they are not judged: `version` (a fold of another version), `absent` (the
-        recording does not hold the place), `incomplete` (a source is unknown there), and, of those that were compared
-        and differ, `history` (the replica had read another message) and `gap`."""
+        recording does not hold the place), `incomplete` (a source is unknown there, and its chain shows why), and, of
+        those that were compared and differ, `history` (the replica had read another message) and `gap`."""
         self.unreported = 0
         """Streams of which replicas reported nothing, since a source was unknown to them."""
         self.differences: list[FoldDifference] = []
@@ -90,22 +91,25 @@ class FoldCheck:
         if event.fold_version != FOLD_VERSION:
             self.not_judged["version"] += sum(len(points.seqs) for points in event.points.values())
 
-    def compare(self, report: FoldReport, state: State, cut: Container[StreamName], gaps: Gaps) -> bool:
+    def compare(
+        self, report: FoldReport, state: State, cut: Container[StreamName], gaps: Gaps, unknown: UnknownSources
+    ) -> bool:
         """True if the state still has that place: then the report is compared with it. `cut` are streams that are
-        folded from behind their start."""
+        folded from behind their start. A fold that lacks a source longer than `unknown` allows is a difference."""
         at = state.cursor.get(report.stream)
         point = state.point(report.stream, report.seq) if at is not None and at.epoch == report.epoch else None
         if point is None:
             return False
-        if not point.complete:
+        read_alike = point.head == report.head
+        if not point.complete and (report.stream in cut or not read_alike or unknown.allow(report.stream, report.seq)):
             self.not_judged["incomplete"] += 1
             return True
         self.compared += 1
-        if point.digest == report.digest:
+        if point.complete and point.digest == report.digest:
             return True
-        if point.head != report.head:
+        if not read_alike:
             self.not_judged["history"] += 1
-        elif report.stream in cut or gaps.at({report.stream: (point.epoch, report.seq)}):
+        elif report.stream in cut or any(gaps.at({report.stream: (point.epoch, report.seq)})):
             self.not_judged["gap"] += 1
         else:
             self.different += 1
@@ -143,10 +147,11 @@ def _place(it: FoldDifference) -> tuple[int, str, int]:
 class DeferredDigestChecks:
     """Reports that wait for a state cursor to pass their place."""
 
-    def __init__(self, source: CursorSource, folds: FoldCheck, gaps: Gaps) -> None:
+    def __init__(self, source: CursorSource, folds: FoldCheck, gaps: Gaps, unknown: UnknownSources) -> None:
         self._source = source
         self._folds = folds
         self._gaps = gaps
+        self._unknown = unknown
         self._waiting: list[FoldReport] = []
 
     def __repr__(self) -> str:
@@ -185,7 +190,7 @@ class DeferredDigestChecks:
         self._waiting = []
 
     def _compare(self, report: FoldReport, state_cursor: StateCursor) -> bool:
-        return self._folds.compare(report, state_cursor.state, state_cursor.cut, self._gaps)
+        return self._folds.compare(report, state_cursor.state, state_cursor.cut, self._gaps, self._unknown)
 
 
 def _reach(state_cursor: StateCursor, stream: StreamName) -> int:

@@ -30,6 +30,7 @@ from replay.playback.state_cursors import (
 )
 from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
+from replay.recording.unknown_sources import UnknownSources
 from streams.archive.message_envelope import envelope
 
 FORGET_EVERY = 256
@@ -133,6 +134,7 @@ class Playback:
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
         self.gaps = gaps
+        self.unknown_sources = UnknownSources(recording)
         self.source = CursorSource(recording, rebases=bool(gaps.all))
         self._deferred: DeferredDigestChecks | None = None
         """None if reports are not compared later."""
@@ -165,7 +167,7 @@ class Playback:
         """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
         is a good deal cheaper. Each window is to be gone through to its end."""
         pool, frames = SharedCursors(self.source), self._frames()
-        self._deferred = deferred = DeferredDigestChecks(self.source, self.folds, self.gaps)
+        self._deferred = deferred = DeferredDigestChecks(self.source, self.folds, self.gaps, self.unknown_sources)
         while window := list(islice(frames, WINDOW)):
             yield self._window(window, pool)
             self._clean_up(pool, list(self._unapplied))
@@ -185,14 +187,15 @@ class Playback:
 
     # --- what replicas said ------------------------------------------------------------------------------------
 
-    def replaced_stream(self, event: RequestRouted | RequestRejected) -> StreamName | None:
-        """The last stream of the decision's cursor that was made anew since; None if none was. Jobs do not count: no
-        decision depends on them."""
-        found = None
-        for name, (epoch, _) in event.cursor.items():
-            if name != JOBS and self.source.epochs.get(StreamName(name)) != epoch:
-                found = StreamName(name)
-        return found
+    def replaced_streams(self, event: RequestRouted | RequestRejected) -> list[StreamName]:
+        """The streams of the decision's cursor that were made anew since. Jobs do not count: no decision depends on
+        them."""
+        epochs = self.source.epochs
+        return [
+            StreamName(name)
+            for name, (epoch, _) in event.cursor.items()
+            if name != JOBS and epochs.get(StreamName(name)) != epoch
+        ]
 
     def _frames(self) -> Iterator[RecordedFrame]:
         if ROUTING in self.source.epochs:
@@ -314,10 +317,9 @@ class Playback:
         if not isinstance(step.event, ReplicaReported) or self._delay is not None:
             return
         for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
-            if (
-                not self.folds.compare(report, replica_state.state, replica_state.cut, self.gaps)
-                and self._deferred is not None
-            ):
+            state, cut = replica_state.state, replica_state.cut
+            compared = self.folds.compare(report, state, cut, self.gaps, self.unknown_sources)
+            if not compared and self._deferred is not None:
                 self._deferred.note(report)
 
     def _recorded_decision(

@@ -7,7 +7,7 @@ that the recording does not have. `replay.verify.chain_proof` therefore finds al
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -75,6 +75,8 @@ class ReplacedHistory(NamedTuple):
     """The evidence, as a phrase."""
     sources: frozenset[str] = frozenset()
     """Sources with messages in the old history alone, as far as they are known."""
+    rolled_back: bool = False
+    """True if its messages are missing and others stand there: the store went back, and with it maybe every stream."""
 
 
 class Gaps:
@@ -96,41 +98,31 @@ class Gaps:
         return CUT if (stream, source) in self._cut else GAP
 
     def at(
-        self,
-        cursor: Mapping[str, tuple[int, int]],
-        agreed: Mapping[StreamName, int] = MappingProxyType({}),
-        *,
-        without: Collection[str] = (),
-    ) -> dict[str, str]:
-        """Kind to text, of gaps that a replica may have read at the cursor and no fold knows yet. `agreed`: per stream
-        the last place at which the replica reported the log's fold. Messages of the sources `without` do not count."""
-        return {
-            gap.kind: gap.text
+        self, cursor: Mapping[str, tuple[int, int]], agreed: Mapping[StreamName, int] = MappingProxyType({})
+    ) -> Iterator[RecordingGap]:
+        """The gaps that a replica may have read at the cursor and no fold knows yet. `agreed`: per stream the last
+        place at which the replica reported the log's fold."""
+        return (
+            gap
             for gap in self.all
             if gap.stream in cursor
             and agreed.get(gap.stream, 0) < gap.sure
             and gap.after <= cursor[gap.stream][1]
             and (gap.noticed is None or cursor[gap.stream][1] < gap.noticed)
-            and gap.source not in without
-        }
+        )
 
     def replaced_at(
-        self,
-        cursor: Mapping[str, tuple[int, int]],
-        read: Mapping[StreamName, int] = MappingProxyType({}),
-        *,
-        unknown: Collection[str] = (),
-    ) -> str:
-        """The first history that was replaced since a replica read it at the cursor, as a phrase; empty if none was.
-        `read`: per stream the last place at which the replica reported the message that stands there. `unknown`:
-        sources that it knew to lack messages, so that it had read the history that stands there."""
+        self, cursor: Mapping[str, tuple[int, int]], seq: int, read: Mapping[StreamName, int] = MappingProxyType({})
+    ) -> Iterator[ReplacedHistory]:
+        """The histories that were replaced since a replica read them at the cursor of its message at `seq` of the
+        routing stream. `read`: per stream the last place at which the replica reported the message that stands
+        there."""
         for each in self.replaced:
             at = cursor.get(each.stream)
-            if at is None or not each.first <= at[1] <= (each.last or at[1]):
+            if at is None or at[1] < each.first or read.get(each.stream, 0) >= each.noticed:
                 continue
-            if read.get(each.stream, 0) < each.noticed and each.sources.isdisjoint(unknown):
-                return each.text
-        return ""
+            if at[1] <= (each.last or at[1]) or (each.stream == ROUTING and at[1] >= seq):  # it had read its own place
+                yield each
 
 
 def _overwritten(gaps: list[RecordingGap]) -> Iterator[ReplacedHistory]:
@@ -144,7 +136,9 @@ def _overwritten(gaps: list[RecordingGap]) -> Iterator[ReplacedHistory]:
                 noticed, messages = lost[0].noticed or 0, sum(each.messages for each in lost)
                 text = f"{messages} messages of {stream} that stood from {stream}:{noticed} on are missing, and others "
                 sources = frozenset(str(each.source) for each in lost)
-                yield ReplacedHistory(stream, noticed, noticed + messages - 1, noticed, text + "stand there", sources)
+                yield ReplacedHistory(
+                    stream, noticed, noticed + messages - 1, noticed, text + "stand there", sources, rolled_back=True
+                )
                 lost = []
             if gap is not None:
                 lost.append(gap)

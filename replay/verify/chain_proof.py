@@ -412,7 +412,9 @@ class _Prover:
             self._break(stream, found)
         self._proof.messages += walk.messages
         self._proof.sources += len(walk.sources)
-        self._gaps += walk.gaps()
+        gaps = walk.gaps()
+        self._note_rollback(stream, [gap for gap in gaps if gap.kind == CUT])
+        self._gaps += gaps
         self._proof.untold += walk.untold()
         self._clock_offsets += walk.clock_offsets.offsets()
         if stream == ROUTING:
@@ -421,6 +423,16 @@ class _Prover:
     def _note_contradiction(self, stream: StreamName, first: int, seq: int, who: str) -> None:
         text = f"{who} read another message at {stream}:{seq} than stands there"
         self._contradicted[stream, first] = ReplacedHistory(stream, first, None, seq, text)
+
+    def _note_rollback(self, stream: StreamName, cut: list[RecordingGap]) -> None:
+        """More messages are missing before the recording than stood there: some stood where others stand now."""
+        first, missing = self._recording.archive.span(stream).begin, sum(gap.messages for gap in cut)
+        if missing >= first:
+            text = f"{missing} messages are missing before {stream}:{first}, more than stood there"
+            noticed, sources = max(gap.noticed or 0 for gap in cut), frozenset(str(gap.source) for gap in cut)
+            self._contradicted[stream, first] = ReplacedHistory(
+                stream, first, missing, noticed, text, sources, rolled_back=True
+            )
 
     def _check_snapshot(self, manifest: Manifest) -> None:
         if not self._recording.is_true(manifest):

@@ -69,30 +69,32 @@ class ClockOffsetWalk:
 
     def __init__(self, stream: StreamName) -> None:
         self._stream = stream
-        self._windows: dict[SourceId, _Window] = {}
+        self._windows: dict[str, _Window] = {}
 
     def __repr__(self) -> str:
         return f"<ClockOffsetWalk of {self._stream}: {len(self._windows)} sources>"
 
     def take(self, record: Record, message: Envelope) -> None:
         """The times of the next message of a source's own chain narrow the bounds of its offset."""
-        source, most_ms = SourceId(message.source), record.time_ms - message.sent_ms
-        window = self._windows.get(source)
+        sent_ms, stored_ms = message.sent_ms, record.time_ms
+        most_ms = stored_ms - sent_ms
+        window = self._windows.get(message.source)
         if window is None:
-            self._windows[source] = _Window(record.seq, record.time_ms, most_ms, most_ms)
+            self._windows[message.source] = _Window(record.seq, stored_ms, most_ms, most_ms)
             return
-        least_ms = window.stored_ms - message.sent_ms
-        window.stored_ms = record.time_ms
-        if window.messages == 1:  # the first message has no bound below
-            window.least_ms = least_ms
-        narrower = max(window.least_ms, least_ms), min(window.most_ms, most_ms)
-        if window.messages >= WINDOW or narrower[0] > narrower[1] + 1:
-            window.steps += narrower[0] > narrower[1] + 1
+        least_ms = window.stored_ms - sent_ms
+        # compared without calls: this runs for every message
+        low = window.least_ms if least_ms < window.least_ms and window.messages > 1 else least_ms
+        high = window.most_ms if window.most_ms < most_ms else most_ms  # noqa: FURB136
+        if window.messages >= WINDOW or low > high + 1:
+            if window.messages == 1:
+                window.least_ms = least_ms  # the first message has no bound below
+            window.steps += low > high + 1
             window.close()
-            window.messages, narrower = 1, (least_ms, most_ms)
+            window.messages, low, high = 1, least_ms, most_ms
         window.messages += 1
-        window.least_ms, window.most_ms = narrower
-        window.seq = record.seq
+        window.least_ms, window.most_ms = low, high
+        window.stored_ms, window.seq = stored_ms, record.seq
 
     def offsets(self) -> Iterator[ClockOffset]:
         """One of each source with two messages or more."""
@@ -101,7 +103,7 @@ class ClockOffsetWalk:
                 window.close()
                 _, least_ms, most_ms, seq = window.furthest
                 yield ClockOffset(
-                    source=source,
+                    source=SourceId(source),
                     stream=self._stream,
                     seq=StreamSeq(seq),
                     least_ms=least_ms,

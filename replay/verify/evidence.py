@@ -7,8 +7,7 @@ the digest of its fold, and the log's fold has the same, no gap before that plac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import starmap
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -16,9 +15,9 @@ from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import ReplicaReported, RequestRejected, RequestRouted
 from core.events.routing import PROGRAM_VERSION
-from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, from_column
+from core.ids import LOST_SUFFIX, Epoch, ReplicaId, StreamName, StreamSeq, from_column
 from core.snapshot_manifest import At
-from core.subjects import JOBS, ROUTING, owner
+from core.subjects import JOBS, LOAD, ROUTING, owner
 from projections.folds.state import DigestPoint, State
 from projections.policy.rules import RULES
 from replay.playback.fold_reports import FoldReport, fold_reports_of
@@ -34,12 +33,22 @@ LIFTED = frozenset({"cut", "deleted", "gap", "replaced"})
 
 
 class Unverifiable(NamedTuple):
-    """A reason why the recording may not show the view of a decision, with its evidence."""
+    """A reason why the recording may not show a part of the view of a decision, with its evidence."""
 
     reason: str
     """Of REASONS."""
     text: str
     """The evidence, as one sentence."""
+    stream: StreamName | None = None
+    """The stream of the missing messages; None for any stream, and for the rules or the settings of the replica."""
+    source: str | None = None
+    """The source of these messages; None for any source of the stream …"""
+    known: Container[str] = ()
+    """… but for these."""
+
+    def concerns(self, source: str) -> bool:
+        """True if messages of that source may be missing."""
+        return self.source in (None, source) and source not in self.known
 
 
 class Evidence:
@@ -54,23 +63,30 @@ class Evidence:
     def __repr__(self) -> str:
         return f"<Evidence for {self._playback!r}>"
 
-    def first(self, at: RecordedDecision | RecordedRefusal) -> Unverifiable | None:
-        """The first reason, in the order of REASONS, that holds for the decision or refusal that the playback gave
-        last; None if it is to be judged. A pass through the recording for the first one that lacks messages."""
+    def all(self, at: RecordedDecision | RecordedRefusal) -> list[Unverifiable]:
+        """All reasons for the decision or refusal that the playback gave last. A pass through the recording for the
+        first one that lacks messages."""
         if at.event.decide_version not in RULES:  # no message of the log would change that
-            return next(self._of_rules(at), None)
+            return list(self._of_rules(at))
         found = list(self._all(at))
         if any(each.reason in LIFTED for each in found):
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)
             before = self._agreements
             found = list(self._all(at, before.folds(at.replica, at.seq), before.heads(at.replica, at.seq)))
-        return min(found, key=lambda each: REASONS.index(each.reason), default=None)
+        return [each for each in found if self._is_allowed(at, each)]
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
         later look. Some 3 us, and O(workers) where the recording lacks messages."""
         return {each.reason: each.text for each in self._all(at)}
+
+    def _is_allowed(self, at: RecordedDecision | RecordedRefusal, each: Unverifiable) -> bool:
+        """False if the fold alone lacks the source: by its chain it is known there."""
+        if each.stream is None or each.source is None or each.source not in _unknown(at, each.stream):
+            return True
+        seq = at.replica_state.state.cursor[each.stream].seq
+        return self._playback.unknown_sources.allow(each.stream, seq, each.source)
 
     def _all(
         self,
@@ -81,35 +97,38 @@ class Evidence:
         """`agreed`: per stream the last place at which the replica reported the log's fold; `read`: at which
         it had read the message that stands there."""
         replica_state, event, gaps = at.replica_state, at.event, self._playback.gaps
-        yield from starmap(Unverifiable, replica_state.unverifiable.items())
+        for reason, text in replica_state.unverifiable.items():
+            of_settings = reason == "settings"
+            yield Unverifiable(reason, text, *(() if of_settings else (ROUTING, at.replica)))
         yield from self._of_rules(at)
-        yield from self._of_epoch(at)
+        yield from self._of_epochs(at)
         yield from self._of_end(at)
         is_half_known = replica_state.cut or replica_state.state.incomplete
         if not (is_half_known or gaps.all or gaps.replaced):
             return
         of_others, admitted = _workers_of_others(replica_state.state, event.model), _recorded_as_unknown(event)
         if is_half_known:
-            known = _half_known(replica_state, gaps, agreed, without=of_others | admitted)
-            yield from starmap(Unverifiable, known)
+            yield from _half_known(replica_state, gaps, agreed, without=of_others | admitted)
         cursor = {name: at for name, at in event.cursor.items() if name != JOBS}  # no decision rests on jobs
-        yield from starmap(Unverifiable, gaps.at(cursor, agreed, without=of_others).items())
-        if why := gaps.replaced_at(cursor, read, unknown=admitted):
-            yield Unverifiable("replaced", f"history was replaced: {why}")
+        for gap in gaps.at(cursor, agreed):
+            source = None if gap.source is None else gap.source.removesuffix(LOST_SUFFIX)
+            if source not in of_others:
+                yield Unverifiable(gap.kind, gap.text, gap.stream, source)
+        for each in gaps.replaced_at(cursor, at.seq, read):
+            if each.sources.isdisjoint(admitted):  # by its record the replica had read what stands there
+                stream = None if each.rolled_back else each.stream
+                yield Unverifiable("replaced", f"history was replaced: {each.text}", stream)
 
     def _of_rules(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
         if why := newer_rules(self._recording, at):
             yield Unverifiable("version", why)
 
-    def _of_epoch(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
-        stream = self._playback.replaced_stream(at.event)
-        if stream is None:
-            return
-        epoch = at.event.cursor[stream][0]
-        if by := self._places().epoch_named(stream, epoch, at):
-            yield Unverifiable(
-                "replaced", f"{stream} was made anew: the history of its epoch {epoch}, which {by} names, is not here"
-            )
+    def _of_epochs(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
+        for stream in self._playback.replaced_streams(at.event):
+            epoch = at.event.cursor[stream][0]
+            if by := self._places().epoch_named(stream, epoch, at):
+                text = f"the history of its epoch {epoch}, which {by} names, is not here"
+                yield Unverifiable("replaced", f"{stream} was made anew: {text}", stream)
 
     def _of_end(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
         source = self._playback.source
@@ -119,9 +138,9 @@ class Evidence:
                 continue
             read = f"{stream}:{seq} was read by then, and the recording ends at {source.ends[stream]}"
             if self._recording.archive.contents.to_ms:
-                yield Unverifiable("end", f"{read}, since it was limited to a moment")
+                yield Unverifiable("end", f"{read}, since it was limited to a moment", stream)
             elif by := self._places().beyond(stream, source.ends[stream], at):
-                yield Unverifiable("end", f"{read}, though {by} had read more")
+                yield Unverifiable("end", f"{read}, though {by} had read more", stream)
 
     def _places(self) -> NamedPlaces:
         if self._named is None:
@@ -165,9 +184,11 @@ class NamedPlaces:
         return f"<NamedPlaces in {len(self._first)} epochs>"
 
     def epoch_named(self, stream: StreamName, epoch: int, at: RecordedDecision | RecordedRefusal) -> str:
-        """An earlier message of a replica, or a snapshot, that names the epoch; empty if none does."""
-        first = min(self._first.get((stream, epoch), {}).values(), default=None)
-        if first is not None and first.at < at.seq:
+        """An earlier message of a replica, one of another replica, or a snapshot that names the epoch; empty if none
+        does."""
+        named = self._first.get((stream, epoch), {}).values()
+        first = min((it for it in named if it.at < at.seq or it.replica != at.replica), default=None)
+        if first is not None:
             return f"replica {self._recording.names.replica(first.replica)} at {ROUTING}:{first.at}"
         return self._snapshot(lambda place: place.epoch == epoch, stream)
 
@@ -222,23 +243,40 @@ def _release(version: str) -> list[int]:
 
 def _half_known(
     replica_state: ReplicaState, gaps: Gaps, agreed: Mapping[StreamName, int], *, without: Collection[str]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Unverifiable]:
     """Gaps that the fold itself knows, but for those of the workers `without`: ones that the decision does not rest on,
     and ones that the replica did not know either, by its record."""
+    state = replica_state.state
     for cut, how in replica_state.cut.items():
         if cut not in agreed and cut != JOBS:
-            yield CUT, how
+            yield Unverifiable(CUT, how, cut, known=_known(state, cut))
     if ROUTING in replica_state.cut and not replica_state.settings_known:
-        yield "settings", f"the settings of {replica_state.replica} were said before the recording begins"
-    for stream, kv in replica_state.state.kv.items():
+        yield Unverifiable("settings", f"the settings of {replica_state.replica} were said before the recording begins")
+    for stream, kv in state.kv.items():
         for worker in sorted(kv.unknown.difference(without)):
-            yield gaps.kind(stream, worker), f"the cache of worker {worker} is not known until it restates it"
-    for replica in sorted(replica_state.state.routing.unknown):
+            text = f"the cache of worker {worker} is not known until it restates it"
+            yield Unverifiable(gaps.kind(stream, worker), text, stream, worker)
+    for replica in sorted(state.routing.unknown):
         if replica == replica_state.replica:
-            yield "unknown", f"a message of {replica} is missing, and it has not restated itself since"
+            text = f"a message of {replica} is missing, and it has not restated itself since"
+            yield Unverifiable("unknown", text, ROUTING, replica)
         else:
             kind = CUT if ROUTING in replica_state.cut else gaps.kind(ROUTING, replica)
-            yield kind, f"what replica {replica} has in flight is not known until it restates it"
+            text = f"what replica {replica} has in flight is not known until it restates it"
+            yield Unverifiable(kind, text, ROUTING, replica)
+
+
+def _known(state: State, stream: StreamName) -> Collection[str]:
+    """Sources of a stream without its head of which the fold has all that counts."""
+    if stream == ROUTING:
+        return state.routing.replicas.keys() - state.routing.unknown
+    return state.loads.reports.keys() if stream == LOAD else state.kv[stream].alive.keys() - state.kv[stream].unknown
+
+
+def _unknown(at: RecordedDecision | RecordedRefusal, stream: StreamName) -> Collection[str]:
+    """Sources of the stream that the fold lacks."""
+    state = at.replica_state.state
+    return state.projection(stream).unknown if stream in state.cursor else ()
 
 
 def _workers_of_others(state: State, model: str) -> set[str]:

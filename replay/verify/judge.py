@@ -2,19 +2,23 @@
 
 Terms are compared from the inputs of a decision to its results, so the first that differs is nearest to the cause.
 
+Decisions and refusals are judged in one form, `Remade`: made again, compared term by term, excused term by term
+(`replay.verify.differing_terms`). Prefill verdicts rest on nothing but their own record, so no message that is missing
+excuses them, and `replay.verify.prefill_checks` shares only the evidence of newer rules.
+
 The prompt of a refused request is not in the log; but the exclusions depend on nothing of it but its block size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from core.events import RequestRejected, RequestRouted
 from core.events.routing import COLUMNS, TIMED_COLUMNS
-from core.ids import ReplicaId, RequestId, StreamName, WorkerId, from_column
+from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from core.subjects import JOBS
@@ -27,6 +31,7 @@ from replay.recording.gaps import Gaps
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of, prove
+from replay.verify.differing_terms import Term, judged_terms
 from replay.verify.evidence import Evidence, Unverifiable
 
 BEFORE_COST = (
@@ -82,17 +87,6 @@ COST_UNITS = {
 }
 """By policy; the costs of all further policies are 0."""
 NO_UNIT = CostUnit("", "")
-
-
-class Term(NamedTuple):
-    """The first difference of two decisions."""
-
-    term: str
-    """Of TERMS."""
-    worker: str
-    """The candidate concerned; empty if none is."""
-    recorded: Any
-    recomputed: Any
 
 
 class DecisionSide(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +154,7 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
     """True if all results are the same, not only the digest: a forged record could state the digest alone."""
     return (
         recorded.digest == recomputed.digest
+        and recorded.cursor == recomputed.cursor
         and recorded.worker == recomputed.worker
         and recorded.columns == recomputed.columns
         and recorded.candidates == recomputed.candidates
@@ -230,31 +225,46 @@ def counts(excluded: dict[str, tuple[int, bytes]]) -> dict[str, Any]:
     return {reason: {"count": count, "first": from_column(ids)} for reason, (count, ids) in sorted(excluded.items())}
 
 
-class RemadeRefusal(NamedTuple):
-    """A refused request decided again."""
+class Remade(NamedTuple):
+    """A recorded decision or refusal made again: the one form in which both are judged."""
 
-    same: bool
-    worker: WorkerId | None
-    """The worker that could have served it; None if none."""
-    excluded: dict[str, tuple[int, bytes]]
-    """The excluded workers, as an event records them."""
+    terms: Sequence[Term]
+    """All terms that differ from the record, from inputs to results; none if the record follows from the log."""
+    decision: Decision | None = None
+    """None if this program cannot make it."""
+    routed: RequestRouted | None = None
+    """Its record; None if no worker could serve."""
+
+    @property
+    def worker(self) -> str:
+        """The chosen worker; empty if none could serve."""
+        return (self.decision.worker or "") if self.decision is not None else ""
 
 
-def remake_refusal(at: RecordedRefusal) -> RemadeRefusal:
-    """The request asked again with every block size that its prompt may have been cut into."""
+def remake_refusal(at: RecordedRefusal) -> list[Remade]:
+    """The request asked again with every block size that its prompt may have been cut into; the one that gives the
+    record alone, if one does."""
     if at.event.decide_version not in RULES:
-        return RemadeRefusal(same=False, worker=None, excluded={})
+        return [Remade([rules_term(at.event.decide_version)])]
     found = [_decide_again(at, size) for size in _block_sizes(at.view, at.event.model)]
-    return next((again for again in found if again.same), found[0])
+    return next(([again] for again in found if not again.terms), found)
 
 
-def _decide_again(at: RecordedRefusal, block_size: int) -> RemadeRefusal:
+def _decide_again(at: RecordedRefusal, block_size: int) -> Remade:
     event, prompt = at.event, HashedPrompt(1, block_size, b"")
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
     decision = decide(at.view, request, at.settings, event.now_ms, 0, version=event.decide_version)
+    return Remade([*_refusal_differences(event, decision)], decision)
+
+
+def _refusal_differences(event: RequestRejected, decision: Decision) -> Iterator[Term]:
     excluded = recorded_exclusions(decision.excluded)
-    same = decision.worker is None and excluded == event.excluded and _answers_alike(event)
-    return RemadeRefusal(same, decision.worker, excluded)
+    if decision.ranked:
+        yield Term("candidates", "", [], [str(each.candidate.worker) for each in decision.ranked])
+    if excluded != event.excluded:
+        yield Term("excluded", "", counts(event.excluded), counts(excluded))
+    if not _answers_alike(event):
+        yield Term("reason", "", f"{event.reason}, status {event.status}", rejection_reason(excluded))
 
 
 def _answers_alike(event: RequestRejected) -> bool:
@@ -375,9 +385,10 @@ def _judge_alone(
     playback = Playback(recording, seq, seq + 1, replica=replica, gaps=gaps)
     for at in playback:
         if (at.event.request, at.event.attempt) == (request, attempt):
-            decision = "" if playback.replaced_stream(at.event) else remake(at)
-            same = first_term(at, decision)[0] is None
-            return RemadeDecision(at, decision, same, None if same else Evidence(playback).first(at))
+            decision = remake(at)
+            it = remade(at, decision)
+            found = judged_terms(at, it.decision, it.terms, Evidence(playback).all(at)) if it.terms else None
+            return RemadeDecision(at, decision, not it.terms, found if isinstance(found, Unverifiable) else None)
     return None
 
 
@@ -395,17 +406,26 @@ def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Dec
         return f"{type(error).__name__}: {error}"
 
 
-def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
-    """The first term in which the decision differs from its record, if any, and its own event."""
+def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
+    """The decision compared with its record."""
     event = at.event
     if event.decide_version not in RULES:
-        return rules_term(event.decide_version), None
+        return Remade([rules_term(event.decide_version)])
     if isinstance(decision, str):
-        return Term("failure", "", "", decision), None
+        return Remade([Term("failure", "", "", decision)])
     routed = event_of(decision, at.request, at.settings, event.settings_revision)
     if routed is not None and equal(event, routed):
-        return None, routed
-    return first_difference(event, routed, exclusions_of(decision)), routed
+        return Remade((), decision, routed)
+    terms = [*_differences(event, routed, exclusions_of(decision))]
+    if event.cursor != decision.cursor:
+        terms.insert(0, Term("cursor", "", event.cursor, decision.cursor))
+    return Remade(terms or [Term("digest", "", event.digest, decision.digest)], decision, routed)
+
+
+def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
+    """The first term in which the decision differs from its record, if any, and its own event."""
+    found = remade(at, decision)
+    return next(iter(found.terms), None), found.routed
 
 
 def rules_term(version: int) -> Term:
@@ -421,17 +441,9 @@ def difference(
     return _difference(at, term, recorded, side(routed, names.worker(routed.worker) if routed else ""), names)
 
 
-def _refusal_difference(at: RecordedRefusal, found: RemadeRefusal, names: Participants) -> DecisionDifference:
-    worker = found.worker or ""
-    if at.event.decide_version not in RULES:
-        term = rules_term(at.event.decide_version)
-    elif worker:
+def _refusal_difference(at: RecordedRefusal, term: Term, worker: str, names: Participants) -> DecisionDifference:
+    if term.term == "candidates":
         term = Term("choice", worker, "", worker)
-    elif found.excluded == at.event.excluded:
-        recorded = f"{at.event.reason}, status {at.event.status}"
-        term = Term("reason", "", recorded, rejection_reason(found.excluded))
-    else:
-        term = Term("excluded", "", counts(at.event.excluded), counts(found.excluded))
     now = DecisionSide(
         worker=worker, name=names.worker(worker) if worker else "", cost=0, predicted_cached_tokens=0, digest=""
     )
@@ -472,32 +484,49 @@ class _Judge:
 
     def decided(self, at: RecordedDecision) -> Verdict:
         event = at.event
-        # of another history nothing to decide on is here
-        decision = "" if self._playback.replaced_stream(event) else remake(at)
-        term, routed = first_term(at, decision)
+        decision = remake(at)
+        found = remade(at, decision)
+        routed, digest = found.routed, decision if isinstance(decision, str) else decision.digest
+        if found.terms and self._playback.replaced_streams(event):
+            routed, digest = None, ""  # made on a part of its history
         costs = routed.columns["cost"] if routed else ()
-        recomputed = decision if isinstance(decision, str) else decision.digest
         ours = (
-            at.seq, at.number, event.request, event.attempt, at.replica, event.digest, recomputed, event.worker,
+            at.seq, at.number, event.request, event.attempt, at.replica, event.digest, digest, event.worker,
             routed.worker if routed else "", costs[0] if costs else 0, event.decide_version,
         )  # fmt: skip
-        if term is None:
+        if not found.terms:
             return Verdict(*ours)
-        if excuse := self._evidence.first(at):
-            return Verdict(*ours, NOT_JUDGED, excuse.reason, excuse.text)
-        cause = self._cause(at) or term
+        term = judged_terms(at, found.decision, found.terms, self._evidence.all(at))
+        if isinstance(term, Unverifiable):
+            return Verdict(*ours, NOT_JUDGED, term.reason, term.text)
+        cause = self._cause(at) or term or found.terms[0]
         return Verdict(*ours, DIFFERENT, "", "", difference(at, cause, routed, self._recording.names))
 
     def refused(self, at: RecordedRefusal) -> Verdict:
-        event, found = at.event, remake_refusal(at)
-        worker = found.worker or ""
-        recomputed = REFUSED if found.same else worker or "refused for other reasons"
-        ours = (at.seq, at.number, event.request, event.attempt, at.replica, REFUSED, recomputed, "", worker, 0, 0)
-        if found.same:
+        event, tried = at.event, remake_refusal(at)
+        found = tried[0]
+        recomputed = found.worker or "refused for other reasons" if found.terms else REFUSED
+        ours = (
+            at.seq,
+            at.number,
+            event.request,
+            event.attempt,
+            at.replica,
+            REFUSED,
+            recomputed,
+            "",
+            found.worker,
+            0,
+            0,
+        )
+        if not found.terms:
             return Verdict(*ours)
-        if excuse := self._evidence.first(at):
+        missing = self._evidence.all(at)
+        terms = [judged_terms(at, each.decision, each.terms, missing) for each in tried]
+        if excuse := next((each for each in terms if isinstance(each, Unverifiable)), None):
             return Verdict(*ours, NOT_JUDGED, excuse.reason, excuse.text)
-        return Verdict(*ours, DIFFERENT, "", "", _refusal_difference(at, found, self._recording.names))
+        term = terms[0] if isinstance(terms[0], Term) else found.terms[0]
+        return Verdict(*ours, DIFFERENT, "", "", _refusal_difference(at, term, found.worker, self._recording.names))
 
     def _cause(self, at: RecordedDecision) -> Term | None:
         """A claim of the record that the log contradicts, before any term of the decision: a place that the replica

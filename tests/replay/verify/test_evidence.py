@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -13,7 +14,7 @@ from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChan
 from core.ids import Epoch, SourceId, StreamName
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING
-from projections.policy.cost import ScoredCandidate, score
+from projections.policy.candidates import CandidateSet
 from projections.policy.rules import RULES
 from replay.recording.recording import Recording
 from replay.verify.verify import VerifyResult, verify
@@ -57,9 +58,19 @@ def verified(it: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = N
         return verify(recording)
 
 
-def shifted(*given: object) -> list[ScoredCandidate]:
-    """A bug in the rules: every cost is one too high."""
-    return [each._replace(cost=each.cost + 1) for each in score(*given)]  # type: ignore[arg-type]
+def plant(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+    """A bug in the rules: this term of the first worker is one more than it should be."""
+    whole = RULES[1].find_candidates
+
+    def wrong(*given: Any) -> CandidateSet:
+        left, excluded = whole(*given)
+        if term == "overlap":
+            changed = left[0]._replace(overlap=tuple(depth + 1 for depth in left[0].overlap))
+        else:
+            changed = left[0]._replace(active_requests=left[0].active_requests + 1)
+        return CandidateSet([changed, *left[1:]], excluded)
+
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(find_candidates=wrong))
 
 
 def test_decisions_on_a_deleted_message_are_not_judged_until_it_is_restated(stage: Stage, tmp_path: Path) -> None:
@@ -90,7 +101,7 @@ def test_a_gap_that_the_replica_knew_excuses_nothing(
     found = verified(stage, tmp_path)
     assert (found.verified, found.not_judged) == (3, {})
     assert [gap.kind for gap in found.gaps] == ["gap"]
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=shifted))
+    plant(monkeypatch, "overlap")
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {"gap": 2})
     assert found.differences[0].request == "unknown"
@@ -128,7 +139,7 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
             return verify(recording)
 
     assert (found().verified, found().not_judged, found().different) == (2, {}, 0)
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=shifted))
+    plant(monkeypatch, "active_requests")
     assert (found().verified, found().not_judged, found().different) == (0, {"cut": 1}, 1)
     assert found().differences[0].request == "late"
 

@@ -1,0 +1,253 @@
+"""Differing terms: the inputs on which each term of a decision rests, and terms that missing messages do not excuse.
+
+1. A term of a candidate rests on messages of that worker, or of all replicas: `TERM_INPUTS`. Missing messages of other
+   sources excuse no difference in it.
+2. A cost follows from the recorded terms of its candidate, and the order from the recorded costs. So these are
+   differences where the record contradicts itself, even if messages are missing.
+3. The digest covers further candidates and facts that the record does not show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from core.events import RequestRouted
+from core.ids import StreamName, from_column
+from core.settings import APPROXIMATE
+from core.subjects import LOAD, ROUTING, is_kv
+from projections.policy.candidates import LAST_RESORT_REASONS
+from projections.policy.decide import Decision
+from projections.policy.rules import RULES
+from replay.playback.playback import RecordedDecision, RecordedRefusal
+from replay.verify.evidence import REASONS, Unverifiable
+
+
+class Term(NamedTuple):
+    """One difference of two decisions."""
+
+    term: str
+    """Of `replay.verify.judge.TERMS`."""
+    worker: str
+    """The candidate concerned; empty if none is."""
+    recorded: Any
+    recomputed: Any
+
+
+class Input(Enum):
+    """Messages on which a term may rest."""
+
+    CACHE = auto()
+    """Of the worker, in its kv stream."""
+    REPORT = auto()
+    """Of the worker, in the load stream."""
+    IN_FLIGHT = auto()
+    """Of all replicas."""
+    OWN = auto()
+    """Of the replica that decided."""
+    SETTINGS = auto()
+    """The settings of that replica."""
+
+
+OF_WORKER = frozenset({Input.CACHE, Input.REPORT})
+"""Inputs of one worker alone."""
+_MEMBERSHIP = (Input.CACHE, Input.REPORT, Input.OWN, Input.SETTINGS)
+_CACHED = (Input.CACHE,)
+TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
+    "rules": (Input.SETTINGS,),
+    "candidates": _MEMBERSHIP,
+    "excluded": _MEMBERSHIP,
+    "overlap": _CACHED,
+    "overlap_all": _CACHED,
+    "pending": (Input.IN_FLIGHT,),
+    "active_blocks": (Input.IN_FLIGHT,),
+    "active_requests": (Input.IN_FLIGHT,),
+    "prefill": (Input.CACHE, Input.IN_FLIGHT, Input.SETTINGS),
+    "waiting": (Input.REPORT,),
+    "known": _CACHED,
+    "wait_us": (Input.IN_FLIGHT, Input.SETTINGS),
+    "cost": (Input.SETTINGS,),
+    "choice": (Input.SETTINGS,),
+    "order": (Input.SETTINGS,),
+    "policy": (Input.SETTINGS,),
+    "prefer": (Input.OWN,),
+    "prefer_tokens": (Input.OWN,),
+    "believed": (Input.IN_FLIGHT, Input.SETTINGS),
+    "digest": (Input.IN_FLIGHT, Input.SETTINGS),
+}
+"""The inputs of each term beside other terms; a term that is not here has none."""
+
+
+def judged_terms(
+    at: RecordedDecision | RecordedRefusal,
+    decision: Decision | None,
+    terms: Iterable[Term],
+    missing: list[Unverifiable],
+) -> Term | Unverifiable | None:
+    """The first term that no missing message excuses; if all are excused, the first reason in the order of REASONS.
+    None without a term. `decision` is the one made again, from whose record the terms differ."""
+    excuses = _Excuses(at, decision, missing)
+    for term in terms:
+        if not excuses.hold_for(term):
+            return term
+    return min(excuses.used, key=lambda each: REASONS.index(each.reason), default=None)
+
+
+class _Excuses:
+    """Takes the terms of one decision in their order, from inputs to results."""
+
+    def __init__(
+        self, at: RecordedDecision | RecordedRefusal, decision: Decision | None, missing: list[Unverifiable]
+    ) -> None:
+        self.used: list[Unverifiable] = []
+        """The reasons that excuse a term so far."""
+        self._at, self._event, self._decision = at, at.event, decision
+        self._missing = [(each, self._inputs(each)) for each in missing]
+        self._ours = from_column(at.event.candidates) if isinstance(at.event, RequestRouted) else []
+        self._theirs = [str(each.candidate.worker) for each in decision.ranked] if decision is not None else []
+        self._shows_all = len(self._ours) == getattr(at.event, "candidates_total", 0)
+        self._workers: set[str] = set()
+        """Workers with a term that is excused."""
+        policies = {getattr(at.event, "policy", ""), at.settings.policy}
+        self._approximate = APPROXIMATE in policies
+        self._chosen_by_turn = "round-robin" in policies
+
+    def hold_for(self, term: Term) -> bool:
+        """True if missing messages, or terms before that they excuse, excuse the term."""
+        match term.term:
+            case "cursor":
+                holds = self._hold_for_cursor()
+            case "candidates" | "excluded":
+                holds = self._hold_for_workers(term)
+            case "choice" | "order":
+                turn = [Input.OWN] if self._chosen_by_turn else []
+                holds = self._note(term, *turn) or (self._may_follow() and self._follows_from_costs())
+            case "cost":
+                holds = term.worker in self._workers or self._note(term)
+            case "prefer" | "prefer_tokens":
+                holds = self._chosen_differs() or self._note(term) or self._hold_for_prefill_workers()
+            case "predicted" | "prefill_tokens" | "blocks" | "wait":
+                holds = self._chosen_differs()
+            case "believed":
+                chosen = getattr(self._event, "worker", "")
+                holds = self._chosen_differs() or self._note(term._replace(worker=chosen), Input.CACHE)
+            case "digest":
+                holds = bool(self.used) or self._hold_for_hidden(term)
+            case _:
+                holds = self._note(term)
+                self._workers |= {term.worker} if holds else set()
+        return holds
+
+    def _note(self, term: Term, *more: Input) -> bool:
+        """True if messages that the term rests on are missing."""
+        found = [*self._lacking(term.worker, *TERM_INPUTS.get(term.term, ()), *more)]
+        if self._approximate and term.term in ("overlap", "overlap_all"):
+            found = [*self._lacking(term.worker, Input.IN_FLIGHT, Input.SETTINGS)]
+        self.used += found
+        return bool(found)
+
+    def _lacking(self, worker: str, *inputs: Input) -> Iterator[Unverifiable]:
+        """The reasons why such messages, of that worker or of any if it is empty, may be missing."""
+        for each, missing in self._missing:
+            for it in inputs:
+                if it in missing and (not worker or it not in OF_WORKER or each.concerns(worker)):
+                    yield each
+                    break
+
+    def _inputs(self, each: Unverifiable) -> set[Input]:
+        """The inputs of which messages may be missing by that reason."""
+        replica, replica_state = self._at.replica, self._at.replica_state
+        if each.reason in ("version", "settings"):
+            return {Input.SETTINGS}
+        found = {it for it in Input if _stream_has(each.stream, it)}
+        if not each.concerns(replica):
+            found.discard(Input.OWN)
+        known = replica_state.settings_known and replica_state.revision == self._event.settings_revision
+        return found - {Input.SETTINGS} if known or Input.OWN not in found else found
+
+    def _hold_for_prefill_workers(self) -> bool:
+        """Workers that answer no request, and such as the fold does not have: one of them may hold the prompt."""
+        serving = {str(member.worker) for member in self._at.view.state.serving()}
+        found = [each for each in self._lacking("", Input.CACHE, Input.REPORT) if each.source not in serving]
+        self.used += found
+        return bool(found)
+
+    def _hold_for_cursor(self) -> bool:
+        """Each place that the log does not have is one of other history, or behind the end of the recording."""
+        there = self._decision.cursor if self._decision is not None else {}
+        streams = [stream for stream, place in self._event.cursor.items() if there.get(stream) != place]
+        found = [
+            [each for each, _ in self._missing if each.reason in ("replaced", "end") and each.stream in (stream, None)]
+            for stream in streams
+        ]
+        self.used += [each for several in found for each in several]
+        return all(found)
+
+    def _hold_for_workers(self, term: Term) -> bool:
+        """Workers that are left out, or not, on one side alone: each rests on its own messages."""
+        if term.term == "candidates":
+            workers = set(term.recorded) ^ set(self._theirs)
+            hidden = not self._shows_all
+        else:
+            one, other = (_shown(it) for it in (term.recorded, term.recomputed))
+            workers = {worker for worker, _ in one ^ other}
+            hidden = any(
+                each["count"] > len(each["first"]) for it in (term.recorded, term.recomputed) for each in it.values()
+            )
+        local = self._at.view.local
+        last_resort = {str(worker) for reason in LAST_RESORT_REASONS for worker in local.get(reason, ())}
+        if hidden or not workers:
+            return self._note(term)
+        return all(
+            self._note(term._replace(worker="" if worker in last_resort else worker)) for worker in sorted(workers)
+        )
+
+    def _hold_for_hidden(self, term: Term) -> bool:
+        """Facts that the record does not show: of its candidates, and of further ones."""
+        if not self._shows_all:
+            return self._note(term, *_MEMBERSHIP)
+        holds = self._note(term)
+        for worker in self._ours:
+            holds |= self._note(term._replace(worker=worker), Input.CACHE)
+        return holds
+
+    def _chosen_differs(self) -> bool:
+        event = self._event
+        if not isinstance(event, RequestRouted) or not self.used:
+            return False
+        return event.worker in self._workers or self._theirs[:1] != [event.worker]
+
+    def _may_follow(self) -> bool:
+        """True if a term before is excused, or the record does not show all candidates and messages are missing."""
+        return bool(self.used) or (not self._shows_all and self._hold_for_hidden(Term("digest", "", "", "")))
+
+    def _follows_from_costs(self) -> bool:
+        """True unless the rules would order the recorded candidates otherwise by their recorded costs."""
+        at, event, decision = self._at, self._event, self._decision
+        if not isinstance(at, RecordedDecision) or not isinstance(event, RequestRouted) or decision is None:
+            return True
+        if not self._shows_all or set(self._ours) != set(self._theirs):
+            return True  # hidden candidates, or some that the log does not show
+        costs = dict(zip(self._ours, event.columns.get("cost", ()), strict=False))
+        scored = [each._replace(cost=costs.get(each.candidate.worker, each.cost)) for each in decision.ranked]
+        scored.sort(key=lambda each: each.candidate.worker)
+        turn = at.view.routed(event.model)
+        ranked = RULES[event.decide_version].rank(scored, at.request, at.settings, turn, event.seed)
+        return [each.candidate.worker for each in ranked] == self._ours
+
+
+def _stream_has(stream: StreamName | None, it: Input) -> bool:
+    """True if such messages stand in the stream, or in one that is not named."""
+    match it:
+        case Input.CACHE:
+            return stream is None or is_kv(stream)
+        case Input.REPORT:
+            return stream in (None, LOAD)
+        case _:
+            return stream in (None, ROUTING)
+
+
+def _shown(excluded: Mapping[str, Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Pairs of worker and reason."""
+    return {(worker, reason) for reason, each in excluded.items() for worker in each["first"]}

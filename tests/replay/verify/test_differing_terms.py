@@ -1,0 +1,283 @@
+"""Gaps excuse the terms that rest on what is missing, and no others: each wrong term here was called not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from core.codec import encode_event, encode_message
+from core.events import LocalChanged
+from core.events.jobs import JobsRestated
+from core.ids import Epoch, SourceId, StreamName, WorkerId, to_column
+from core.settings import RoutingSettings
+from core.subjects import JOBS, LOAD, ROUTING, asked_token
+from projections.folds import jobs_fold
+from projections.folds.kv_fold import KvFold
+from projections.policy.candidates import CandidateSet
+from projections.policy.rules import RULES
+from projections.policy.view import Candidate
+from replay.recording.recording import Recording
+from replay.recording.unknown_sources import UnknownSources
+from replay.verify.judge import judge_decision
+from replay.verify.verify import VerifyResult, verify
+from streams.archive.archive_writer import ArchiveWriter
+from tests.projections.facts import finished, joined, load, prompt, restated, stored
+from tests.projections.job_facts import asked
+from tests.replay.staged import KEY, KV, A, B, R, S, Stage
+
+ASKED = prompt(1, 2, 3)
+OTHER = prompt(7, 8, 9)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """Two workers, and two replicas that are there."""
+    it = Stage()
+    for name, worker in (("left", A), ("right", B)):
+        it.say(KV, worker, joined(name))
+        it.say(LOAD, worker, load())
+    for replica, name in ((R, "r1"), (S, "r2")):
+        it.replica(replica, name, RoutingSettings(policy="kv"))
+    return it
+
+
+def verified(
+    stage: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = None, ends: dict[StreamName, int] | None = None
+) -> VerifyResult:
+    """The log of the stage, but for some messages; each stream up to its end, if one is given."""
+    with Recording.open(written(stage, path / "log", gone, ends), KEY) as recording:
+        return verify(recording)
+
+
+def written(
+    stage: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = None, ends: dict[StreamName, int] | None = None
+) -> Path:
+    """The same as an export, limited to a moment if streams have ends."""
+    writer = ArchiveWriter(path, "test", KEY.chain_key, "contrail test", 1)
+    for stream, frames in stage.frames.items():
+        writer.open(stream, Epoch(1), 1, 1)
+        last = (ends or {}).get(stream, len(frames))
+        for record in stage._records:
+            if record.stream == stream and record.seq <= last and (stream, record.seq) not in (gone or set()):
+                writer.add(record)
+        writer.reached(stream, last)
+    writer.finish(writer.contents(0, stage.clock.now_ms if ends else 0))
+    return path
+
+
+def lose(stage: Stage, stream: StreamName, source: str) -> None:
+    """A message of the source never reaches the log."""
+    n, _ = stage._chains[stream, source]
+    stage._chains[stream, source] = n + 1, bytes(16)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, worker: str, change: Callable[[Candidate], Candidate]) -> None:
+    """A bug: the rules see this worker otherwise."""
+    whole = RULES[1].find_candidates
+
+    def wrong(*given: Any) -> CandidateSet:
+        left, excluded = whole(*given)
+        return CandidateSet([change(each) if each.worker == worker else each for each in left], excluded)
+
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(find_candidates=wrong))
+
+
+def cached(it: Candidate) -> Candidate:
+    return it._replace(overlap=tuple(depth + 1 for depth in it.overlap))
+
+
+def waiting(it: Candidate) -> Candidate:
+    return it._replace(waiting=it.waiting + 1)
+
+
+def busy(it: Candidate) -> Candidate:
+    return it._replace(active_requests=it.active_requests + 1)
+
+
+def lost_cache(stage: Stage) -> None:
+    lose(stage, KV, A)
+    stage.route("x", ASKED)
+    stage.say(KV, A, stored(77))
+
+
+def lost_report(stage: Stage) -> None:
+    lose(stage, LOAD, A)
+    stage.route("x", ASKED)
+    stage.say(LOAD, A, load(2))
+
+
+def lost_request(stage: Stage) -> None:
+    lose(stage, ROUTING, S)
+    stage.tell(finished("other"))
+    stage.route("x", ASKED)
+    stage.tell(finished("gone"), replica=S)
+
+
+def foreign_message(stage: Stage) -> None:
+    """Sealed with another key: the next message does not follow on it, and no replica knew the cache."""
+    n, _ = stage._chains[KV, A]
+    stage.store(KV, A, encode_message(SourceId(A), n, bytes(16), 1, [encode_event(stored(76))]))
+    stage.route("x", ASKED)
+
+
+GAPS: dict[Callable[[Stage], None], tuple[Callable[[Candidate], Candidate] | None, str]] = {
+    lost_cache: (cached, A),
+    lost_report: (waiting, A),
+    lost_request: (busy, A),
+    foreign_message: (None, A),
+}
+"""Each gap, and the term that rests on what is missing."""
+TERMS = {cached: "overlap", waiting: "waiting", busy: "active_requests"}
+
+
+@pytest.mark.parametrize("gap", GAPS)
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("worker", [A, B])
+def test_a_gap_excuses_the_terms_that_rest_on_it(
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gap: Callable[[Stage], None],
+    change: Callable[[Candidate], Candidate],
+    worker: str,
+) -> None:
+    """A lost cache event of one worker says nothing of another, nor of requests in flight; and so on."""
+    gap(stage)
+    plant(monkeypatch, worker, change)
+    found = verified(stage, tmp_path)
+    excused, whose = GAPS[gap]
+    if change is excused and (worker == whose or change is busy):
+        assert (found.different, sum(found.not_judged.values())) == (0, 1)
+    else:
+        assert (found.different, found.not_judged) == (1, {})
+        assert found.differences[0].term == TERMS[change]
+        assert found.differences[0].term_worker == worker
+
+
+@pytest.mark.parametrize("change", [cached, busy])
+def test_a_message_of_its_own_excuses_what_the_replica_alone_knew(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    gone = stage.tell(LocalChanged(worker=A, reasons=("stale",)))
+    stage.route("x", ASKED)
+    plant(monkeypatch, A, change)
+    found = verified(stage, tmp_path, {(ROUTING, gone)})
+    assert (found.different, found.not_judged) == ((1, {}) if change is cached else (0, {"unknown": 1}))
+
+
+@pytest.mark.parametrize("stream", [KV, LOAD])
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_an_epoch_that_is_lost_excuses_its_own_stream(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: StreamName, change: Any
+) -> None:
+    """Two replicas name it. Before, nothing of such a decision was made again."""
+    for replica in (R, S):
+        event = stage.decided(f"x-{replica}", ASKED, replica=replica)
+        stage.tell(structs.replace(event, cursor={**event.cursor, stream: (7, 5)}), replica=replica)
+    unspoilt = verified(stage, tmp_path)
+    assert (unspoilt.different, unspoilt.not_judged) == (0, {"replaced": 2})
+    plant(monkeypatch, B, change)
+    found = verified(stage, tmp_path)
+    if stream == KV or change is waiting:  # without its kv stream no worker is there
+        assert (found.different, found.not_judged) == (0, {"replaced": 2})
+    else:
+        assert (found.different, found.not_judged) == (2, {})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_stream_that_was_not_exported_so_far_excuses_its_own_terms(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    stage.say(LOAD, A, load(2))
+    stage.route("x", ASKED)
+    ends = {LOAD: len(stage.frames[LOAD]) - 1}
+    assert verified(stage, tmp_path, ends=ends).not_judged == {"end": 1}
+    plant(monkeypatch, A, change)
+    found = verified(stage, tmp_path, ends=ends)
+    assert (found.different, found.not_judged) == ((0, {"end": 1}) if change is waiting else (1, {}))
+
+
+def test_a_record_that_contradicts_itself_is_a_difference(stage: Stage, tmp_path: Path) -> None:
+    """The choice follows from the recorded costs, also where the log lacks what the costs rest on."""
+    gone = stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
+    right, event = stage.decided("x", ASKED), stage.decided("y", ASKED, replica=S)
+    assert event.worker == A
+    stage.tell(right)
+    turned = {name: column[::-1] for name, column in event.columns.items()}
+    ids = to_column([WorkerId(B), WorkerId(A)])
+    stage.tell(structs.replace(event, worker=B, candidates=ids, columns=turned), replica=S)
+    found = verified(stage, tmp_path, {(KV, gone)})
+    assert (found.different, found.not_judged) == (1, {"deleted": 1})
+    assert (found.differences[0].request, found.differences[0].term) == ("y", "choice")
+
+
+def test_a_cursor_that_is_not_the_one_of_the_decision(stage: Stage, tmp_path: Path) -> None:
+    """The digest is that of the true cursor, so the record alone names the other one."""
+    event = stage.decided("x", ASKED)
+    stage.tell(structs.replace(event, cursor={**event.cursor, LOAD: (1, 1)}))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+
+
+def test_a_fold_that_stays_unknown_is_a_difference(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source restated itself: from there on its fold lacks nothing, and a fold that says so excuses nothing."""
+    lose(stage, KV, A)
+    stage.say(KV, A, stored(77))
+    stage.say(KV, A, joined("left"), restated(0, 1, *[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.tell(stage.report(R))
+    stage.route("x", ASKED)
+    right = verified(stage, tmp_path)
+    assert (right.verified, right.folds.different) == (1, 0)
+    monkeypatch.setattr(KvFold, "_restated", lambda *_: None)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+    assert found.differences[0].term == "overlap"
+    assert (found.folds.different, found.folds.not_judged_by) == (1, {})
+
+
+def test_jobs_that_stay_unknown_are_a_difference(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requester says that it has no job open. Before, each report on that fold was not judged."""
+    stage.frames[JOBS] = []
+    stage.say(JOBS, A, asked("0a" * 8, 1), about=asked_token(A))
+    lose(stage, JOBS, A)
+    stage.say(JOBS, A, JobsRestated(open=0), about=asked_token(A))
+    stage.tell(stage.report(R))
+    assert verified(stage, tmp_path).folds.different == 0
+    monkeypatch.setattr(jobs_fold, "_forget", lambda part: setattr(part, "known", False))
+    folds = verified(stage, tmp_path).folds
+    assert (folds.different, folds.not_judged_by) == (1, {})
+    assert folds.differences[0].stream == JOBS
+
+
+def test_the_chain_tells_how_long_a_source_is_unknown(stage: Stage, tmp_path: Path) -> None:
+    """From the gap to the last part of a restatement that nothing interrupts."""
+    lose(stage, KV, A)
+    first = stage.say(KV, A, stored(77))
+    stage.say(KV, A, joined("left"), restated(0, 2, 1))
+    stage.say(KV, A, restated(0, 2, 1))
+    last = stage.say(KV, A, restated(1, 2, 2))
+    with Recording.open(written(stage, tmp_path / "log"), KEY) as recording:
+        unknown = UnknownSources(recording)
+        allowed = [seq for seq in range(1, len(stage.frames[KV]) + 1) if unknown.allow(KV, seq, A)]
+        assert allowed == [*range(first, last)]
+        assert [seq for seq in range(1, last + 1) if unknown.allow(KV, seq)] == allowed
+        assert not unknown.allow(KV, first, B)
+
+
+def test_explain_and_the_state_judge_alike(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference that a gap does not excuse has no excuse there, either."""
+    lose(stage, KV, A)
+    stage.route("x", ASKED)
+    seq = len(stage.frames[ROUTING])
+    stage.say(KV, A, stored(77))
+    plant(monkeypatch, B, cached)
+    with Recording.open(written(stage, tmp_path / "log"), KEY) as recording:
+        judged = judge_decision(recording, seq, R, "x", 0)
+    assert judged is not None
+    assert (judged.same, judged.excuse) == (False, None)
