@@ -131,7 +131,7 @@ GAPS: dict[Callable[[Stage], None], tuple[Callable[[Candidate], Candidate] | Non
     foreign_message: (None, A),
 }
 """Each gap, and the term that rests on what is missing."""
-TERMS = {cached: "overlap", waiting: "waiting", busy: "active_requests"}
+TERMS: dict[Callable[[Candidate], Candidate], str] = {cached: "overlap", waiting: "waiting", busy: "active_requests"}
 
 
 @pytest.mark.parametrize("gap", GAPS)
