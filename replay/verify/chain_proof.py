@@ -159,6 +159,10 @@ class ChainWalk:
                 found.append(self._unclaimed(hole, hole.messages - known))
         return found
 
+    def room(self, first: int, last: int) -> int:
+        """The number of places between these that hold no message."""
+        return sum(hole.messages for hole in self._holes if first <= hole.first <= last)
+
     def untold(self) -> list[RecordingGap]:
         """Replicas that were found lost without a last message of their own."""
         found = []
@@ -413,7 +417,7 @@ class _Prover:
         self._proof.messages += walk.messages
         self._proof.sources += len(walk.sources)
         gaps = walk.gaps()
-        self._note_rollback(stream, [gap for gap in gaps if gap.kind == CUT])
+        self._note_rollbacks(walk, gaps)
         self._gaps += gaps
         self._proof.untold += walk.untold()
         self._clock_offsets += walk.clock_offsets.offsets()
@@ -424,15 +428,20 @@ class _Prover:
         text = f"{who} read another message at {stream}:{seq} than stands there"
         self._contradicted[stream, first] = ReplacedHistory(stream, first, None, seq, text)
 
-    def _note_rollback(self, stream: StreamName, cut: list[RecordingGap]) -> None:
-        """More messages are missing before the recording than stood there: some stood where others stand now."""
-        first, missing = self._recording.archive.span(stream).begin, sum(gap.messages for gap in cut)
-        if missing >= first:
-            text = f"{missing} messages are missing before {stream}:{first}, more than stood there"
-            noticed, sources = max(gap.noticed or 0 for gap in cut), frozenset(str(gap.source) for gap in cut)
-            self._contradicted[stream, first] = ReplacedHistory(
-                stream, first, missing, noticed, text, sources, rolled_back=True
-            )
+    def _note_rollbacks(self, walk: ChainWalk, gaps: list[RecordingGap]) -> None:
+        """More messages are missing than there are places for: some stood where others stand now."""
+        lost = [gap for gap in gaps if gap.kind in (CUT, DELETED) and gap.noticed is not None]
+        for kind, after in sorted({(gap.kind, gap.after) for gap in lost}):
+            alike = [gap for gap in lost if (gap.kind, gap.after) == (kind, after)]
+            begin, missing = self._recording.archive.span(walk.stream).begin, sum(gap.messages for gap in alike)
+            room = begin - 1 if kind == CUT else walk.room(after, max(gap.sure for gap in alike))
+            if missing > room:
+                first = begin if kind == CUT else after
+                text = f"{missing} messages are missing before {walk.stream}:{alike[-1].noticed}, more than stood there"
+                noticed, sources = max(gap.noticed or 0 for gap in alike), frozenset(str(gap.source) for gap in alike)
+                self._contradicted[walk.stream, first] = ReplacedHistory(
+                    walk.stream, first, after + missing - 1, noticed, text, sources, rolled_back=True
+                )
 
     def _check_snapshot(self, manifest: Manifest) -> None:
         if not self._recording.is_true(manifest):
