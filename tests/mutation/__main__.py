@@ -4,8 +4,8 @@ python -m tests.mutation                       all of them, two at a time; some 
 python -m tests.mutation --only gallop-narrow  one, or several
 python -m tests.mutation --write               and docs/mutation.md has the table of the run
 
-The log with every state is made and exported by the program without a mutant. Exit status 1 if a mutant survives
-without an argument, or if an argument is wrong.
+The log with every state is made and exported by the program without a mutant. Exit status 1 if a mutant survives, or
+is named by the suite alone, without an argument, or if an argument is wrong.
 """
 
 # ruff: noqa: T201 - it talks to the person who started it
@@ -32,7 +32,7 @@ LIMIT_S = 240.0
 """One examination, or one run of tests, at most: a mutant that takes longer is named by the limit."""
 PAGE = ROOT / "docs" / "mutation.md"
 START, END = "<!-- the table of the last run -->\n", "<!-- the end of the table -->\n"
-FAILED = re.compile(r"^(?:FAILED|ERROR) (?:.*/)?(\S+?)(?: - .*)?$", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) tests/(?:\S*/)?(\S+\.py.*?)(?: - .*)?$", re.MULTILINE)
 
 
 class MutantResult(NamedTuple):
@@ -123,9 +123,15 @@ def all_results(mutants: list[Mutant], jobs: int) -> list[MutantResult]:
 
 
 def faults(mutants: list[Mutant], results: list[MutantResult]) -> list[str]:
-    """Sentences about survivors without an argument, and about arguments that a judge contradicts."""
+    """Sentences about survivors and about mutants that the suite alone names, without an argument; and about arguments
+    that a judge contradicts."""
     found = []
     for mutant, result in zip(mutants, results, strict=True):
+        if result.suite and not mutant.unlogged:
+            found.append(f"{mutant.name} is named by the suite alone: add the state to the log, or argue in the list")
+        if mutant.unlogged and not result.suite:
+            named_by = result.named_by or "no check"
+            found.append(f"{mutant.name} is argued to be in no log, and is named by {named_by}")
         if not result.named_by and not mutant.equivalent:
             found.append(f"{mutant.name} survives: write the test that names it, or argue in the list")
         if result.named_by and mutant.equivalent:
@@ -148,7 +154,19 @@ def table(mutants: list[Mutant], results: list[MutantResult]) -> str:
         if mutant.equivalent:
             suite = f"none: {mutant.equivalent}"
         rows.append(f"| `{mutant.name}` | {mutant.area} | {result.verify} | {result.digest} | {suite} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join([*rows, *_unlogged(mutants)]) + "\n"
+
+
+def _unlogged(mutants: list[Mutant]) -> list[str]:
+    """A second table: the mutants that no log shows, by the argument."""
+    by_argument: dict[str, list[str]] = {}
+    for mutant in mutants:
+        if mutant.unlogged:
+            by_argument.setdefault(mutant.unlogged, []).append(f"`{mutant.name}`")
+    if not by_argument:
+        return []
+    rows = [f"| {', '.join(names)} | {argument} |" for argument, names in by_argument.items()]
+    return ["", "| mutants that the suite alone names | why no log shows them |", "|---|---|", *rows]
 
 
 def main(wanted: argparse.Namespace) -> int:

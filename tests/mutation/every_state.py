@@ -2,22 +2,20 @@
 caches, stale credit, holding, verdicts), and the states that decisions alone do not need.
 
 These are runs of blocks that several workers hold, prefill jobs with a gap, migrations, restatements with requests in
-flight, workers and replicas that end, own events not read back, and digests that the replicas report.
+flight, workers and replicas that end, own events not read back, digests that the replicas report, and the rare states
+of `rare_states`. `state_counts` counts them all.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import structs
 
 from core.codec import digest
-from core.events import CacheCleared, ReplicaRestated, RequestMigrated, WorkerLeft, WorkerLost
+from core.events import CacheCleared, RequestMigrated, WorkerLeft, WorkerLost
 from core.events.jobs import JobsRestated
-from core.events.kv import BlocksRemoved, BlocksStored
 from core.events.routing import ReplicaLost
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
@@ -26,6 +24,7 @@ from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.policy.prefill_choice import REMOTE
 from tests.golden.make_decisions import DecisionLog
+from tests.mutation.rare_states import RareStates
 from tests.projections.facts import (
     finished,
     joined,
@@ -96,7 +95,8 @@ class EveryStateLog(DecisionLog):
             stage.tell(stage.report(replica), replica=replica)
 
     def _refuse(self) -> None:
-        """The other workers of the model have left."""
+        """The rare states are in the log, and the other workers of the model have left."""
+        RareStates(self.stage).add()
         for worker in RUNNERS:
             self.stage.say(KV, worker, WorkerLeft(reason="stopped"))
         super()._refuse()
@@ -195,60 +195,3 @@ class EveryStateLog(DecisionLog):
             stage._chains[JOBS, REQUESTER] = n + 1, digest(lost, KEY.chain_key)
         self._jobs.clear()
         self._tell_job(JobsRestated(open=0))
-
-
-class StateCount(NamedTuple):
-    """A state, and how often the log must have it."""
-
-    state: str
-    least: int
-
-
-COVERAGE = (
-    StateCount("settings changed", 30), StateCount("migrated", 20), StateCount("restated in flight", 8),
-    StateCount("digests reported", 30), StateCount("blocks stored in runs", 200), StateCount("runs shortened", 60),
-    StateCount("cache cleared", 20), StateCount("cache restated", 20), StateCount("worker left", 3),
-    StateCount("worker lost", 3), StateCount("replica lost", 1), StateCount("job pulled", 8),
-    StateCount("job cancelled", 8), StateCount("jobs restated", 4), StateCount("remote prefill", 20),
-    StateCount("decided before its own events", 100), StateCount("decision", 600),
-    StateCount("tier other than device", 50), StateCount("messages missing", 10),
-)  # fmt: skip
-"""Beside the states of decisions, which `tests.golden.test_decisions` counts in the log that this one extends."""
-
-
-def states(stage: Stage) -> Counter[str]:
-    """How often each state of COVERAGE is in the log."""
-    found: Counter[str] = Counter()
-    for frames in stage.frames.values():
-        chains: dict[str, int] = {}
-        for frame in frames:
-            message = frame.message
-            assert message is not None
-            found["messages missing"] += message.n != chains.get(message.source, 0)
-            chains[message.source] = message.n + 1
-            for event in message.events:
-                found.update(_states_of(event, frame.seq))
-    return found
-
-
-def _states_of(event: Any, seq: int) -> Iterator[str]:
-    name = type(event).__name__
-    known = {
-        "SettingsChanged": "settings changed", "RequestMigrated": "migrated", "ReplicaReported": "digests reported",
-        "CacheCleared": "cache cleared", "CacheRestated": "cache restated", "ReplicaLost": "replica lost",
-        "WorkerLeft": "worker left", "WorkerLost": "worker lost", "PrefillPulled": "job pulled",
-        "PrefillCancelled": "job cancelled", "JobsRestated": "jobs restated", "RequestRouted": "decision",
-    }.get(name)  # fmt: skip
-    if known is not None:
-        yield known
-    if isinstance(event, ReplicaRestated) and event.requests:
-        yield "restated in flight"
-    if isinstance(event, BlocksStored | BlocksRemoved):
-        if event.blocks.pieces:
-            yield "blocks stored in runs" if isinstance(event, BlocksStored) else "runs shortened"
-        if event.tier != "device":
-            yield "tier other than device"
-    if name == "RequestPrefilled" and event.prefill is not None and event.prefill.remote:
-        yield "remote prefill"
-    if name == "RequestRouted" and seq - event.cursor[ROUTING][1] > 1:
-        yield "decided before its own events"

@@ -25,10 +25,10 @@ class MutantFinder(MetaPathFinder):
 
     def __init__(self, mutant: Mutant) -> None:
         self.module = mutant.file.removesuffix(".py").replace("/", ".")
-        self._mutant = mutant
+        self.mutant = mutant
 
     def __repr__(self) -> str:
-        return f"<MutantFinder {self._mutant.name}>"
+        return f"<MutantFinder {self.mutant.name}>"
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +38,7 @@ class MutantFinder(MetaPathFinder):
         spec = PathFinder.find_spec(fullname, path, target)
         assert spec is not None
         assert spec.origin is not None
-        spec.loader = _MutantLoader(fullname, spec.origin, self._mutant)
+        spec.loader = _MutantLoader(fullname, spec.origin, self.mutant)
         return spec
 
 
@@ -59,6 +59,11 @@ def mutated(mutant: Mutant) -> str:
     if source.count(mutant.old) != 1:
         raise ValueError(f"the old text of {mutant.name} occurs {source.count(mutant.old)} times in {mutant.file}")
     return source.replace(mutant.old, mutant.new)
+
+
+def planted() -> MutantFinder | None:
+    """The finder of the planted mutant, if there is one."""
+    return next((finder for finder in sys.meta_path if isinstance(finder, MutantFinder)), None)
 
 
 def plant(name: str) -> None:

@@ -141,6 +141,9 @@ def test_small_offsets_are_not_noted() -> None:
     assert clock.noted_offset_ms == 0
     host.ahead_ms = -NOTED_MS - 3
     assert clock.noted_offset_ms <= -NOTED_MS
+    for noted_ms in (NOTED_MS, -NOTED_MS):
+        host.ahead_ms += noted_ms - clock.offset_ms
+        assert clock.noted_offset_ms == noted_ms
 
 
 def test_a_time_cut_off_to_milliseconds_is_within_the_bounds() -> None:

@@ -160,6 +160,64 @@ async def test_retention_is_no_loss() -> None:
     assert await Replica(it, store).step() == []
 
 
+async def test_a_purge_long_before_the_age_limit_is_a_loss() -> None:
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    await Replica(it, store).step()
+    state = it.log.state
+
+    async def limited(stream: object) -> object:
+        found = await state(stream)  # type: ignore[arg-type]
+        return found._replace(age_max_s=3600)
+
+    it.log.state = limited  # type: ignore[method-assign, assignment]
+    purged(it)
+    assert await Replica(it, store).step() == [f"{KV} purged"]
+
+
+async def test_messages_deleted_before_a_head_was_kept_are_no_loss() -> None:
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    deleted(it)
+    one = Replica(it, store)
+    assert await one.step() == []
+    assert (await one.kept()).streams[KV].deleted == 1
+    assert await Replica(it, store).step() == []
+
+
+async def test_a_loss_that_is_seen_once_is_none() -> None:
+    """A new leader of a stream answers before it has caught up."""
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    await Replica(it, store).step()
+    other = Replica(it, store)
+    await other.fold()
+    state, asked = it.log.state, []
+
+    async def late(stream: object) -> object:
+        found = await state(stream)  # type: ignore[arg-type]
+        asked.append(stream)
+        return found._replace(last_seq=StreamSeq(found.last_seq - 1)) if asked.count(stream) == 1 else found
+
+    it.log.state = late  # type: ignore[method-assign, assignment]
+    it.clock.advance(CHECK_MS)
+    await other.heads.step()
+    assert asked.count(KV) > 1
+    assert other.heard == []
+
+
+async def test_the_head_of_a_fold_that_the_log_contradicts_is_not_kept() -> None:
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    one = Replica(it, store)
+    await one.step()
+    written_over(it)
+    it.clock.advance(CHECK_MS)
+    await one.heads.step()
+    assert [loss.kind for loss in one.heard] == ["rolled back"]
+    assert KV not in (await one.kept()).streams
+
+
 async def test_a_head_is_written_every_few_seconds_by_all_replicas_together() -> None:
     """Two replicas, one write in a period; a fold that is behind takes nothing back."""
     it, store = await made(), MemoryRegistryStore()
@@ -209,7 +267,8 @@ async def test_losses_are_bounded_in_number_and_age() -> None:
         await one.step()
         it.log.remake(ROUTING)
         await one.step()
-    assert len((await one.kept()).losses) == LOSSES_KEPT
+    assert (await one.kept()).losses == tuple(one.heard[-LOSSES_KEPT:])
+    assert len(one.heard) == LOSSES_KEPT + 3
     it.clock.advance(LOSSES_KEPT_MS)
     await one.step()
     assert one.heads.losses == ()

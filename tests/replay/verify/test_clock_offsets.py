@@ -61,6 +61,13 @@ def test_a_step_is_counted_and_bounded_on_both_sides() -> None:
     assert found.least_ms <= 1000 <= found.most_ms
 
 
+@pytest.mark.parametrize(("early_ms", "steps"), [(0, 0), (1, 0), (2, 1)])
+def test_bounds_that_contradict_by_the_resolution_of_times_are_no_step(early_ms: int, steps: int) -> None:
+    """A message that was sealed before the one before it was stored, by times that are cut off to milliseconds."""
+    [found] = offsets([(0, 0), (100, 100), (100 - early_ms, 101)])
+    assert found.steps == steps
+
+
 def test_the_sources_that_are_furthest_off_are_kept() -> None:
     every = [each for ms in range(150) for each in offsets(steady(ms * 1000), f"{ms:03}")]
     kept = furthest(every)

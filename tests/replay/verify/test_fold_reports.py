@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from core.block_spans import single
+from core.codec import digest
 from core.events import ReplicaLeft
 from core.ids import StreamSeq, WorkerId
 from core.settings import RoutingSettings
@@ -15,8 +16,8 @@ from core.subjects import LOAD
 from projections.folds.state import POINTS_KEPT
 from replay.playback.fold_reports import FoldDifference
 from replay.verify.verify import VerifyResult, verify
-from tests.projections.facts import joined, load, prompt, stored
-from tests.replay.staged import KV, A, B, R, S, Stage
+from tests.projections.facts import joined, load, prompt, restated, stored
+from tests.replay.staged import KEY, KV, A, B, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
 
@@ -58,6 +59,15 @@ def test_a_wrong_fold_shows_before_any_decision_rests_on_it(stage: Stage, tmp_pa
     stage.route("elsewhere", ASKED, replica=S)
     found = verified(stage, tmp_path)
     assert difference(found).seq == 3
+
+
+def test_a_gap_that_a_restatement_closed_excuses_no_wrong_fold(stage: Stage, tmp_path: Path) -> None:
+    """A message of the other worker is missing, and that worker has restated its cache since."""
+    lost = stage.sealed(KV, B, stored(1))
+    stage._chains[KV, B] = stage._chains[KV, B][0] + 1, digest(lost, KEY.chain_key)
+    stage.say(KV, B, restated(0, 1, 2))
+    wrong(stage)
+    assert verified(stage, tmp_path).folds.different == 1
 
 
 def test_a_fold_that_is_told_behind_the_last_decision(stage: Stage, tmp_path: Path) -> None:
