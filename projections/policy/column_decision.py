@@ -1,4 +1,4 @@
-"""Decisions among many workers, by columns: what `decide` decides, to the byte, at a tenth of its price.
+"""Decisions among many workers, by columns: what `decide` decides, to the byte, at a fraction of its price.
 
 `decide` makes an object for each worker, and scores and ranks one after the other: 2 us per worker. Here each step is
 one operation over all workers (`projections.folds.worker_table`), and a candidate becomes an object when it is read.
