@@ -66,6 +66,7 @@ def test_bounds_that_contradict_by_the_resolution_of_times_are_no_step(early_ms:
     """A message that was sealed before the one before it was stored, by times that are cut off to milliseconds."""
     [found] = offsets([(0, 0), (100, 100), (100 - early_ms, 101)])
     assert found.steps == steps
+    assert (found.most_ms == 0) is not bool(steps), "the bounds of one window count together"
 
 
 def test_the_sources_that_are_furthest_off_are_kept() -> None:
