@@ -20,7 +20,7 @@ from api.server.json_limits import CONTAINERS_MAX, STRINGS_MAX, VALUES_MAX
 from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from api.tokenizer.text_encoder import TextEncoder
-from api.tokenizer.word_cache import WORD_BYTES_MAX
+from api.tokenizer.word_cache import WORD_BYTES_MAX, WordCache
 from core.models import ModelCard
 from tests.api.conftest import Api
 from tests.api.raw import connected, request, say
@@ -96,17 +96,17 @@ async def test_a_long_text_that_fits_is_answered(long: Api) -> None:
 async def test_a_hang_up_ends_the_tokenizing(long: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before its next piece; nothing is asked of a worker, and nothing of the text is kept."""
     begun, go, calls = threading.Event(), threading.Event(), 0
-    library = TextEncoder._library
+    look_up = WordCache.tokens
 
-    def counted(encoder: TextEncoder, text: str, add_special_tokens: bool) -> list[int]:
+    def counted(words: WordCache, text: str) -> bytes | None:
         nonlocal calls
         calls += 1
         begun.set()
         go.wait(5)
-        return library(encoder, text, add_special_tokens)
+        return look_up(words, text)
 
     await long.http.post("/v1/completions", json={"model": "tiny", "prompt": "a"})  # the tokenizer is loaded
-    monkeypatch.setattr(TextEncoder, "_library", counted)
+    monkeypatch.setattr(WordCache, "tokens", counted)
     for path in ("/v1/chat/completions", "/v1/messages"):
         begun.clear()
         go.clear()
