@@ -94,6 +94,18 @@ class ReplicaOverview(NamedTuple):
         return list(dict.fromkeys(loss for it in self.replicas for loss in it.losses))
 
 
+def _dropped_lines(replicas: list[ReplicaStatus]) -> Text:
+    """Decisions that no log has: of these replicas, then those that others stated before they ended."""
+    others = {name: count for it in replicas for name, count in it.dropped_by_others.items() if count}
+    for it in replicas:
+        if it.dropped:
+            others.pop(f"{it.name} ({it.id})", None)  # its own line has them
+            text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
+            yield Mark(text, WARNING)
+    for name, count in others.items():
+        yield Mark(f"{name} dropped {count_text(count, 'decision')}, by its statement: no log has them", WARNING)
+
+
 def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
     """The table, and below it whether they agree; with `streams` each one's cursor by stream."""
     yield Table(HEADS, [_row(it) for it in found.replicas], ALIGN)
@@ -108,12 +120,7 @@ def replicas_text(found: ReplicaOverview, *, streams: bool = False) -> Text:
             checks = count_text(it.in_flight_damaged, "check")
             text = f"{it.name} ({it.id}) had counted requests in flight wrong in {checks}: `/state` names them"
             yield Mark(text, WARNING)
-        if it.dropped:
-            text = f"{it.name} dropped {count_text(it.dropped, 'decision')} since it joined: no log has them"
-            yield Mark(text, WARNING)
-    others = {name: count for it in found.replicas for name, count in it.dropped_by_others.items() if count}
-    for name, count in others.items():
-        yield Mark(f"{name} dropped {count_text(count, 'decision')}, by its statement: no log has them", WARNING)
+    yield from _dropped_lines(found.replicas)
     for it in found.replicas:
         yield from (
             Mark(f"{it.name} did not start from {text}", WARNING) for text in it.refused_snapshots[:REFUSED_SHOWN]

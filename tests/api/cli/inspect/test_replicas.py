@@ -279,3 +279,14 @@ def test_a_clock_that_is_off_has_a_line(offset_ms: int | None, line: str) -> Non
     found = [replica("0", clock_offset_ms=0), replica("1", clock_offset_ms=offset_ms)]
     lines = render(replicas_text(ReplicaOverview(found, judged(found)))).splitlines()
     assert [it for it in lines if "clock" in it] == ([line] if line else [])
+
+
+def test_dropped_decisions_of_a_replica_have_one_line() -> None:
+    """Also if others read its statement in the log."""
+    own = replica("1", dropped=3, dropped_by_others={"frontend-0 (dead)": 2})
+    other = replica("2", dropped_by_others={"frontend-1 (1)": 3, "frontend-0 (dead)": 2})
+    lines = render(replicas_text(ReplicaOverview([own, other], judged([own, other])))).splitlines()
+    assert [line for line in lines if "dropped" in line] == [
+        "frontend-1 dropped 3 decisions since it joined: no log has them",
+        "frontend-0 (dead) dropped 2 decisions, by its statement: no log has them",
+    ]
