@@ -179,16 +179,20 @@ class Journal:
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
         encodings: list[bytes] = []
-        readable, before = True, self._decisions
-        while self._events and len(encodings) < self._limits.events_max:
-            record = kind, data, _, _ = self._event()
-            if encodings and len(data) > room:
+        readable, decisions, size = True, 0, 0
+        while len(encodings) < self._events and len(encodings) < self._limits.events_max:
+            kind, data, after, decides = self._event()
+            if encodings and size + len(data) > room:
                 break
-            self._pass(record)
+            if self._recent:
+                self._recent.popleft()
+            self._next = after
             encodings.append(data)
             readable = readable and kind == READABLE_EVENT
-            room -= len(data)
-        self._taken = EventCounts(len(encodings), before - self._decisions)
+            decisions += decides
+            size += len(data)
+        self._count_taken(len(encodings), decisions, size)
+        self._taken = EventCounts(len(encodings), decisions)
         return Batch(encodings, readable)
 
     def seal(self, sealed: SealedMessage) -> None:
@@ -206,13 +210,15 @@ class Journal:
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         self._in_flight = False
-        self._unmarked = EventCounts(0, 0)
+        tail = self._tail
         if not self._events:
-            if self._tail % self._capacity >= REWIND_BYTES:
-                self._tail = next_lap(self._tail, self._capacity)
+            if tail % self._capacity >= REWIND_BYTES:
+                self._tail = next_lap(tail, self._capacity)
             self._next = self._tail
         self._mark(JournalPosition(0, self._next, n_acked, last_seq, head))
-        self._keep_counts()
+        if self._unmarked.events or self._tail != tail:  # else `seal` kept the same counts
+            self._unmarked = EventCounts(0, 0)
+            self._keep_counts()
         if not self._events and self._file.allocated >= RELEASE_BYTES:
             self._file.release()
             self._clear = 0
@@ -267,7 +273,10 @@ class Journal:
 
     def skip(self) -> None:
         """The first event waits no more: a message holds it."""
-        self._pass(self._event())
+        _, data, self._next, decides = self._event()
+        if self._recent:
+            self._recent.popleft()
+        self._count_taken(1, decides, len(data))
 
     def close(self, *, delete: bool) -> None:
         """The file is gone, or there for another to find. May be called again."""
@@ -345,13 +354,11 @@ class Journal:
                 return *record, is_decision(record.data)
             self._next = record.after  # messages stand between the events
 
-    def _pass(self, record: _Waiting) -> None:
-        if self._recent:
-            self._recent.popleft()
-        _, data, self._next, decides = record
-        self._events -= 1
-        self._bytes -= len(data)
-        self._decisions -= decides
+    def _count_taken(self, events: int, decisions: int, size: int) -> None:
+        """So many events, of so many bytes, wait no more."""
+        self._events -= events
+        self._decisions -= decisions
+        self._bytes -= size
 
     def _mark(self, standing: JournalPosition) -> None:
         self._file.mark(standing)
