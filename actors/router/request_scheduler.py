@@ -48,9 +48,8 @@ from projections.policy.binding_plan import (
     plan,
     tokens_in_progress,
 )
-from projections.policy.column_decision import decide_by_columns
 from projections.policy.cost import ESTIMATING_POLICIES
-from projections.policy.decide import Decision, record, rejection
+from projections.policy.decide import Decision, decide_newest, record, rejection
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.view import Local, RouteRequest, View
 
@@ -359,7 +358,7 @@ class RequestScheduler:
 
     @property
     def _wall_ms(self) -> int:
-        """The time that decisions read. It goes back only with a correction by more than CLOCK_STANDS_MS."""
+        """The time that decisions read. After the first, it goes back only by more than CLOCK_STANDS_MS at once."""
         return max(self._not_before_ms, self._wall_offset_ms + self._now_us // US_PER_MS)
 
     def _on_tick(self, _: Tick) -> None:
@@ -397,6 +396,8 @@ class RequestScheduler:
     def _on_clock_corrected(self, event: ClockCorrected) -> None:
         before_ms, self._not_before_ms = self._wall_ms, 0
         self._wall_offset_ms = event.wall_offset_ms
+        if not self._queues:
+            return  # no request has read the time yet
         if before_ms - self._wall_ms <= CLOCK_STANDS_MS:
             self._not_before_ms = before_ms
 
@@ -584,7 +585,7 @@ class RequestScheduler:
         assert request.asked is not None
         asked = self._with_learned_time(request.asked)
         view = self._decision_view()
-        decision = decide_by_columns(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
+        decision = decide_newest(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
             self._send(request, asked, decision)

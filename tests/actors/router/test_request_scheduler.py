@@ -12,6 +12,7 @@ from actors.router import request_scheduler
 from actors.router.request_scheduler import (
     AttemptBroke,
     ClientGone,
+    ClockCorrected,
     Complete,
     Deliver,
     Draining,
@@ -29,6 +30,7 @@ from core.errors import CallerError
 from core.events import RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.generation import Output
+from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
@@ -125,6 +127,24 @@ def test_a_decline_counts_until_the_worker_should_be_done(monkeypatch: pytest.Mo
     assert seen == running
 
 
+def test_the_time_stands_while_a_clock_is_set_back_once_a_request_has_read_it() -> None:
+    """By a second at most; before the first request it goes back at once, and by more it does at any time."""
+    it = Scheduling()
+
+    def decided_ms(name: str, *offsets_ms: int) -> int:
+        for offset_ms in offsets_ms:
+            it.feed(ClockCorrected(offset_ms))
+        routed = it.arrive(name).routed
+        assert routed is not None
+        it.output(it.scheduler.requests[RequestId(name)], 1, finish="stop")
+        it.ticks()
+        return routed.now_ms
+
+    assert decided_ms("first", 5_000, 4_000) == 4_000
+    assert decided_ms("second", 3_000) == 4_000
+    assert decided_ms("third", 2_999) == 2_999
+
+
 def test_a_restatement_names_what_the_fold_would_have() -> None:
     """Worker, weight, and when each prefill was expected to begin; nothing of the latter once it is done."""
     it = Scheduling(RoutingSettings(policy="kv", active_max=8))
@@ -155,7 +175,7 @@ def test_the_log_has_an_error_where_the_last_output_cannot_continue_the_answer()
 def test_a_defect_of_one_decision_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller gets the error; the slot is free, and others are served."""
     it = Scheduling()
-    monkeypatch.setattr(request_scheduler, "decide_by_columns", lambda *_: 1 / 0)
+    monkeypatch.setattr(request_scheduler, "decide_newest", lambda *_: 1 / 0)
     it.arrive("unlucky")
     (failed,) = it.done(Fail)
     assert isinstance(cast(Fail, failed).error, ZeroDivisionError)
