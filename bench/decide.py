@@ -36,8 +36,7 @@ from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD, ROUTING, kv_stream
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
-from projections.policy.column_decision import decide_by_columns
-from projections.policy.decide import Decision, record
+from projections.policy.decide import Decision, decide_newest, record
 from projections.policy.view import RouteRequest, View
 
 MODEL = "m"
@@ -105,7 +104,7 @@ class Fleet:
 
     def _decide(self, request: RouteRequest) -> Decision:
         view = View(self._state, REPLICA, self._pending, {})
-        return decide_by_columns(view, request, self.settings, NOW_MS + self._number, self._dice.getrandbits(64))
+        return decide_newest(view, request, self.settings, NOW_MS + self._number, self._dice.getrandbits(64))
 
     def _log_catches_up(self) -> float:
         event = self._ahead.popleft()

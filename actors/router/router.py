@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from core.readiness import Readiness
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.state import Applied, State
+from projections.policy.decide import COLUMNS_WORKERS_MIN
 from projections.policy.view import View
 from projections.runner.runner import Runner
 from streams.broker_clock import BrokerClock
@@ -102,6 +104,7 @@ class Router:
         self.options = options
         self.live_settings = LiveSettings(settings, self._publish_settings)
         self.state = State(key.chain_key)
+        self._loads_columns = False
         store = SnapshotStore(log, options.namespace, key.chain_key)
         self.runner = Runner(
             log,
@@ -393,6 +396,9 @@ class Router:
     def _on_fleet(self) -> None:
         self.background_tasks.check_sources()
         self.requests.feed(LoadChanged())
+        if not self._loads_columns and len(self.fleet.registered) >= COLUMNS_WORKERS_MIN:
+            self._loads_columns = True
+            self._spawn(_load_columns())
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -404,3 +410,8 @@ class Router:
         if not task.cancelled() and task.exception() is not None:
             _logger.error("a part of the router failed", exc_info=task.exception())
             self._defect = f"a part failed: {task.exception()!r}"
+
+
+async def _load_columns() -> None:
+    """The modules of decisions among many workers are there; the event loop would stand for 80 ms at the import."""
+    await asyncio.to_thread(import_module, "projections.policy.column_decision")

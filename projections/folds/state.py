@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
 from core.errors import Corrupt
@@ -19,8 +19,10 @@ from projections.folds.kv_fold import KvFold, Member
 from projections.folds.load_fold import LoadFold
 from projections.folds.routing_fold import RoutingFold
 from projections.folds.source_fold import ChainGap, SourceFold
-from projections.folds.worker_table import WorkerTable
 from projections.index.prefix_index import PrefixIndex
+
+if TYPE_CHECKING:
+    from projections.folds.worker_table import WorkerTable
 
 POINTS_KEPT = 4096
 """Messages of one stream; a power of two, so that a place in the ring is a mask away."""
@@ -109,7 +111,7 @@ class State:
         self._prefilling: list[Member] = []
         self._turnovers: dict[KvFold, int] = {}
         """When these lists were made."""
-        self._worker_table = WorkerTable()
+        self._worker_table: WorkerTable | None = None
 
     def __repr__(self) -> str:
         at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
@@ -267,6 +269,10 @@ class State:
 
     def worker_table(self) -> WorkerTable:
         """The numbers of the workers that answer requests, as they are now. O(workers with changes since)."""
+        if self._worker_table is None:
+            from projections.folds.worker_table import WorkerTable  # noqa: PLC0415 - numpy, only for many workers
+
+            self._worker_table = WorkerTable()
         self._worker_table.refresh(self.serving(), self.loads, self.routing.in_flight_load)
         return self._worker_table
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import xxhash
 
@@ -28,11 +28,13 @@ from core.settings import TIERS
 from projections.digest import MASK64, hash_sum
 from projections.index.block_changes import remove_blocks, store_blocks
 from projections.index.block_table import BlockTable, new_table, sweeping
-from projections.index.depth_column import Column, depth_column
 from projections.index.galloping_search import OverlapGroup, gallop
 from projections.index.index_audit import IndexAudit
 from projections.index.index_dump import HolderGroup, block_groups, columns, dump_groups, load_group
 from projections.index.worker_sets import WorkerSets
+
+if TYPE_CHECKING:
+    from projections.index.depth_column import Column
 
 
 class TierCounts:
@@ -136,7 +138,11 @@ class PrefixIndex:
         """`overlaps` by the places of bits (`projections.index.depth_column`), where all levels are equal: one tier is
         in use. None elsewhere."""
         first, *others = self._levels or self._leveled()
-        return None if any(others) else depth_column(first, prompt, self._sets.live, size)
+        if any(others):
+            return None
+        from projections.index.depth_column import depth_column  # noqa: PLC0415 - numpy, only for many workers
+
+        return depth_column(first, prompt, self._sets.live, size)
 
     def audit(self) -> Iterator[list[WorkerId] | None]:
         """Recomputes every worker's digest from the tables and compares. Yields None between slices of at most

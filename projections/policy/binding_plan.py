@@ -27,9 +27,8 @@ from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.policy.candidates import find_candidates
-from projections.policy.column_decision import decide_by_columns
 from projections.policy.cost import ScoredCandidate, score
-from projections.policy.decide import Decision
+from projections.policy.decide import Decision, decide_newest
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
@@ -338,7 +337,7 @@ def plan(
     if unservable is not None:
         return PlannedRequest(
             unservable.request,
-            decide_by_columns(view, unservable.request, settings, now_ms, unservable.seed, outstanding),
+            decide_newest(view, unservable.request, settings, now_ms, unservable.seed, outstanding),
         )
     for worker, placed in sorted(place_all(asked, view, settings, busy_us).items()):
         if worker in busy_us or not fits(0, worker, computes):
@@ -346,7 +345,7 @@ def plan(
         next_one = _next_in_turn(placed, lambda each: _prefill_turn(each, now_ms))
         if fits(next_one.tokens, worker, computes):
             request = next_one.held.request._replace(held=next_one.held_us)
-            decision = decide_by_columns(view, request, settings, now_ms, next_one.held.seed, outstanding)
+            decision = decide_newest(view, request, settings, now_ms, next_one.held.seed, outstanding)
             return PlannedRequest(request, decision)
     return None
 
@@ -407,6 +406,6 @@ def _plan_alone(
     computes: Mapping[WorkerId, int],
 ) -> PlannedRequest | None:
     """The same as `plan` for a queue of one request, at a third of its price."""
-    decision = decide_by_columns(view, held.request, settings, now_ms, held.seed, outstanding)
+    decision = decide_newest(view, held.request, settings, now_ms, held.seed, outstanding)
     goes = decision.worker is None or fits(_tokens(decision.ranked[0], held.request), decision.worker, computes)
     return PlannedRequest(held.request, decision) if goes else None

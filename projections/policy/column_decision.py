@@ -48,8 +48,6 @@ from projections.policy.prefill_time import MILLI, PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import EXCLUSION_REASONS, Candidate, RouteRequest, View
 
-WORKERS_MIN = 16
-"""Fewer workers are decided on one by one: that costs less."""
 TOKENS_MAX = 1 << 20
 """A longer prompt is decided on worker by worker, …"""
 BLOCKS_MAX = 1 << 16
@@ -76,11 +74,11 @@ def decide_by_columns(
 ) -> Decision:
     """The decision of `decide` under the newest rules, with equal bytes.
 
-    `decide` makes it where there are few workers, where only workers of the last resort are left, and where a number is
-    so large that int64 might not hold a cost.
+    `decide` makes it where only workers of the last resort are left, and where a number is so large that int64 might
+    not hold a cost.
     """
     found = None
-    if len(view.state.serving()) >= WORKERS_MIN and RULES[DECIDE_VERSION] is RULES_BY_COLUMNS and type(view) is View:
+    if view.state.serving() and RULES[DECIDE_VERSION] is RULES_BY_COLUMNS and type(view) is View:
         found = _decided(view, request, settings, now_ms, seed)
     return found or decide(view, request, settings, now_ms, seed, outstanding)
 

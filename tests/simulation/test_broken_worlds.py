@@ -133,7 +133,7 @@ BROKEN = {
         replaces(State, "apply", _depends_on_the_order), " has ", {"replicas": 2, **KEPT}
     ),
     "a decision with dice of its own": Broken(
-        replaces(actors.router.request_scheduler, "decide_by_columns", _throws_dice), "replays", {"workers": 3, **KEPT}
+        replaces(actors.router.request_scheduler, "decide_newest", _throws_dice), "replays", {"workers": 3, **KEPT}
     ),
     "requests that outlive their replica": Broken(
         replaces(RoutingFold, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}

@@ -22,7 +22,6 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.policy import column_decision
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
 from projections.policy.decide import Decision, decide, record
 from projections.policy.prefill_time import PrefillTime
@@ -274,7 +273,6 @@ def check(fleet: RandomFleet) -> tuple[int, int]:
 
 
 def main(decisions: int) -> None:
-    column_decision.WORKERS_MIN = 1
     every = by_columns = 0
     for seed in range(-(-decisions // DECISIONS)):
         found = check(RandomFleet(seed))

@@ -15,9 +15,8 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS
 from projections.index.depth_column import MATRIX_BLOCKS_MAX
 from projections.index.prefix_index import PrefixIndex
-from projections.policy import column_decision
 from projections.policy.column_decision import TOKENS_MAX, WEIGHT_M_MAX, RankedCandidates, decide_by_columns
-from projections.policy.decide import Decision, decide
+from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide, decide_newest
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest
@@ -51,9 +50,8 @@ def is_by_columns(decision: Decision) -> bool:
     return isinstance(decision.ranked, RankedCandidates)
 
 
-def test_random_fleets_are_decided_on_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_fleets_are_decided_on_alike() -> None:
     """Byte for byte; `python -m tests.projections.policy.random_fleets 100000` tries more of them."""
-    monkeypatch.setattr(column_decision, "WORKERS_MIN", 1)
     every = by_columns = 0
     for seed in range(FLEETS):
         found = check(RandomFleet(seed))
@@ -61,14 +59,14 @@ def test_random_fleets_are_decided_on_alike(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_columns > every // 2
 
 
-def test_few_workers_are_decided_on_one_by_one(site: Site) -> None:
-    """From WORKERS_MIN on it is done by columns."""
+def test_few_workers_are_decided_on_one_by_one() -> None:
+    """From COLUMNS_WORKERS_MIN on it is done by columns."""
     few = Site()
-    few.join(*WORKERS[: column_decision.WORKERS_MIN - 1])
-    assert not is_by_columns(decided(few))
+    few.join(*WORKERS[: COLUMNS_WORKERS_MIN - 1])
+    request, settings = RouteRequest(RequestId("r"), 0, "tiny", ASKED), RoutingSettings(policy="kv")
+    assert not is_by_columns(decide_newest(few.view, request, settings, 1000, 2**63))
     few.join(WORKERS[-1])
-    assert is_by_columns(decided(few))
-    assert is_by_columns(decided(site))
+    assert is_by_columns(decide_newest(few.view, request, settings, 1000, 2**63))
 
 
 def test_other_rules_are_decided_by(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
