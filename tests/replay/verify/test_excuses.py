@@ -64,6 +64,13 @@ def flipped(*given: object) -> list[ScoredCandidate]:
     return [each._replace(cost=-each.cost - 1) for each in score(*given)]  # type: ignore[arg-type]
 
 
+def last_is_dearer(*given: object) -> list[ScoredCandidate]:
+    """A bug in the cost of the dearest candidate, which stays the dearest."""
+    *cheaper, last = sorted(score(*given), key=lambda each: each.cost)  # type: ignore[arg-type]
+    changed = [*cheaper, last._replace(cost=last.cost + 1)]
+    return sorted(changed, key=lambda each: each.candidate.worker)
+
+
 @pytest.mark.parametrize("behind_ms", [60_000, 3_600_000, -60_000])
 def test_a_clock_that_is_off_hides_no_difference(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind_ms: int
@@ -139,6 +146,22 @@ def test_an_unknown_worker_of_another_model(stage: Stage, tmp_path: Path, monkey
     stage.say(KV, C, stored(77))
     stage.say(KV, A, stored(78))
     monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    stage.route("x", ASKED)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+
+
+def test_an_unknown_worker_of_another_model_is_no_hidden_candidate(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where the record shows one candidate of two, and the other one differs."""
+    stage.settings(RoutingSettings(policy="kv", candidates_recorded_max=1))
+    stage.say(KV, C, joined("other", model="another"))
+    stage.say(KV, C, stored(77))
+    stage._records.pop()  # the log lost it
+    stage.say(KV, C, stored(78))
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=last_is_dearer))
     stage.route("x", ASKED)
     monkeypatch.undo()
     found = verified(stage, tmp_path)
