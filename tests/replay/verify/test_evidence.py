@@ -17,6 +17,7 @@ from core.subjects import JOBS, LOAD, ROUTING
 from projections.policy.candidates import CandidateSet
 from projections.policy.rules import RULES
 from replay.recording.recording import Recording
+from replay.verify.evidence import FoldAgreements
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
@@ -142,6 +143,18 @@ def test_what_retention_took_excuses_until_the_replica_says_what_it_has(
     plant(monkeypatch, "active_requests")
     assert (found().verified, found().not_judged, found().different) == (0, {"cut": 1}, 1)
     assert found().differences[0].request == "late"
+
+
+def test_a_report_of_another_fold_is_no_agreement(stage: Stage, tmp_path: Path) -> None:
+    """The replica had read the message that stands there, and that is all."""
+    report = DigestCheckpoints(stage.seat(R).state).report()
+    assert report is not None
+    wrong = {name: structs.replace(each, digests=bytes(len(each.digests))) for name, each in report.points.items()}
+    stage.tell(structs.replace(report, points=wrong))
+    with Recording.open(stage.archived(tmp_path / "whole"), KEY) as recording:
+        found = FoldAgreements(recording)
+    assert found.folds(R, 1000) == {}
+    assert found.heads(R, 1000).keys() == wrong.keys()
 
 
 def test_settings_that_are_not_here_are_told(stage: Stage, tmp_path: Path) -> None:

@@ -152,18 +152,21 @@ def test_an_unknown_worker_of_another_model(stage: Stage, tmp_path: Path, monkey
     assert (found.different, found.not_judged) == (1, {})
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
 def test_an_unknown_worker_of_another_model_is_no_hidden_candidate(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_noticed: bool
 ) -> None:
     """Nor where the record shows one candidate of two, and the other one differs."""
     stage.settings(RoutingSettings(policy="kv", candidates_recorded_max=1))
     stage.say(KV, C, joined("other", model="another"))
     stage.say(KV, C, stored(77))
     stage._records.pop()  # the log lost it
-    stage.say(KV, C, stored(78))
+    if is_noticed:
+        stage.say(KV, C, stored(78))
     monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=last_is_dearer))
     stage.route("x", ASKED)
     monkeypatch.undo()
+    stage.say(KV, C, stored(79))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
 
