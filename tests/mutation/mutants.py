@@ -46,7 +46,11 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "log heads": ("tests/actors/consistency/test_log_heads.py",),
     "export": ("tests/streams/archive/test_archive_export.py", "tests/streams/archive/test_archive_reader.py"),
-    "redaction": ("tests/replay/redact/test_redaction_rules.py", "tests/replay/redact/test_redaction.py"),
+    "redaction": (
+        "tests/replay/redact/test_redaction_rules.py",
+        "tests/replay/redact/test_redacted_snapshot.py",
+        "tests/replay/redact/test_redaction.py",
+    ),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -1320,6 +1324,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/redact/redacted_snapshot.py",
         "            chain.head = end.new\n",
         "            pass\n",
+        unlogged="The log of the examination has no snapshot in it.",
+    ),
+    Mutant(
+        "redact-snapshot-settings",
+        "redaction",
+        "replay/redact/redacted_snapshot.py",
+        "        part.settings = names.settings(part.settings)\n",
+        "",
+        unlogged="The log of the examination has no snapshot in it.",
+    ),
+    Mutant(
+        "redact-snapshot-jobs",
+        "redaction",
+        "replay/redact/redacted_snapshot.py",
+        "names.id(job): names.id(requester) for",
+        "names.id(job): requester for",
         unlogged="The log of the examination has no snapshot in it.",
     ),
     # excuses of verify
