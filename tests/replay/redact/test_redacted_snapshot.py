@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from core.codec import digest
+from core.ids import WorkerId
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
 from core.subjects import JOBS, LOAD, ROUTING
+from projections.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsPart
-from projections.folds.snapshot import FOLD_VERSION, cursor_of, decode, encode
+from projections.folds.snapshot import cursor_of, decode, encode
 from projections.folds.state import State
 from replay.redact.pseudonyms import TEXT, Pseudonyms
 from replay.redact.redacted_snapshot import redact_snapshot
 from tests.projections.facts import joined, load
 from tests.replay.staged import KEY, KV, A, B, R, Stage
+
+WORKER = WorkerId(A)
 
 
 def redacted(state: State) -> State:
@@ -46,8 +50,8 @@ def test_jobs_and_their_requesters_are_renamed() -> None:
     """Ids of ours stay."""
     state = staged()
     state.open(JOBS, state.cursor[ROUTING].epoch)
-    state.jobs.parts[A] = JobsPart(A, taken={"acme-job": "acme-worker", B: B})
-    taken = redacted(state).jobs.parts[A].taken
+    state.jobs.parts[WORKER] = JobsPart(WORKER, taken={"acme-job": "acme-worker", B: B})
+    taken = redacted(state).jobs.parts[WORKER].taken
     assert len(taken) == 2
     assert taken[B] == B
     assert not any("acme" in text for pair in taken.items() for text in pair)
