@@ -74,7 +74,7 @@ class WorkerLoad(msgspec.Struct):
         return f"{self.requests} requests, {self.blocks} blocks, {self.prefill_tokens} tokens to compute"
 
 
-_NO_LOAD = WorkerLoad()
+NO_LOAD = WorkerLoad()
 
 
 class InFlightLoad:
@@ -153,7 +153,7 @@ class InFlightLoad:
         found = []
         rows, expected_rows = self._pending_of(workers), expected._pending_of(workers)
         for worker in sorted(workers):
-            have, want = self.busy.get(worker, _NO_LOAD), expected.busy.get(worker, _NO_LOAD)
+            have, want = self.busy.get(worker, NO_LOAD), expected.busy.get(worker, NO_LOAD)
             if have != want:
                 found.append(f"worker {worker} has {have}, instead of {want}")
             elif self.prefills.get(worker) != expected.prefills.get(worker) or rows[worker] != expected_rows[worker]:

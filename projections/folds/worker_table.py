@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from core.events import LoadReported
 from core.ids import WorkerId
 from core.prompt import Prompt
-from projections.folds.in_flight import InFlightLoad, OutstandingPrefill, WorkerLoad
+from projections.folds.in_flight import NO_LOAD, InFlightLoad, OutstandingPrefill
 from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadFold
 from projections.index.prefix_index import PrefixIndex
@@ -39,7 +39,6 @@ ELIGIBLE_MAX = 256
 OUTSTANDING_COLUMNS = 4
 """Outstanding prefills of a worker that have columns; a row with more of them is in `crowded`."""
 
-_NO_LOAD = WorkerLoad()
 _NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
 _encode = msgspec.msgpack.Encoder().encode
 _HEAD = b"\x93\x9c"
@@ -163,7 +162,7 @@ class WorkerTable:
             self._write(row, worker, loads, in_flight)
 
     def _write(self, row: int, worker: WorkerId, loads: LoadFold, in_flight: InFlightLoad) -> None:
-        load, report = in_flight.busy.get(worker, _NO_LOAD), loads.reports.get(worker, _NO_REPORT)
+        load, report = in_flight.busy.get(worker, NO_LOAD), loads.reports.get(worker, _NO_REPORT)
         numbers = load.blocks, load.requests, load.prefill_tokens, report.waiting
         self.wide.pop(row, None)
         if min(numbers) < -NUMBER_MAX or max(numbers) > NUMBER_MAX:

@@ -15,9 +15,9 @@ from projections.folds.approximate_index import NEVER
 from projections.folds.in_flight import (
     ANY_HASH,
     NO_HASH,
+    NO_LOAD,
     InFlight,
     OutstandingPrefill,
-    WorkerLoad,
     hash_beyond,
     shared_depth,
 )
@@ -26,7 +26,6 @@ from projections.folds.state import State
 from projections.policy.prefill_time import PrefillTime
 
 NO_OVERLAP = (0,) * len(TIERS)
-NO_LOAD = WorkerLoad()
 NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
 """Said for a worker that has not reported yet."""
 HASHED_AT_ONCE_MAX = 256

@@ -25,7 +25,7 @@ from replay.playback.replica_state import ReplicaState
 from replay.recording.recording import RecordedFrame, Recording
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
-from tests.projections.facts import prompt, worker_id
+from tests.projections.facts import joined, load, prompt, worker_id
 
 KV = kv_stream(0)
 KEY = DeploymentKey(bytes(32))
@@ -90,6 +90,12 @@ class Stage:
         seat = self._seat(replica)
         event = SettingsChanged(revision=seat.revision + 1, settings=settings.to_mapping())
         seat.apply_own(self.say(ROUTING, replica, event), event)
+
+    def pair(self) -> None:
+        """Two workers are there, without load."""
+        for name, worker in (("left", A), ("right", B)):
+            self.say(KV, worker, joined(name))
+            self.say(LOAD, worker, load())
 
     def seat(self, replica: ReplicaId, lag: Mapping[StreamName, int] | None = None) -> ReplicaState:
         """The replica's place, which has folded all but so many messages of the streams named."""

@@ -12,13 +12,13 @@ from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.events import DecisionCounts, ReplicaLeft, ReplicaReported, ReplicaRestated, RequestRejected
 from core.ids import StreamSeq
 from core.settings import RoutingSettings
-from core.subjects import LOAD, ROUTING
+from core.subjects import ROUTING
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
 from replay.verify import partition
 from replay.verify.verify import VerifyResult, verify
-from tests.projections.facts import joined, load, prompt
-from tests.replay.staged import KEY, KV, A, B, R, S, Stage
+from tests.projections.facts import prompt
+from tests.replay.staged import KEY, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
 
@@ -26,9 +26,7 @@ ASKED = prompt(1, 2, 3)
 @pytest.fixture
 def stage() -> Stage:
     it = Stage()
-    for name, worker in (("left", A), ("right", B)):
-        it.say(KV, worker, joined(name))
-        it.say(LOAD, worker, load())
+    it.pair()
     it.replica(R, "r1", RoutingSettings(policy="kv"))
     it.replica(S, "r2", RoutingSettings(policy="kv"))
     return it

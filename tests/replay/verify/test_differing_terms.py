@@ -37,9 +37,7 @@ OTHER = prompt(7, 8, 9)
 def stage() -> Stage:
     """Two workers, and two replicas that are there."""
     it = Stage()
-    for name, worker in (("left", A), ("right", B)):
-        it.say(KV, worker, joined(name))
-        it.say(LOAD, worker, load())
+    it.pair()
     for replica, name in ((R, "r1"), (S, "r2")):
         it.replica(replica, name, RoutingSettings(policy="kv"))
     return it

@@ -33,9 +33,7 @@ RESTATED = ReplicaRestated(requests=(), attempts=(), models=(), workers=b"", blo
 def stage() -> Stage:
     """Two workers and two replicas, which have decided once."""
     it = Stage()
-    for name, worker in (("left", A), ("right", B)):
-        it.say(KV, worker, joined(name))
-        it.say(LOAD, worker, load())
+    it.pair()
     for replica, name in ((R, "r1"), (S, "r2")):
         it.replica(replica, name, RoutingSettings(policy="kv"))
         it.route(f"first-{name}", OTHER, replica=replica)

@@ -12,11 +12,10 @@ from core.codec import digest
 from core.events import ReplicaLeft
 from core.ids import StreamSeq, WorkerId
 from core.settings import RoutingSettings
-from core.subjects import LOAD
 from projections.folds.state import POINTS_KEPT
 from replay.playback.fold_reports import FoldDifference
 from replay.verify.verify import VerifyResult, verify
-from tests.projections.facts import joined, load, prompt, restated, stored
+from tests.projections.facts import prompt, restated, stored
 from tests.replay.staged import KEY, KV, A, B, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
@@ -25,9 +24,7 @@ ASKED = prompt(1, 2, 3)
 @pytest.fixture
 def stage() -> Stage:
     it = Stage()
-    for name, worker in (("left", A), ("right", B)):
-        it.say(KV, worker, joined(name))
-        it.say(LOAD, worker, load())
+    it.pair()
     it.replica(R, "r1", RoutingSettings(policy="kv"))
     it.replica(S, "r2", RoutingSettings(policy="kv"))
     return it
