@@ -61,8 +61,11 @@ SHARE_FRESH_US = 100_000
 RESUME_WAIT_US = 5_000_000
 """A begun answer waits so long for a worker when there is none: a worker that died alone is started again within a
 second or two. A request without a token is refused at once."""
-RESUME_RETRY_US = 100_000
-"""Time between decisions while a begun answer waits."""
+JOIN_WAIT_US = 12_000_000
+"""A request without a token waits so long after its arrival while a worker is connected whose join the fold does not
+have: the log lost it, and the worker restates itself, which replicas ask of it at most every ten seconds."""
+RETRY_US = 100_000
+"""Time between decisions while a request waits for a worker."""
 DECLINED_MAX = 8
 """Workers in a row that may decline a request; then it goes where it costs least, busy or not."""
 CLOCK_STANDS_MS = 1000
@@ -238,6 +241,9 @@ class RoutingInputs(Protocol):
 
     def connected(self, model: str) -> int:
         """Workers of the model to which a request can be sent now."""
+
+    def awaits_join(self, model: str) -> bool:
+        """True if a worker of the model is connected whose join the fold does not have."""
 
     def is_log_away(self) -> bool:
         """True if the log is away, so that requests of other replicas are unknown."""
@@ -581,7 +587,7 @@ class RequestScheduler:
             self._fail(request, error)
 
     def _decide(self, request: RoutedRequest) -> None:
-        """The request is decided on alone, and sent; a begun answer waits for a worker if there is none."""
+        """The request is decided on alone, and sent; if there is no worker, it waits for one, or is refused."""
         assert request.asked is not None
         asked = self._with_learned_time(request.asked)
         view = self._decision_view()
@@ -589,7 +595,7 @@ class RequestScheduler:
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
             self._send(request, asked, decision)
-        elif self._now_us < request.resume_until_us:
+        elif self._now_us < request.resume_until_us or self._awaits_join(request):
             self._wait_for_worker(request)
         else:
             self._reject(request, asked, decision, view)
@@ -616,9 +622,15 @@ class RequestScheduler:
         drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._seed)
         return drawn
 
+    def _awaits_join(self, request: RoutedRequest) -> bool:
+        longest_us = JOIN_WAIT_US
+        if request.deadline_ms is not None:
+            longest_us = min(longest_us, request.deadline_ms * US_PER_MS)
+        return self._now_us < request.arrived_us + longest_us and self._inputs.awaits_join(request.model)
+
     def _wait_for_worker(self, request: RoutedRequest) -> None:
         request.phase = Phase.WAITING
-        self._timers.set(("retry", request.id), self._now_us + RESUME_RETRY_US)
+        self._timers.set(("retry", request.id), self._now_us + RETRY_US)
 
     def _send(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, *, if_free: bool = False) -> None:
         assert decision.worker is not None

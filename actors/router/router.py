@@ -349,6 +349,14 @@ class Router:
         """Workers of the model to which a request can be sent now."""
         return self._connected.of(model)
 
+    def awaits_join(self, model: str) -> bool:
+        """True if a worker of the model is connected whose join the fold does not have. O(workers)."""
+        joined = {each.worker for each in self.state.alive()}
+        return any(
+            each.model == model and each.role != PREFILL and worker not in joined and self.fleet.connected(worker)
+            for worker, each in self.fleet.registered.items()
+        )
+
     def is_log_away(self) -> bool:
         """True if the log has acknowledged nothing for LOG_AWAY_S."""
         return self.publisher.outbox.away_s >= LOG_AWAY_S

@@ -148,6 +148,10 @@ class SimulatedReplica:
         """There is one model."""
         return sum(member.worker not in self._gone for member in self._state.serving())
 
+    def awaits_join(self, _model: str) -> bool:
+        """A simulated log loses nothing."""
+        return False
+
     def is_log_away(self) -> bool:
         """A simulated log never is."""
         return False

@@ -37,7 +37,7 @@ class Scheduling:
         self.agenda = Agenda()
         self.gone = set[WorkerId]()
         self.commands: list[SchedulerCommand] = []
-        log = SimulatedLog(self.agenda, None)
+        log = self.log = SimulatedLog(self.agenda, None)
         log.begun = True
         self.replica = SimulatedReplica(
             ReplicaId("a" * 16), "here", 0, settings, self.agenda, log,

@@ -28,7 +28,7 @@ from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import RequestFinished, RequestRouted
-from core.events.routing import RequestQueued, RequestTurnedAway
+from core.events.routing import RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers
@@ -292,3 +292,30 @@ def test_without_any_worker_the_request_does_not_wait() -> None:
     it.arrive("alone")
     (failed,) = it.done(Fail)
     assert isinstance(cast(Fail, failed).error, NoWorkers)
+
+
+def test_a_request_waits_for_the_join_of_a_connected_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has lost the join: the request is sent once the worker has restated itself, and no refusal is logged."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "awaits_join", lambda model: model == "sim")
+    waiting = it.arrive("waiting")
+    phases = [waiting.phase]
+    it.join(it.log, 0)
+    it.ticks(request_scheduler.RETRY_US)
+    assert [*phases, waiting.phase] == [Phase.WAITING, Phase.RUNNING]
+    assert (it.published(RequestRejected), it.done(Fail)) == ([], [])
+
+
+@pytest.mark.parametrize(("deadline_ms", "bound_us"), [(None, request_scheduler.JOIN_WAIT_US), (300, 300_000)])
+def test_a_request_waits_so_long_for_a_join(
+    monkeypatch: pytest.MonkeyPatch, deadline_ms: int | None, bound_us: int
+) -> None:
+    """Then it is refused, once."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "awaits_join", lambda _: True)
+    waiting = it.arrive("waiting", deadline_ms=deadline_ms)
+    it.ticks(bound_us - 1)
+    phases = [waiting.phase]
+    it.ticks(1 + request_scheduler.RETRY_US)
+    assert [*phases, waiting.phase] == [Phase.WAITING, Phase.ENDED]
+    assert len(it.published(RequestRejected)) == len(it.done(Fail)) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.router.routed_request import Phase
 from actors.router.router import Router
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
@@ -221,6 +222,23 @@ async def test_two_models_keep_apart() -> None:
         by_model = {model: {e.worker for e in routed if e.model == model} for model in ("left", "right")}
         assert len(by_model["left"]) == len(by_model["right"]) == 1
         assert not by_model["left"] & by_model["right"]
+
+
+async def test_a_request_waits_while_the_log_has_lost_the_joins() -> None:
+    """The workers' stream was made anew, and their worker has not restated itself yet: the request is not refused."""
+    async with world() as it:
+        worker = await it.worker("a")
+        router = await it.router()
+        await eventually(lambda: router.ready()[0], "ready")
+        worker._restated_ms = it.clock.monotonic_ms()  # it was asked just now, and hears no other for ten seconds
+        it.log.remake(kv_stream(0))  # type: ignore[attr-defined]
+        await eventually(lambda: not router.state.alive(), "the fold of the new stream")
+        asked = asyncio.create_task(collect(router, request(range(40))))
+        await eventually(lambda: [each.phase for each in router.scheduler.requests.values()] == [Phase.WAITING], "wait")
+        worker.current_publisher().restate()
+        tokens, _ = await asked
+        assert len(tokens) == 8
+        assert not [event for event in await events_of(it, ROUTING) if isinstance(event, RequestRejected)]
 
 
 async def test_log_away_fails_no_request() -> None:
