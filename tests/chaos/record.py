@@ -24,8 +24,9 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.subjects import ROUTING, owner
-from streams.log import Record
+from core.ids import StreamSeq
+from core.subjects import ROUTING, SNAPSHOTS, owner
+from streams.log import EventLog, Record
 from streams.outbox.journal_recovery import REASON as TOLD_BY_JOURNAL
 
 LOST = "-lost"
@@ -176,6 +177,16 @@ class LogRecord:
             and heads.get((entry.owner, event.kv_n - 1)) != event.kv_head
         ]
         return _told("acknowledged kv messages that the log has not", wrong)
+
+
+async def read_record(log: EventLog, chain_key: bytes) -> LogRecord:
+    """The whole log as it is now, without its snapshots.
+
+    A message names only messages that stood in the log before it: routing those of all streams, load those of kv. The
+    naming stream is read first, so that each named message is read too while the log grows."""
+    streams = sorted(await log.streams(), reverse=True)
+    read = [record for stream in streams if stream != SNAPSHOTS async for record in log.read(stream, StreamSeq(1))]
+    return LogRecord(read, chain_key)
 
 
 def _told(what: str, wrong: list[str]) -> list[str]:

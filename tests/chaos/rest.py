@@ -11,12 +11,11 @@ from actors.transport.handshake import NO_LINK_OPTIONS
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import SystemClock
 from core.errors import ContrailError
-from core.ids import StreamName, StreamSeq, WorkerId
+from core.ids import WorkerId
 from core.prompt import hashes_from_bytes
 from core.subjects import JOBS
-from streams.log import Record
 from tests.chaos.broker import broker_of
-from tests.chaos.record import LogRecord
+from tests.chaos.record import LogRecord, read_record
 from tests.e2e.deployment import Running
 from tests.fixtures.eventually import eventually
 
@@ -134,12 +133,8 @@ class Rest:
 
     async def record(self) -> LogRecord:
         """The whole log as it is now."""
-        records: list[Record] = []
         async with self._running.log() as log:
-            for stream in await log.streams():
-                if stream != StreamName("snapshots"):
-                    records += [record async for record in log.read(stream, StreamSeq(1))]
-        return LogRecord(records, self._running.connection.key.chain_key)
+            return await read_record(log, self._running.connection.key.chain_key)
 
     async def ends_missing(self) -> list[str]:
         """Whoever is gone has an end in the log, in time."""

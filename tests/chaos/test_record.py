@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Callable
 
 import pytest
@@ -10,18 +12,25 @@ from core.codec import CHAIN_START, digest, encode_event, encode_message
 from core.events import (
     Event,
     LoadReported,
+    Points,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    ReplicaReported,
     RequestFinished,
     RequestRouted,
     WorkerJoined,
     WorkerLost,
 )
 from core.ids import SourceId, StreamName, StreamSeq
-from streams.log import Record
+from core.subjects import LOAD, ROUTING, kv_stream, subject
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.jetstream.jetstream_log import JetStreamLog
+from streams.log import EventLog, Record
 from streams.outbox.journal_recovery import REASON as TOLD_BY_JOURNAL
-from tests.chaos.record import LogRecord
+from streams.topology import Topology
+from tests.chaos.record import LogRecord, read_record
+from tests.chaos.reports import Reports
 
 KEY = b"k" * 32
 WORKER, REPLICA, DEAD = "a" * 16, "b" * 16, "d" * 16
@@ -205,3 +214,40 @@ def test_a_broken_law_is_told(harm: Callable[[Writer], None], told: str) -> None
     harm(log)
 
     assert any(told in sentence for sentence in found(log))
+
+
+async def _grow(log: EventLog, namespace: str) -> None:
+    """Appends without end a message of kv, one of load that names it, and a report that names that one."""
+    written, ends = Writer(), dict[str, StreamSeq]()
+
+    async def append(stream: StreamName, who: str, event: Event) -> bytes:
+        head = written.say(stream, who, event)
+        end, payload = ends.get(stream, StreamSeq(0)), written.records[-1].payload
+        ends[stream] = await log.append(stream, subject(namespace, stream, who), payload, f"{who}:{end}", end)
+        return head
+
+    while True:
+        kv_head = await append(kv_stream(0), WORKER, JOINED)
+        kv_n, _ = written.heads[kv_stream(0), WORKER]
+        load = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=1, kv_n=kv_n, kv_head=kv_head)
+        load_head = await append(LOAD, WORKER, load)
+        points = Points(0, (ends[LOAD],), bytes(8), load_head)
+        await append(ROUTING, REPLICA, ReplicaReported(fold_version=1, points={LOAD: points}))
+
+
+async def test_a_log_that_grows_while_it_is_read_breaks_no_law(nats_server: EmbeddedNats) -> None:
+    """Each message that a report names is read, though it was appended when the reading had begun."""
+    namespace = f"t-{secrets.token_hex(6)}"
+    topology = Topology(max_bytes=10**8)
+    log = await JetStreamLog.connect([nats_server.url], namespace, topology, nats_server.credentials)
+    await log.ensure([kv_stream(0), LOAD, ROUTING])
+    growing = asyncio.create_task(_grow(log, namespace))
+    reports = 0
+    for _ in range(10):
+        record = await read_record(log, KEY)
+        assert record.heads_unknown() + Reports(record).heads_unknown() == []
+        reports = Reports(record).points
+    growing.cancel()
+    await asyncio.wait([growing])
+    await log.close()
+    assert reports > 0
