@@ -128,6 +128,8 @@ class EmbeddedNats(EmbeddedServer):
                 "store_dir": str(self._data),
                 "max_memory_store": self._memory_bytes_max,
                 "max_file_store": self._store_bytes_max,
+                # a message is written before it is acknowledged or delivered, and so outlives a kill; synced to disk
+                # it is this much later, and so may be lost with the power
                 "sync_interval": "1s",
             },
         }
