@@ -58,6 +58,9 @@ class BrokerStream(NamedTuple):
     max_age_s: float
     replicas: int
     storage: str
+    persist_mode: str
+    """`default`, or `async`: messages are acknowledged and delivered before they are written, and a kill of the server
+    loses some."""
     retention: str
     discard: str
     first_seq: int
@@ -206,6 +209,7 @@ def _stream(name: StreamName, info: dict[str, Any]) -> BrokerStream:
         max_age_s=int(config["max_age"]) / 1e9,
         replicas=int(config["num_replicas"]),
         storage=str(config["storage"]),
+        persist_mode=str(config.get("persist_mode", "default")),
         retention=str(config["retention"]),
         discard=str(config["discard"]),
         first_seq=int(held["first_seq"]),

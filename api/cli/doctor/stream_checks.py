@@ -48,11 +48,12 @@ def check_existence(streams: list[BrokerStream], topology: Topology) -> Finding:
 def check_limits(streams: list[BrokerStream], topology: Topology) -> Finding:
     """The streams have the configured limits; a stream that existed before keeps its own."""
     facts: dict[str, Any] = {it.name: {"max_bytes": it.max_bytes, "max_age_s": it.max_age_s} for it in streams}
-    foreign = [it.name for it in streams if (it.storage, it.retention, it.discard) != ("file", "limits", "old")]
+    kept = ("file", "default", "limits", "old")
+    foreign = [it.name for it in streams if (it.storage, it.persist_mode, it.retention, it.discard) != kept]
     if foreign:
         text = (
-            f"{', '.join(foreign)} does not keep history in files under limits, the oldest discarded first: "
-            "no part makes such streams; remove it, or change it at the broker."
+            f"{', '.join(foreign)} does not keep history in files, written before the acknowledgement, under limits, "
+            "the oldest discarded first: no part makes such streams; remove it, or change it at the broker."
         )
         return Finding("stream_limits", PROBLEM, text, facts)
     differ = [_difference(it, topology) for it in streams if it.name in topology.names()]

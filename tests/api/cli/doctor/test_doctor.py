@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,7 @@ def stream(name: StreamName, **more: Any) -> BrokerStream:
         max_age_s=86_400.0,
         replicas=1,
         storage="file",
+        persist_mode="default",
         retention="limits",
         discard="old",
         first_seq=1,
@@ -257,6 +259,18 @@ def test_streams_and_their_limits() -> None:
     assert found("stream_copies", check_streams(streams(), three, "c"))[0] == WARNING
     assert found("stream_copies", check_streams(streams(), TOPOLOGY, "c"))[0] == WARNING
     assert found("stream_copies", check_streams(streams(offline=("n2",)), TOPOLOGY, None))[0] == PROBLEM
+
+
+async def test_a_stream_that_acknowledges_before_it_writes(nats_server: EmbeddedNats) -> None:
+    """A kill of the broker loses messages there that were acknowledged and delivered."""
+    namespace = f"t-{secrets.token_hex(6)}"
+    async with BrokerInspection([nats_server.url], nats_server.credentials, namespace) as broker:
+        for config in TOPOLOGY.configs():
+            body = config.as_json(namespace) | ({"persist_mode": "async"} if config.name == LOAD else {})
+            await broker.call(f"{broker.api}.STREAM.CREATE.{body['name']}", body, f"making {config.name}")
+        status, text = found("stream_limits", check_streams(await broker.streams(), TOPOLOGY, None))
+    assert status == PROBLEM
+    assert text.startswith("load does not keep history in files, written before the acknowledgement, under limits")
 
 
 def test_sources_of_another_key_are_named() -> None:
