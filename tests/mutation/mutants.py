@@ -1254,6 +1254,14 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=EXPORTED,
     ),
     Mutant(
+        "export-head-of-another",
+        "export",
+        "streams/archive/archive_export.py",
+        "if missing.get(message.source) == message.n - 1:",
+        "if message.source in missing:",
+        unlogged=EXPORTED,
+    ),
+    Mutant(
         "archive-head-of-repeat",
         "export",
         "streams/archive/archive_writer.py",

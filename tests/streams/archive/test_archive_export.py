@@ -338,6 +338,21 @@ async def test_a_range_of_an_archive_is_that_of_the_log(tmp_path: Path, key: byt
     whole.file.close()
 
 
+async def test_a_chain_that_goes_on_with_a_gap_has_no_head(tmp_path: Path) -> None:
+    """Without the key only the next message tells the digest of the last one, and that message is not there."""
+    it = await made()
+    end = await ends(it)
+    it.speaker(KV, A).say(stored(7))
+    await it.grow()
+    whole = await taken(it, tmp_path / "whole")
+    with whole.file as source:
+        writer = ArchiveWriter(tmp_path / "cut", "test", b"", "contrail test", 1, check=source.contents.key_check)
+        await cut(source, writer, ranged({}, end))
+        heads = writer.contents(0, 5).heads
+        writer.abandon()
+        assert (heads[KV].keys(), heads[LOAD].keys()) == ({B}, {A})
+
+
 async def test_an_archive_is_a_log_that_is_only_read(tmp_path: Path) -> None:
     """It answers as the log did from which it was made, and takes nothing."""
     it = await made()
