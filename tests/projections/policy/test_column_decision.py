@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from core.block_spans import single, stretch
-from core.ids import RequestId, WorkerId
+from core.ids import Epoch, RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS
+from projections.folds.worker_table import ELIGIBLE_MAX, NUMBER_MAX, OUTSTANDING_COLUMNS
 from projections.index.depth_column import MATRIX_BLOCKS_MAX
 from projections.index.prefix_index import PrefixIndex
 from projections.policy.column_decision import TOKENS_MAX, WEIGHT_M_MAX, RankedCandidates, decide_by_columns
@@ -97,6 +97,40 @@ def test_numbers_that_might_not_fit(site: Site, policy: str) -> None:
         assert is_by_columns(decided(site, settings))
 
 
+def test_own_events_below_the_bound(site: Site) -> None:
+    """Requests of the log that this replica has ended count less than nothing until the log says so."""
+    for blocks, fits in ((-NUMBER_MAX, True), (-NUMBER_MAX - 1, False)):
+        site.pending_events.emit(msgspec.structs.replace(routed("x", WORKERS[3], ASKED), blocks=blocks), None)
+        assert is_by_columns(decided(site)) == fits
+        site.pending_events.forget()
+
+
+def test_one_worker_is_full(site: Site) -> None:
+    """At the bound, and nothing else excludes a worker."""
+    settings = RoutingSettings(policy="kv", waiting_max=3)
+    for waiting in (2, 3, 4):
+        site.say(LOAD, WORKERS[3], load(waiting))
+        found = decided(site, settings)
+        assert is_by_columns(found)
+        assert found.excluded == ({} if waiting == 2 else {"overloaded": [WORKERS[3]]})
+
+
+def test_a_stream_that_begins_again(site: Site) -> None:
+    """The load that was reported before is void."""
+    settings = RoutingSettings(policy="least-loaded")
+    site.say(LOAD, WORKERS[3], load(9))
+    assert decided(site, settings).ranked[-1].cost == 9000
+    site.state.reset(LOAD, Epoch(2))
+    assert decided(site, settings).ranked[-1].cost == 0
+
+
+def test_the_models_of_which_rows_are_remembered_are_bounded(site: Site) -> None:
+    table = site.state.worker_table()
+    for number in range(ELIGIBLE_MAX + 1):
+        assert not table.eligible(f"m{number}", 4).flags.any()
+    assert len(table._eligible) <= ELIGIBLE_MAX
+
+
 def test_long_prompts_and_heavy_weights(site: Site) -> None:
     for tokens, fits in ((TOKENS_MAX, True), (TOKENS_MAX + 1, False)):
         long = Prompt(bytes(4 * tokens), 64, SEED)
@@ -106,9 +140,10 @@ def test_long_prompts_and_heavy_weights(site: Site) -> None:
         assert is_by_columns(decided(site, RoutingSettings(policy="kv", decode_weight_m=weight_m))) == fits
     dear = RouteRequest(RequestId("r"), 0, "tiny", ASKED, time=PrefillTime(0, 1 << 30))
     assert is_by_columns(decided(site, RoutingSettings(policy="time"), dear))
-    for weight in ("own_request_weight_m", "active_weight_m"):
-        heavy = RoutingSettings.parse({"policy": "time", weight.removesuffix("_m"): 1000})
-        assert not is_by_columns(decided(site, heavy, dear))
+    for weight, least in (("own_request_weight", 1), ("active_weight", 10)):
+        for factor in (1, 100):
+            heavy = RoutingSettings.parse({"policy": "time", weight: least * factor})
+            assert not is_by_columns(decided(site, heavy, dear))
 
 
 def test_crowded_workers(site: Site) -> None:
@@ -166,11 +201,11 @@ def test_changes_are_noted_only_of_workers_with_a_row(site: Site) -> None:
 def test_depths_by_a_matrix_are_those_of_the_search(seed: int) -> None:
     """Runs and single blocks, holes, retired workers, prompts on both sides of the bound."""
     dice = random.Random(seed)
-    index, blocks = PrefixIndex(), dice.choice((1, 17, 60, MATRIX_BLOCKS_MAX, MATRIX_BLOCKS_MAX + 1, 300))
+    index, blocks = PrefixIndex(), dice.choice((1, 17, 60, MATRIX_BLOCKS_MAX + 1, MATRIX_BLOCKS_MAX + 2, 300))
     asked = Prompt(tokens_to_bytes([dice.randrange(9) for _ in range(blocks * 2)]), 2, SEED)
     column = asked.hashes()
     for worker in WORKERS:
-        depth = dice.randrange(-blocks // 4, blocks + 1)
+        depth = min(blocks, dice.randrange(-blocks // 4, blocks + 20))
         if depth > 0:
             apart = single(hashes_from_bytes(column)[:depth])
             index.store(worker, "device", stretch(column, 0, depth) if dice.random() < 0.8 else apart)
@@ -185,4 +220,8 @@ def test_depths_by_a_matrix_are_those_of_the_search(seed: int) -> None:
     assert {worker: depth for worker, depth in depths.items() if depth} == {
         worker: overlap[0] for worker, overlap in index.overlaps(asked).items()
     }
-    assert not found[-1]
+    assert found.sum() == sum(depths.values()), "a place of no worker has a depth"
+    for size in range(1, len(found)):
+        fewer = index.depth_column(asked, size)
+        assert fewer is not None
+        assert [*fewer] == [*found[: size - 1], 0]
