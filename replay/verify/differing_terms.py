@@ -56,6 +56,7 @@ _MEMBERSHIP = (Input.CACHE, Input.REPORT, Input.OWN, Input.SETTINGS)
 _CACHED = (Input.CACHE,)
 TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
     "rules": (Input.SETTINGS,),
+    "settings_revision": (Input.SETTINGS,),
     "candidates": _MEMBERSHIP,
     "excluded": _MEMBERSHIP,
     "overlap": _CACHED,

@@ -254,7 +254,7 @@ def _decide_again(at: RecordedRefusal, block_size: int) -> Remade:
     event, prompt = at.event, HashedPrompt(1, block_size, b"")
     request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
     decision = decide(at.view, request, at.settings, event.now_ms, 0, version=event.decide_version)
-    return Remade([*_refusal_differences(event, decision)], decision)
+    return Remade([*_revision_differences(at), *_refusal_differences(event, decision)], decision)
 
 
 def _refusal_differences(event: RequestRejected, decision: Decision) -> Iterator[Term]:
@@ -414,12 +414,20 @@ def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
     if isinstance(decision, str):
         return Remade([Term("failure", "", "", decision)])
     routed = event_of(decision, at.request, at.settings, event.settings_revision)
-    if routed is not None and equal(event, routed):
+    terms = [*_revision_differences(at)]
+    if not terms and routed is not None and equal(event, routed):
         return Remade((), decision, routed)
-    terms = [*_differences(event, routed, exclusions_of(decision))]
+    terms += _differences(event, routed, exclusions_of(decision))
     if event.cursor != decision.cursor:
         terms.insert(0, Term("cursor", "", event.cursor, decision.cursor))
     return Remade(terms or [Term("digest", "", event.digest, decision.digest)], decision, routed)
+
+
+def _revision_differences(at: RecordedDecision | RecordedRefusal) -> Iterator[Term]:
+    """The settings that the record names, if the replica had others by its chain."""
+    state = at.replica_state
+    if state.settings_known and state.revision != at.event.settings_revision:
+        yield Term("settings_revision", "", at.event.settings_revision, state.revision)
 
 
 def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
@@ -530,7 +538,7 @@ class _Judge:
 
     def _cause(self, at: RecordedDecision) -> Term | None:
         """A claim of the record that the log contradicts, before any term of the decision: a place that the replica
-        cannot have read, or settings that it did not have."""
+        cannot have read."""
         event, source = at.event, self._playback.source
         for name, (epoch, seq) in event.cursor.items():
             stream = StreamName(name)
@@ -538,6 +546,4 @@ class _Judge:
             if stream != JOBS and (here != epoch or seq > source.ends[stream]):
                 found = f"{stream}:{source.ends[stream]} of epoch {here}" if here is not None else "no such stream"
                 return Term("cursor", "", f"{stream}:{seq} of epoch {epoch}", found)
-        if at.event.decide_version in RULES and at.replica_state.revision != event.settings_revision:
-            return Term("settings_revision", "", event.settings_revision, at.replica_state.revision)
         return None

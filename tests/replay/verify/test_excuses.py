@@ -110,6 +110,17 @@ def test_settings_that_the_replica_did_not_have(stage: Stage, tmp_path: Path) ->
     assert found.differences[0].term == "settings_revision"
 
 
+def test_a_revision_of_settings_that_the_replica_did_not_have(stage: Stage, tmp_path: Path) -> None:
+    """Decision and refusal are those of the true settings. Before, such records were verified."""
+    routed = stage.decided("x", ASKED)
+    stage.tell(structs.replace(routed, settings_revision=routed.settings_revision + 1))
+    refused = _refused(stage)
+    stage.tell(structs.replace(refused, settings_revision=refused.settings_revision + 1))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.refusals.different, found.not_judged) == (1, 1, {})
+    assert [each.term for each in found.differences] == ["settings_revision"] * 2
+
+
 @pytest.mark.parametrize("beyond", [False, True])
 def test_a_cursor_that_no_replica_can_have_reached(stage: Stage, tmp_path: Path, beyond: bool) -> None:
     """It names a message that was stored later, or none of the log: a replica that counts too far is found."""
