@@ -153,6 +153,8 @@ class EveryStateLog(DecisionLog):
             for at in range(3):
                 stage.route(f"t{number}-{at}", prompt(*self._families[at]), replica=T, seed=at)
         stage.route(f"g{number}", prompt(*self._families[0]))
+        if number < 4:
+            stage.tell(*(finished(f"t{number}-{at}") for at in range(3)), replica=T)
         if number % 2:
             stage.say(KV, worker, WorkerLeft(reason="stopped"))
             stage.say(LOAD, worker, WorkerLeft(reason="stopped"))

@@ -30,6 +30,9 @@ from core.subjects import JOBS
 from projections.folds.jobs_fold import prefill_queue
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
+from projections.policy.column_decision import decide_by_columns
+from replay.playback.playback import Playback
+from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
 from replay.redact.redaction import redact
 from replay.verify.judge import Verdict
@@ -38,18 +41,23 @@ from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
 from streams.archive.archive_reader import ArchiveReader
 from tests.mutation.rare_states import NAMES
+from tests.mutation.wrong_records import LACKS, findings, write_logs
 from tests.replay.staged import KEY, START_MS
 
 SNAPSHOT_EVERY = 400
 """Messages between two snapshots; the fold goes on from each. Others are taken where something is half done."""
+WRONG = "wrong-records"
+"""The folder with the logs of `wrong_records`, beside the log with every state."""
 SCENARIOS = (
     Scenario(settings={"policy": "kv", "prefill_weight": 2, "temperature": 0.3}),
     Scenario(settings={"policy": "round-robin"}, without=("decode-1", "decode-2")),
     Scenario(settings={"policy": "time", "own_weight": 1}, delay_ms=40),
     Scenario(settings={"policy": "round-robin"}, without=tuple(NAMES[2:])),
 )
-JUDGING = frozenset({"decision counts", "clock offsets", "excuses", "export", "redaction"})
-"""Areas without a part in folds and decisions: the log is not folded again for their mutants."""
+JUDGING = frozenset({"decision counts", "clock offsets", "excuses", "export", "redaction", "columns", "judge"})
+"""Areas without a part in folds and in the rules: the log is not folded again for their mutants."""
+WRONG_RECORDS = frozenset({"judge", "excuses"})
+"""Areas for whose mutants wrong records are judged again."""
 Digest = tuple[str, str]
 """The thing that it is of, and its hexadecimal digits."""
 
@@ -80,6 +88,14 @@ def what_if_digests(recording: Recording) -> Iterator[Digest]:
     """Of each answer."""
     for scenario, outcome in zip(SCENARIOS, what_if(recording, SCENARIOS), strict=True):
         yield f"what-if {scenario.label}", _digest(msgspec.json.encode(outcome))
+
+
+def column_digests(recording: Recording) -> Iterator[Digest]:
+    """Of each recorded decision, made by columns."""
+    for at in Playback(recording, gaps=Gaps()):
+        found = decide_by_columns(at.view, at.request, at.settings, at.event.now_ms, at.event.seed)
+        name = f"by columns, policy {at.settings.policy}"
+        yield name, _digest(repr(found._replace(ranked=[*found.ranked])).encode())
 
 
 def redaction_digests(log: Path) -> Iterator[Digest]:
@@ -163,6 +179,15 @@ def verify_finding(recording: Recording, expected: dict[str, object]) -> VerifyF
     return VerifyFinding(figure=f"figures of verify: {others[0]}" if others else "")
 
 
+def wrong_record_finding(logs: Path, expected: dict[str, list[list[str]]]) -> str:
+    """The first log, and the record in it, of which verify says another thing than expected."""
+    for name in LACKS:
+        for found, (record, *rest) in zip(findings(logs / name), expected[name], strict=True):
+            if found != (record, *rest):
+                return f"{name}: {record}"
+    return ""
+
+
 def digest_finding(made: Iterator[Digest], expected: list[Digest]) -> str:
     """The first digest that is another than recorded."""
     for given, (name, digest) in zip(made, expected, strict=True):
@@ -186,24 +211,34 @@ def examine(log: Path, expected: Path | None) -> dict[str, object]:
 
     with Recording.open(log, KEY) as recording:
         by_verify = verify_finding(recording, wanted["counts"])
+        if area in WRONG_RECORDS and not any(by_verify):
+            again = _finding(lambda: wrong_record_finding(log.with_name(WRONG), wanted["wrong records"]))
+            by_verify = VerifyFinding(again)
         by_digest = by_verify.figure
         if not by_digest and area not in JUDGING:
             by_digest = first("folds", lambda: fold_digests(recording))
             if not (by_verify.difference or by_digest):
                 by_digest = first("what-if", lambda: what_if_digests(recording))
+        if area == "columns":
+            by_digest = first("columns", lambda: column_digests(recording))
         if area == "redaction" and not (by_verify.difference or by_digest):
             by_digest = first("redaction", lambda: redaction_digests(log))
         return {"verify": by_verify.difference, "digest": by_digest}
 
 
 def expectations(log: Path) -> dict[str, object]:
-    """All that the program finds in the log."""
+    """All that the program finds in the log, and in logs with wrong records, which it writes beside it."""
+    logs = log.with_name(WRONG)
+    logs.mkdir()
+    write_logs(logs)
     with Recording.open(log, KEY) as recording:
         return {
             "counts": counts(verify(recording)),
             "folds": [*fold_digests(recording)],
             "what-if": [*what_if_digests(recording)],
+            "columns": [*column_digests(recording)],
             "redaction": [*redaction_digests(log)],
+            "wrong records": {name: [*findings(logs / name)] for name in LACKS},
         }
 
 

@@ -5,6 +5,7 @@ The list imports nothing of the program: a mutant is planted before the program 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 POLICY, FOLDS, INDEX = "projections/policy", "projections/folds", "projections/index"
@@ -17,6 +18,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "chains": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_state.py"),
     "folds": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_routing_fold.py"),
     "jobs": ("tests/projections/folds/test_jobs_fold.py",),
+    "columns": ("tests/projections/policy/test_column_decision.py",),
     "tally": (
         "tests/projections/folds/test_pending_events.py",
         "tests/projections/policy/test_view_pending.py",
@@ -51,6 +53,15 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/replay/redact/test_redacted_snapshot.py",
         "tests/replay/redact/test_redaction.py",
     ),
+    "judge": (
+        "tests/replay/verify/test_excuses.py",
+        "tests/replay/verify/test_differing_terms.py",
+        "tests/replay/verify/test_rules.py",
+        "tests/replay/verify/test_verify_approximate.py",
+        "tests/replay/verify/test_verify_timed.py",
+        "tests/replay/verify/test_verify.py",
+        "tests/replay/explain/test_explain.py",
+    ),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -70,7 +81,11 @@ QUEUED = "A decision records the time when it was made, not the queue that its r
 CLOCK = "A decision records the time as an input, and no clock is read again."
 KEPT_HEAD = "Heads are kept beside the log, and compared with a broker's streams."
 EXPORTED = "The log of the examination is a whole archive, not a range."
-EXCUSED = "An excuse is asked for where a decision or a fold differs, and in the log of the examination all are equal."
+EXCUSED = "No log of the examination lacks messages in a way that asks for this excuse and has a wrong record there."
+BOUNDED = "No number of the log comes near the bounds of columns."
+SEARCHED = "Several tiers are in use in the log, so the depths of its decisions are found by the search."
+CROWDED = "No worker of the log has more outstanding prefills than there are columns of them."
+OTHER_MODEL = "In every decision of the log a worker is left out for another reason."
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
 
 
@@ -89,6 +104,12 @@ class Mutant(NamedTuple):
     """The argument why no behaviour changes, of a mutant that survives for that reason; else empty."""
     unlogged: str = ""
     """The argument why no log shows it, of a mutant that the suite alone names; else empty."""
+
+
+def _mutants(area: str, file: str, changes: dict[str, tuple[str, ...]]) -> Iterator[Mutant]:
+    """Mutants of one file, by name: the text, the text in its place, and maybe the argument why no log shows it."""
+    for name, (old, new, *unlogged) in changes.items():
+        yield Mutant(name, area, file, old, new, unlogged=unlogged[0] if unlogged else "")
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -1373,7 +1394,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/recording/gaps.py",
         " or read.get(each.stream, 0) >= each.noticed:",
         ":",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-replaced-before",
@@ -1381,7 +1401,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/recording/gaps.py",
         " or at[1] < each.first or",
         " or",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-gap-noticed",
@@ -1389,7 +1408,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/recording/gaps.py",
         "cursor[gap.stream][1] < gap.noticed)",
         "cursor[gap.stream][1] <= gap.noticed)",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-gap-of-others",
@@ -1397,7 +1415,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "if source not in of_others:",
         "if source not in ():",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-another-fold",
@@ -1429,7 +1446,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "if member.joined is not None and member.joined.model != model\n    }",
         "if member.joined is not None and not member.joined.model\n    }",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-recorded-as-unknown",
@@ -1437,7 +1453,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "strict=False) if not at}",
         "strict=False) if at}",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-never-lifted",
@@ -1445,7 +1460,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "if any(each.reason in LIFTED for each in found):",
         "if not found:",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-unread-head",
@@ -1453,7 +1467,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "if point is not None and point.head == each.head:",
         "if point is not None:",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-of-later-report",
@@ -1461,7 +1474,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/evidence.py",
         "if each.at < seq:",
         "if each.at != seq:",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-fold-of-gap",
@@ -1469,7 +1481,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/playback/fold_reports.py",
         "or any(gaps.at({report.stream: (point.epoch, report.seq)})):",
         "or gaps.all:",
-        unlogged=EXCUSED,
     ),
     Mutant(
         "excuse-own-missing",
@@ -1478,6 +1489,301 @@ MUTANTS: tuple[Mutant, ...] = (
         "                self.unverifiable.pop(UNKNOWN, None)\n",
         "",
         unlogged=EXCUSED,
+    ),
+    # decisions by columns
+    *_mutants(
+        "columns",
+        f"{POLICY}/column_decision.py",
+        {
+            "columns-other-rules": (
+                " and RULES[DECIDE_VERSION] is RULES_BY_COLUMNS",
+                "",
+                "The program has one version of the rules.",
+            ),
+            "columns-own-load": ("self.requests.item(row) + requests", "self.requests.item(row)"),
+            "columns-own-tail": ("        self.tails[row] = tail_bytes((*numbers, self.draining.item(row)))\n", ""),
+            "columns-load-shared": (
+                "table.waiting.copy()",
+                "table.waiting",
+                "The examination reads a decision before the next event.",
+            ),
+            "columns-own-bound": ("if not -NUMBER_MAX <= min(numbers) <=", "if not min(numbers) <=", BOUNDED),
+            "columns-shared-negative": ("np.maximum(pending - self.levels[-1], 0)", "pending - self.levels[-1]"),
+            "columns-shared-level": (
+                "np.maximum(pending - self.levels[-1], 0)",
+                "np.maximum(pending - self.levels[0], 0)",
+            ),
+            "columns-pending-bytes": (
+                "            found[row] = _prefix_bytes(self.overlap(row), depth)\n",
+                "            pass\n",
+            ),
+            "columns-level": ("column[rows] = [overlap[level] for", "column[rows] = [overlap[0] for"),
+            "columns-two-reasons": (" is not None and left[row]]", " is not None]"),
+            "columns-local-reasons": (" or any(map(view.local.get, EXCLUSION_REASONS))):", "):", OTHER_MODEL),
+            "columns-full-at-bound": (
+                "full = load.waiting.max() >= settings",
+                "full = load.waiting.max() > settings",
+                OTHER_MODEL,
+            ),
+            "columns-overloaded-at-bound": ('("overloaded", load.waiting >= ', '("overloaded", load.waiting > '),
+            "columns-draining-is-left": ("            left &= ~flags\n", ""),
+            "columns-wait-without-row": ("if len(folded) != table.prefilling or not own", "if not own"),
+            "columns-own-wait": ("in (*own, *view.pending_events.computed_on)", "in view.pending_events.computed_on"),
+            "columns-computed-wait": ("in (*own, *view.pending_events.computed_on)", "in own"),
+            "columns-computed-counts": (" if each[1:3] not in computed]", "]"),
+            "columns-crowded": ("for row in (*table.crowded, *one_by_one):", "for row in one_by_one:", CROWDED),
+            "columns-held": (
+                "                column[rows[worker]] = backlog.waits_us[worker]\n",
+                "                pass\n",
+            ),
+            "columns-begins-later": ("np.minimum(table.begins_us[place], now_us)", "table.begins_us[place]"),
+            "columns-outstanding": ("np.where(table.outstanding > place,", "np.where(table.outstanding >= place,"),
+            "columns-wait-negative": ("return np.maximum(free_us - now_us, 0)", "return free_us - now_us"),
+            "columns-slack": ("SLACK_M * (base_us + per_token_m * table", "MILLI * (base_us + per_token_m * table"),
+            "columns-queued-shared": ("            queued_m -= shared * MILLI\n", ""),
+            "columns-blocks-shared": ("            blocks = blocks - shared\n", "            pass\n"),
+            "columns-stale": (
+                "credit_m[row] = credit_m.item(row) * settings",
+                "credit_m[row] = credit_m.item(0) * settings",
+            ),
+            "columns-credit-negative": (
+                "np.maximum(needed_m - credit_m, 0)",
+                "needed_m - credit_m",
+                "No credit of the log is more than the blocks of the prompt.",
+            ),
+            "columns-queued-negative": ("prefill_m += np.maximum(queued_m, 0)", "prefill_m += queued_m"),
+            "columns-without-hold": ("(blocks + prompt.blocks_to_hold)", "blocks"),
+            "columns-credit-by-level": ("settings.credits_m[1:], strict", "settings.credits_m, strict"),
+            "columns-session-bound": ("(waits.column - settings.session_wait_max_ms * MILLI, 0)", "(waits.column, 0)"),
+            "columns-rounds-down": (
+                "per_token_m * -(-prefill_m * size // MILLI)",
+                "per_token_m * (prefill_m * size // MILLI)",
+            ),
+            "columns-requests-bound": (
+                "settings.own_request_weight_m * NUMBER_MAX)",
+                "settings.own_request_weight_m)",
+                BOUNDED,
+            ),
+            "columns-active-bound": ("per_active * (NUMBER_MAX + TOKENS_MAX)", "per_active * TOKENS_MAX", BOUNDED),
+            "columns-active-shared": (
+                "cost += per_active * blocks // MILLI",
+                "cost += per_active * load.blocks // MILLI",
+            ),
+            "columns-wide": ("if table.wide or not _is_bounded", "if not _is_bounded", BOUNDED),
+            "columns-long-prompt": ("prompt.tokens <= TOKENS_MAX and ", "", BOUNDED),
+            "columns-heavy": (" and weights_m <= WEIGHT_M_MAX", "", BOUNDED),
+            "columns-turn": ("rows.item(turn % len(rows))", "order.item(turn % len(rows))"),
+            "columns-two": ("of_two(costs.tolist(), seed)", "of_two(ascending.tolist(), seed)"),
+            "columns-drawn": ("rows.item(draw_by_temperature(", "order.item(draw_by_temperature("),
+            "columns-margin": ('ascending.searchsorted(highest, "right")', 'ascending.searchsorted(highest, "left")'),
+            "columns-margin-first": ("near.item(int(_ties(asked, keys[near]).argmin()))", "near.item(0)"),
+            "columns-order-of-others": ("order[1 : place + 1] = order[:place].copy()", "order[place] = order[0]"),
+            "columns-tie-of-last": ("    flags[:-1] |= equal\n", ""),
+            "columns-tie-by-cost": ("_ties(asked, keys[rows]), costs[tied])", "_ties(asked, keys[rows]))"),
+            "columns-tie-bytes": ('">u8").astype', '"<u8").astype'),
+            "columns-header": (
+                "    if count < 16:",
+                "    if count <= 16:",
+                "No decision of the log has sixteen candidates.",
+            ),
+        },
+    ),
+    *_mutants(
+        "columns",
+        f"{FOLDS}/worker_table.py",
+        {
+            "table-of-another-fold": (" or loads is not self._loads or", " or", "No stream of the log begins again."),
+            "table-load-reported": ("chain(in_flight.changed, loads.changed)", "in_flight.changed"),
+            "table-in-flight": ("chain(in_flight.changed, loads.changed)", "loads.changed"),
+            "table-notes-stay": ("        loads.changed.clear()\n", ""),
+            "table-eligible-stays": (
+                "        self._sets = None\n        self._eligible.clear()\n",
+                "        self._sets = None\n",
+            ),
+            "table-eligible-unbounded": (
+                "if len(self._eligible) >= ELIGIBLE_MAX:",
+                "if len(self._eligible) < 0:",
+                "The log has few models.",
+            ),
+            "table-other-block-size": ('setdefault("other_block_size", [])', 'setdefault("other_model", [])'),
+            "table-places-stay": (" or index.sets.turnover != self._sets_turnover:", ":", SEARCHED),
+            "table-places-of-others": (
+                "        self._sets = None\n        self._eligible",
+                "        self._eligible",
+                SEARCHED,
+            ),
+            "table-without-bit": (
+                "in (bits := index.sets.bits) else -1 for",
+                "in (bits := index.sets.bits) else 0 for",
+                SEARCHED,
+            ),
+            "table-wide-at-bound": ("max(numbers) > NUMBER_MAX:", "max(numbers) >= NUMBER_MAX:", BOUNDED),
+            "table-wide-stays": ("        self.wide.pop(row, None)\n", "", BOUNDED),
+            "table-draining": ("        self.draining[row] = report.draining\n", ""),
+            "table-tails": (
+                "        self.tails[row] = tail_bytes((*numbers, report.draining))\n",
+                "        self.tails[row] = self.tails[row] or tail_bytes((*numbers, report.draining))\n",
+            ),
+            "table-prefill-ends": (" or self.outstanding.item(row):", ":"),
+            "table-prefill-order": ("sorted(prefills.values()) if prefills", "[*prefills.values()] if prefills"),
+            "table-prefilling": ("bool(prefills) - bool(self.outstanding.item(row))", "bool(prefills)"),
+            "table-crowded-beyond": (
+                "if len(prefills) > OUTSTANDING_COLUMNS:",
+                "if len(prefills) > OUTSTANDING_COLUMNS + 1:",
+                CROWDED,
+            ),
+        },
+    ),
+    *_mutants(
+        "columns",
+        f"{INDEX}/depth_column.py",
+        {
+            "depths-overflow": ("<= MATRIX_BLOCKS_MAX:", "<= MATRIX_BLOCKS_MAX + 1:", SEARCHED),
+            "depths-last-place": ("count = min(size - 1, len(sums))", "count = min(size, len(sums))", SEARCHED),
+            "depths-last-place-searched": ("kept = places < size - 1", "kept = places < size", SEARCHED),
+            "depths-last-block": (
+                "prompt.hashes()[: prompt.blocks_reusable * HASH_BYTES]",
+                "prompt.hashes()",
+                SEARCHED,
+            ),
+            "depths-retired": (
+                "if live == -1 else [mask & live for mask in masks]",
+                "if live else [mask & live for mask in masks]",
+                SEARCHED,
+            ),
+            "depths-of-run": (
+                " and run[start : start + HASH_BYTES] == hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]:",
+                ":",
+                SEARCHED,
+            ),
+            "depths-in-holes": (
+                "if (packed[1:] & ~packed[:-1]).any():",
+                "if (packed[:-1] & ~packed[1:]).all():",
+                SEARCHED,
+            ),
+            "depths-of-places": (
+                "np.repeat([depth for depth, _ in groups]",
+                "np.repeat([depth + 1 for depth, _ in groups]",
+                SEARCHED,
+            ),
+        },
+    ),
+    # the judge
+    *_mutants(
+        "judge",
+        "replay/verify/judge.py",
+        {
+            "judge-digest-alone": ("        and recorded.worker == recomputed.worker\n", ""),
+            "judge-without-cursor": ("        and recorded.cursor == recomputed.cursor\n", ""),
+            "judge-without-columns": ("        and recorded.columns == recomputed.columns\n", ""),
+            "judge-without-exclusions": ("        and recorded.excluded == recomputed.excluded\n", ""),
+            "judge-without-blocks": ("        and recorded.blocks == recomputed.blocks\n", ""),
+            "judge-without-total": ("        and recorded.candidates_total == recomputed.candidates_total\n", ""),
+            "judge-without-prefill": ("        and recorded.prefill_tokens == recomputed.prefill_tokens\n", ""),
+            "judge-without-prediction": (
+                "        and recorded.predicted_cached_tokens == recomputed.predicted_cached_tokens\n",
+                "",
+            ),
+            "judge-without-policy": ("        and recorded.policy == recomputed.policy\n", ""),
+            "judge-without-prefer": ("        and recorded.prefer == recomputed.prefer\n", ""),
+            "judge-without-prefer-tokens": ("        and recorded.prefer_tokens == recomputed.prefer_tokens\n", ""),
+            "judge-without-wait": ("        and recorded.wait_us == recomputed.wait_us\n", ""),
+            "judge-without-belief": ("        and recorded.believed == recomputed.believed\n", ""),
+            "judge-candidates-in-order": ("(whole and set(ours) != set(theirs))", "(whole and ours != theirs)"),
+            "judge-candidates-shown": ("(whole and set(ours) != set(theirs))", "set(ours) != set(theirs)"),
+            "judge-other-places": ("[(worker, place, places[worker]) for", "[(worker, place, place) for"),
+            "judge-cost-unseen": ('for term in (*BEFORE_COST, "cost"):', "for term in BEFORE_COST:"),
+            "judge-cost-first": ('for term in (*BEFORE_COST, "cost"):', 'for term in ("cost", *BEFORE_COST):'),
+            "judge-column-shorter": ("if one < len(before) and other < len(now) and", "if one + 1 < len(before) and"),
+            "judge-order-unseen": ("    if ours != theirs:\n", "    if set(ours) != set(theirs):\n"),
+            "judge-cursor-last": ("terms.insert(0, Term(", "terms.append(Term("),
+            "judge-refusal-served": (
+                "    if decision.ranked:\n        yield",
+                "    if not decision.ranked:\n        yield",
+            ),
+            "judge-refusal-status": ("(503, 500) if event.attempt else (503,)", "(503, 500)"),
+            "judge-refusal-attempt": ("(503, 500) if event.attempt else (503,)", "(503,)"),
+            "judge-refusal-reason": ("return event.reason == rejection_reason(event.excluded) and", "return"),
+            "judge-refusal-rules": (
+                "    if at.event.decide_version not in RULES:\n        return [Remade",
+                "    if at.event.decide_version > max(RULES):\n        return [Remade",
+            ),
+            "judge-refusal-sizes": ("return [*sizes, max(", "return [*sizes[:0], max("),
+            "judge-refusal-another-size": ("max((each.block_size for each in joined), default=0) + 1]", "*sizes[:1]]"),
+            "judge-refusal-first": (
+                "next(([again] for again in found if not again.terms), found)",
+                "next(([again] for again in found), found)",
+            ),
+            "judge-refusal-excused": (
+                "if excuse := next((each for each in terms if isinstance(each, Unverifiable)), None):",
+                "if isinstance(excuse := terms[0], Unverifiable):",
+            ),
+            "judge-rules-pass": (
+                "        return Remade([rules_term(event.decide_version)])\n    if isinstance",
+                "        return Remade([])\n    if isinstance",
+            ),
+            "judge-hidden-passes": ('Remade(terms or [Term("digest"', 'Remade(terms and [Term("digest"'),
+            "judge-alone-unproved": (
+                "    if proved.all == gaps.all and not proved.replaced:\n",
+                "    if proved.all or not proved.replaced:\n",
+            ),
+            "judge-replaced-recomputed": (
+                '            routed, digest = None, ""  # made',
+                "            routed = None  # made",
+            ),
+            "judge-cause-in-epoch": ("if stream != JOBS and (here != epoch or seq >", "if stream != JOBS and (seq >"),
+            "judge-cause-at-end": (
+                "(here != epoch or seq > source.ends[stream])",
+                "(here != epoch or seq >= source.ends[stream])",
+            ),
+        },
+    ),
+    # terms that missing messages excuse
+    *_mutants(
+        "excuses",
+        "replay/verify/differing_terms.py",
+        {
+            "term-rests-on-all": ('"overlap": _CACHED,', '"overlap": (Input.CACHE, Input.IN_FLIGHT),'),
+            "term-pending-cached": ('"pending": (Input.IN_FLIGHT,)', '"pending": (Input.IN_FLIGHT, Input.CACHE)'),
+            "term-waiting": ('"waiting": (Input.REPORT,)', '"waiting": (Input.REPORT, Input.CACHE)'),
+            "term-cost": ('"cost": (Input.SETTINGS,)', '"cost": (Input.SETTINGS, Input.IN_FLIGHT)'),
+            "term-policy": ('"policy": (Input.SETTINGS,)', '"policy": (Input.SETTINGS, Input.OWN)'),
+            "term-excused-first": (
+                "        if not excuses.hold_for(term):\n            return term\n",
+                "        if not excuses.hold_for(term):\n            break\n",
+            ),
+            "term-reasons-reversed": ("return min(excuses.used,", "return max(excuses.used,"),
+            "term-cost-of-any": (
+                'case "cost":\n                holds = term.worker in self._workers',
+                'case "cost":\n                holds = bool(self._workers)',
+            ),
+            "term-choice-contradicts": ("(self._may_follow() and self._follows_from_costs())", "self._may_follow()"),
+            "term-choice-unexcused": (
+                "(self._may_follow() and self._follows_from_costs())",
+                "self._follows_from_costs()",
+            ),
+            "term-blocks-follow": (
+                '                holds = self._chosen_differs()\n            case "believed":',
+                '                holds = bool(self.used)\n            case "believed":',
+            ),
+            "term-digest-alone": ("holds = bool(self.used) or self._hold_for_hidden(term)", "holds = bool(self.used)"),
+            "term-approximate-cached": (
+                'self._approximate and term.term in ("overlap", "overlap_all")',
+                'self._approximate and term.term == "overlap"',
+            ),
+            "term-of-another-worker": (
+                "not worker or it not in OF_WORKER or each.concerns(worker))",
+                "not worker or it not in OF_WORKER or each.stream)",
+            ),
+            "term-own-of-others": (
+                "        if not each.concerns(replica):\n            found.discard(Input.OWN)\n",
+                "",
+            ),
+            "term-settings-of-gaps": (
+                "return found - {Input.SETTINGS} if known or Input.OWN not in found else found",
+                "return found - {Input.SETTINGS} if known else found",
+            ),
+        },
     ),
 )
 """All of them, by area."""

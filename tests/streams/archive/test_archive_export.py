@@ -350,7 +350,7 @@ async def test_a_chain_that_goes_on_with_a_gap_has_no_head(tmp_path: Path) -> No
         await cut(source, writer, ranged({}, end))
         heads = writer.contents(0, 5).heads
         writer.abandon()
-        assert (heads[KV].keys(), heads[LOAD].keys()) == ({B}, {A})
+        assert (sorted(heads[KV]), sorted(heads[LOAD])) == ([B], [A])
 
 
 async def test_an_archive_is_a_log_that_is_only_read(tmp_path: Path) -> None:
