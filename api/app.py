@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.prompt_cache.digest_store import DigestStore
 from api.anthropic.messages_encoder import MESSAGES, TokenCount
 from api.anthropic.messages_types import CountRequest
 from api.auth.access_policy import AccessPolicy
@@ -115,11 +116,13 @@ def post_routes(
     settings: ApiSettings,
     clock: Clock,
     seal: ReasoningSeal | None = None,
+    texts: DigestStore | None = None,
     *,
     isolate_tenants: bool = False,
 ) -> PostRoutes:
-    """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back."""
-    models = LoadedModels(isolate_tenants=isolate_tenants, text_cache_bytes=settings.text_cache_bytes)
+    """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back.
+    `texts` keeps tokenized texts, by default within the default bound."""
+    models = LoadedModels(texts, isolate_tenants=isolate_tenants)
     intake = BodyIntake(settings, models.pool)
     preprocessor = Preprocessor(backend, settings, models, intake)
     generation = partial(GenerationRoute, preprocessor, backend, metrics, settings, clock, intake)
@@ -169,15 +172,16 @@ def create_app(
     page: ASGIApp | None = None,
     policy: AccessPolicy | None = None,
     seal: ReasoningSeal | None = None,
+    texts: DigestStore | None = None,
 ) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
-    answers /debug and what is below it. Without a policy every client is admitted; without a seal, no other process
-    opens the reasoning that clients bring back."""
+    answers /debug and what is below it. Without a policy every client is admitted; for `seal` and `texts` see
+    `post_routes`."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolates:
         backend = Tenancy(backend, isolate=policy.isolates)
-    direct, further = post_routes(backend, metrics, settings, clock, seal, isolate_tenants=policy.isolates)
+    direct, further = post_routes(backend, metrics, settings, clock, seal, texts, isolate_tenants=policy.isolates)
     app = framework(backend, {**direct, **further}, page, policy)
     routes = DirectDispatch(direct, app, (*further, MODELS))
     return RequestIdMiddleware(

@@ -14,6 +14,8 @@ from typing import TypeVar
 
 import msgspec
 
+from actors.prompt_cache.digest_store import DigestStore
+from actors.prompt_cache.hash_columns import HashColumns
 from actors.transport.frames import Generate
 from actors.worker.model_files import tokenizer_files
 from api.openai.types.request_types import ChatRequest
@@ -25,7 +27,6 @@ from bench.frontdoor_parts import view
 from core.codec import encode_event
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId
-from core.prompt import Prompt
 from core.settings import RoutingSettings
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest
@@ -34,6 +35,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 MODEL = "bench"
 BLOCK_SIZE = 16
+HASH_SEED = 7
 SETTINGS = RoutingSettings()
 CONTEXT_MAX = 1_000_000
 ROUNDS = 2
@@ -70,7 +72,8 @@ class _Parts:
 
 def parts(label: str, folder: Path, load: TalksLoad, seed: str) -> Iterable[Figure]:
     """Milliseconds of CPU per request, of the last turns of each talk."""
-    tokenizer = ModelTokenizer(MODEL, tokenizer_files(str(folder)))
+    store = DigestStore()
+    tokenizer, columns = ModelTokenizer(MODEL, tokenizer_files(str(folder)), store), HashColumns(store, HASH_SEED)
     template = tokenizer.chat_template
     assert template is not None
     decoder, fleet, timed = msgspec.json.Decoder(ChatRequest), view(), _Parts(label)
@@ -79,10 +82,9 @@ def parts(label: str, folder: Path, load: TalksLoad, seed: str) -> Iterable[Figu
         requests = at.each("read", asked, decoder.decode)
         texts = at.each("render", requests, lambda request: render(request, template))
         tokens = at.each("tokenize", texts, lambda text: tokenizer.encode(text, CONTEXT_MAX, add_special_tokens=False))
+        prompts = at.each("hash", tokens, lambda each: columns.prompt(each, BLOCK_SIZE))
         if at is not timed:
             continue
-        prompts = [Prompt(each, BLOCK_SIZE, 7) for each in tokens]
-        at.each("hash", prompts, Prompt.hashes)
         routes = [RouteRequest(RequestId("req-0"), 0, MODEL, prompt) for prompt in prompts]
         decisions = at.each("decide", routes, lambda route: decide(fleet, route, SETTINGS, 1, 1))
         at.each("send", tokens, _frame)

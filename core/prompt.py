@@ -59,7 +59,8 @@ class Prompt:
 
     __slots__ = ("_all", "_cache", "_canonical", "_ends", "_offset", "_states", "_step", "block_size", "seed", "tokens")
 
-    def __init__(self, token_bytes: bytes, block_size: int, seed: int, scope: bytes = b"") -> None:
+    def __init__(self, token_bytes: bytes, block_size: int, seed: int, scope: bytes = b"", hashes: bytes = b"") -> None:
+        """`hashes` are all its block hashes, if they are known."""
         assert block_size > 0
         assert len(token_bytes) % TOKEN_BYTES == 0
         assert len(scope) in {0, SCOPE_BYTES}
@@ -70,7 +71,7 @@ class Prompt:
         self._ends: list[int] = []
         self._states: list[xxhash.xxh3_64] = []
         """After the first `_ends[i]` bytes, ascending."""
-        self._all = b""
+        self._all = hashes
         self.block_size = block_size
         self.seed = seed
         self.tokens = len(token_bytes) // TOKEN_BYTES
@@ -137,13 +138,14 @@ class Prompt:
         return state
 
 
-def chain_column(canonical: bytes | memoryview, offset: int, block_size: int, seed: int) -> bytes:
-    """The hash of each full block of the canonical bytes, in order, as little-endian uint64; about 0.1 us each."""
+def chain_column(canonical: bytes | memoryview, start: int, block_size: int, seed: int) -> bytes:
+    """The hash of each full block of the canonical bytes from `start` on, where one begins, in order, as little-endian
+    uint64; about 0.1 us each."""
     step = block_size * TOKEN_BYTES
-    state = xxhash.xxh3_64(canonical[:offset], seed=seed)
+    state = xxhash.xxh3_64(canonical[:start], seed=seed)
     digest = state.digest  # 8 bytes, big-endian: cheaper than integers
-    full = (len(canonical) - offset) // step * step
-    pieces = struct.iter_unpack(f"{step}s", canonical[offset : offset + full])
+    full = (len(canonical) - start) // step * step
+    pieces = struct.iter_unpack(f"{step}s", canonical[start : start + full])
     column = array("Q", b"".join([digest() for _ in starmap(state.update, pieces)]))
     column.byteswap()
     return column.tobytes()

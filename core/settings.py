@@ -15,6 +15,8 @@ from core.errors import CallerError
 APPROXIMATE = "approximate"
 """The policy that takes blocks to be cached where they were sent, without the events of engines."""
 POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session", APPROXIMATE)
+TEXT_CACHE_BYTES = 512 * 2**20
+"""Default bound of what a front end keeps of texts that come again: a thousand talks of 100 000 tokens."""
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
 MAY_BE_ZERO = (

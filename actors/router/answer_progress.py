@@ -12,12 +12,16 @@
 from __future__ import annotations
 
 import secrets
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from core.generation import GenerateRequest, Output, Sampling
 from core.models import GenerationFailed
 from core.prompt import TOKEN_BYTES, Prompt, scope_bytes, tokens_to_bytes
+
+if TYPE_CHECKING:
+    from actors.prompt_cache.hash_columns import HashColumns  # its library is for front ends alone
 
 SEED_BITS = 31
 """Of a seed that we give: every engine takes it."""
@@ -27,15 +31,15 @@ DIFFERS = "the answer cannot be continued: another worker made other tokens of t
 class AnswerProgress:
     """One request's answer as far as it was delivered, over all attempts."""
 
-    def __init__(self, request: GenerateRequest, context_max: int, block_size: int, hash_seed: int) -> None:
+    def __init__(self, request: GenerateRequest, context_max: int, block_size: int, columns: HashColumns) -> None:
         """`context_max` is the longest prompt with answer that the model takes, in tokens. Its blocks have so many
-        tokens; their hashes are made with the seed."""
+        tokens."""
         self.tokens: list[int] = []
         self.compares = carries_state(request.sampling)
         """The next worker makes the answer again from its start, and its tokens are compared."""
         self._request = _repeatable(request) if self.compares else request
         self._block_size = block_size
-        self._hash_seed = hash_seed
+        self._columns = columns
         self._scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
         self.passthrough = True
@@ -77,7 +81,7 @@ class AnswerProgress:
 
     def prompt(self, payload: GenerateRequest) -> Prompt:
         """The prompt of the payload, with the blocks that a decision looks up."""
-        return Prompt(payload.tokens, self._block_size, self._hash_seed, self._scope)
+        return self._columns.prompt(payload.tokens, self._block_size, self._scope)
 
     def keep(self, output: Output) -> None:
         """The new tokens of an attempt that passes through are part of the answer: the cheap half of `accept`."""

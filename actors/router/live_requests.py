@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from actors.membership.replica_membership import ReplicaMembership
+from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.answer_progress import AnswerProgress
 from actors.router.fleet import Fleet
 from actors.router.request_scheduler import (
@@ -140,6 +141,7 @@ class LiveRequests:
         state: State,
         clock: Clock,
         hash_seed: int,
+        columns: HashColumns,
         *,
         membership: ReplicaMembership,
         decided: Callable[[str, float], None],
@@ -151,6 +153,7 @@ class LiveRequests:
         self._state = state
         self._clock = clock
         self._hash_seed = hash_seed
+        self._columns = columns
         self._membership = membership
         self._decided = decided
         self._live: dict[RequestId, LiveRequest] = {}
@@ -209,7 +212,7 @@ class LiveRequests:
         catalog, tenant = self._fleet.catalog, request.tenant or ""
         priority = engine_priority(tenant, request.priority)
         sent = request if priority == request.priority else msgspec.structs.replace(request, priority=priority)
-        progress = AnswerProgress(sent, catalog.context_max(model), catalog.block_size(model), self._hash_seed)
+        progress = AnswerProgress(sent, catalog.context_max(model), catalog.block_size(model), self._columns)
         routed = RoutedRequest(
             id=request.id,
             model=model,

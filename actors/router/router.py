@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.routing_publisher import RoutingPublisher
+from actors.prompt_cache.digest_store import DigestStore
+from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
@@ -84,6 +86,8 @@ class RouterOptions:
     take_snapshot: TakeSnapshot | None = None
     """Called when this replica is elected and a snapshot is due. With None, this replica takes none."""
     link: LinkOptions = NO_LINK_OPTIONS
+    texts: DigestStore = field(default_factory=DigestStore)
+    """Keeps the block hashes of prompts; the API may keep the token ids of their texts there, too."""
 
 
 class Router:
@@ -143,6 +147,7 @@ class Router:
             self.state,
             self._clock,
             key.hash_seed,
+            HashColumns(options.texts, key.hash_seed),
             membership=self.membership,
             decided=decided,
         )

@@ -20,7 +20,7 @@ from api.config.worker_groups import check_aliases, with_remote_prefill
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
 from core.served_names import check_names
-from core.settings import RoutingSettings
+from core.settings import TEXT_CACHE_BYTES, RoutingSettings
 from core.subjects import check_namespace
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
@@ -172,8 +172,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Longest request body; 16 MiB hold a prompt of some million tokens."""
     journal_max: str = "256MiB"
     """Maximum size of the decisions that wait on the disk of a front end while the log is unreachable."""
-    text_cache_max: str = "512MiB"
-    """Memory of a front end for the tokens of texts that it tokenized before; a thousand talks of 100 000 tokens."""
+    text_cache_max: str = f"{TEXT_CACHE_BYTES // 2**20}MiB"
+    """Memory of a front end for tokens and block hashes of known texts; a thousand talks of 100 000 tokens."""
     keys: str | None = None
     """File of API keys (`contrail keys`); not given, no request needs one."""
     isolate_tenants: bool | None = None

@@ -48,6 +48,8 @@ class ApiAdapter(Generic[Body]):
     """The chat or completion that is asked for; ApiError for what cannot be had here."""
     encoder: Callable[[Body, PreparedRequest, str, Clock], ResponseEncoder]
     """A new one for the answer to this request id."""
+    is_light: bool = False
+    """True if `to_request` takes a few microseconds also of a long body: no thread is asked for it."""
     to_error: Callable[[ApiError, str], ApiError] = lambda error, _request_id: error
     """An error of this request id in that API's words and shape."""
     unseal_reasoning: Callable[[Body, str | None, str], Body] | None = None
@@ -62,11 +64,13 @@ CHAT = ApiAdapter(
     ChatRequest,
     with_tools,
     lambda _body, prepared, request_id, clock: ChatEncoder(request_id, clock.wall_ms() // 1000, prepared),
+    is_light=True,
 )
 COMPLETION = ApiAdapter(
     CompletionRequest,
     lambda body: body,
     lambda _body, prepared, request_id, clock: CompletionEncoder(request_id, clock.wall_ms() // 1000, prepared),
+    is_light=True,
 )
 
 
@@ -118,7 +122,7 @@ class GenerationRoute(Generic[Body]):
             try:
                 body, size = await self._reader.read(exchange, lease)
                 exchange.asks_for(getattr(body, "model", ""))
-                if size <= SMALL_BYTES_MAX:
+                if size <= SMALL_BYTES_MAX or self._adapter.is_light:
                     body, request = self._translated(body, exchange)
                 else:
                     body, request = await self._translate_large(body, exchange, size)

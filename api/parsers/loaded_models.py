@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Tokenizer
 
+from actors.prompt_cache.digest_store import DigestStore
 from api.parsers.reasoning import CLOSING, OPENING
 from api.parsers.vllm_parsers import ParserUnavailable, VllmParsers
 from api.server.caller import effective_tenant
 from api.tokenizer.model_tokenizer import ModelTokenizer
-from api.tokenizer.segment_cache import BYTES_MAX, SegmentCache
 from api.tokenizer.tokenizer_pool import TokenizerPool
 from core.errors import Corrupt
 from core.models import ModelCard
@@ -87,19 +87,19 @@ class LoadedModel(NamedTuple):
     parsers: ModelParsers
 
 
-def load_model(name: str, files: Mapping[str, bytes], segment_cache: SegmentCache | None = None) -> LoadedModel:
+def load_model(name: str, files: Mapping[str, bytes], texts: DigestStore | None = None) -> LoadedModel:
     """The model from its files. Corrupt if they cannot be used. May import vLLM, seconds: not on an event loop."""
-    tokenizer = ModelTokenizer(name, files, segment_cache)
+    tokenizer = ModelTokenizer(name, files, texts)
     return LoadedModel(tokenizer, load_parsers(name, files, tokenizer.library))
 
 
 class LoadedModels:
     """All models served, each loaded once, beside the event loop, and the threads that use their tokenizers."""
 
-    def __init__(self, *, isolate_tenants: bool = False, text_cache_bytes: int = BYTES_MAX) -> None:
-        """`isolate_tenants` gives each tenant tokenized texts of its own; `text_cache_bytes` bounds those of all."""
+    def __init__(self, texts: DigestStore | None = None, *, isolate_tenants: bool = False) -> None:
+        """`texts` keeps tokenized texts; `isolate_tenants` gives each tenant texts of its own."""
         self._isolate_tenants = isolate_tenants
-        self._segment_cache = SegmentCache(text_cache_bytes)
+        self._texts = texts or DigestStore()
         self._loaded: dict[str, tuple[Mapping[str, bytes], LoadedModel]] = {}
         self._lock = asyncio.Lock()
         self.pool = TokenizerPool()
@@ -128,6 +128,6 @@ class LoadedModels:
     async def _load(self, card: ModelCard) -> LoadedModel:
         async with self._lock:
             if (model := self.loaded(card)) is None:
-                model = await asyncio.to_thread(load_model, card.name, card.files, self._segment_cache)
+                model = await asyncio.to_thread(load_model, card.name, card.files, self._texts)
                 self._loaded[card.name] = (card.files, model)
             return model

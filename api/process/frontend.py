@@ -20,6 +20,7 @@ from typing import Protocol
 from starlette.types import ASGIApp
 
 from actors.metrics.frontend_metrics import FrontendMetrics
+from actors.prompt_cache.digest_store import DigestStore
 from actors.router.router import Router, RouterOptions
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy, policy_of
@@ -129,11 +130,12 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
         async with open_planes(connection, REPLICA) as both:
             metrics = FrontendMetrics()
             address = join_address(section.advertise or host, listener.getsockname()[1])
-            router = _router(connection, arguments.name, address, _journal(connection, arguments), both, metrics)
-            settings = ApiSettings(body_bytes_max=section.body_bytes_max, text_cache_bytes=section.text_cache_bytes)
+            texts = DigestStore(section.text_cache_bytes)
+            router = _router(connection, arguments.name, address, _journal(connection, arguments), texts, both, metrics)
+            settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             seal = ReasoningSeal(connection.key.reasoning_key, connection.key.older_reasoning_keys)
             page_app = page.app(with_token=not policy.local)
-            app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal)
+            app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal, texts=texts)
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ready = partial(_ready, router, policy)
@@ -205,7 +207,13 @@ async def _wait_until_ready(router: Router, ending: asyncio.Future[str]) -> None
 
 
 def _router(
-    connection: DeploymentRef, name: str, address: str, journal: Path, both: Planes, metrics: FrontendMetrics
+    connection: DeploymentRef,
+    name: str,
+    address: str,
+    journal: Path,
+    texts: DigestStore,
+    both: Planes,
+    metrics: FrontendMetrics,
 ) -> Router:
     options = RouterOptions(
         namespace=connection.namespace,
@@ -218,6 +226,7 @@ def _router(
         snapshot_every_s=connection.snapshot_every_s or 0,
         take_snapshot=partial(run_snapshot_process, connection.words) if connection.snapshot_every_s else None,
         link=connection.link(SystemClock()),
+        texts=texts,
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)

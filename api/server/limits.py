@@ -74,8 +74,6 @@ class ApiSettings:
     """A longer request body is answered with 413; 128k tokens as JSON numbers are about 1 MiB."""
     inline_bytes_max: int = 4096
     """Bodies up to this size are rendered and tokenized on the event loop (about 1 ms), larger ones beside it."""
-    text_cache_bytes: int = 512 * MIB
-    """Memory for the token ids of texts that were tokenized before, of all models and tenants."""
     ping_s: float = 10.0
     """A stream on which nothing was written for so long is pinged, and begins with that: what fails afterwards has no
     status of its own any more."""

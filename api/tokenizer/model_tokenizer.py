@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer, decoders
 
+from actors.prompt_cache.digest_store import DigestStore
 from api.tokenizer.chat_template import ChatTemplate
 from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, TokenBytes, TokenTexts
-from api.tokenizer.segment_cache import SegmentCache
 from api.tokenizer.text_encoder import TextEncoder
 from core.errors import Corrupt
 
@@ -29,12 +29,12 @@ class TextTooLong(ValueError):
 class ModelTokenizer:
     """Text to tokens and back for one model. Corrupt if the files cannot be used."""
 
-    def __init__(self, model: str, files: Mapping[str, bytes], segment_cache: SegmentCache | None = None) -> None:
-        """Without a cache of tokenized texts, the model has one of its own."""
+    def __init__(self, model: str, files: Mapping[str, bytes], texts: DigestStore | None = None) -> None:
+        """Without a store of tokenized texts, the model has one of its own."""
         self.library = _tokenizer(model, files)
         """As the library has it."""
         description = msgspec.json.decode(files["tokenizer.json"], type=dict[str, Any])
-        self._encoder = TextEncoder(self.library, description, segment_cache)
+        self._encoder = TextEncoder(self.library, description, texts)
         config = _json(model, files, "tokenizer_config.json")
         special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
         source = _template_source(files, config)

@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from api.tokenizer.segment_cache import DIGEST_BYTES, SegmentCache
+from actors.prompt_cache.digest_store import DIGEST_BYTES, DigestStore
+from api.tokenizer.segment_cache import SegmentCache
 from api.tokenizer.word_cache import PIECE_BYTES, WordCache, WordCaches, every_word, pieces, word_caches_of
 from core.prompt import TOKEN_BYTES, tokens_to_bytes
 
@@ -51,10 +52,8 @@ class TextEncoder:
     A tenant has words and segments of its own: else times would tell it the texts of others.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, description: Mapping[str, Any], segment_cache: SegmentCache | None = None
-    ) -> None:
-        """`description` is tokenizer.json, parsed. Without a cache, the encoder has one of its own."""
+    def __init__(self, tokenizer: Tokenizer, description: Mapping[str, Any], texts: DigestStore | None = None) -> None:
+        """`description` is tokenizer.json, parsed. Without a store, the encoder has one of its own."""
         self._tokenizer = tokenizer
         self._name = blake2b(msgspec.json.encode(description), digest_size=DIGEST_BYTES).digest()
         """Of two encoders with one name, each has the tokens of the other."""
@@ -65,7 +64,7 @@ class TextEncoder:
         self._in_pieces = self._words is not None and self._words.has_boundaries and self._cut_alike()
         # byte-level BPE keeps every byte of a text in one of its tokens
         self._token_chars_max = max(map(len, tokenizer.get_vocab())) if self._words is not None else 0
-        self._segment_cache = SegmentCache() if segment_cache is None else segment_cache
+        self._segment_cache = SegmentCache(texts or DigestStore())
         self._common = self._segment_cache.scope(self._name, "")
         """The scope where tenants share their texts."""
         self._frame = self._framed()

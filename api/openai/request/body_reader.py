@@ -11,7 +11,13 @@ import msgspec
 from api.openai.request.validation import decode
 from api.server.body_budget import BODIES_MAX, BodyBudget, BodyLease
 from api.server.exchange import HttpExchange
-from api.server.json_limits import STRUCTURE_MAX, UNCHECKED_BYTES_MAX, check_json_size, json_decoder
+from api.server.json_limits import (
+    STRUCTURE_MAX,
+    UNCHECKED_BYTES_MAX,
+    check_json_size,
+    is_plainly_small,
+    json_decoder,
+)
 from api.server.limits import ApiSettings
 from api.tokenizer.tokenizer_pool import TokenizerPool
 
@@ -91,7 +97,7 @@ class BodyReader(Generic[Body]):
         ClientDisconnected for half of one."""
         raw = await exchange.read_body(self._intake.bytes_max, lease)
         size = len(raw)
-        if size > UNCHECKED_BYTES_MAX:
+        if size > UNCHECKED_BYTES_MAX and not is_plainly_small(raw):
             await self._intake.check(raw, self._structure_max)
         if size > self._intake.inline_bytes_max:
             await self._intake.acquire_turn()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from actors.prompt_cache.digest_store import DigestStore
+from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.answer_progress import AnswerProgress
 from actors.router.request_scheduler import (
     Arrived,
@@ -76,7 +78,7 @@ class Scheduling:
         asked: GenerateRequest = request(range(tokens), 4, name)
         routed = RoutedRequest(
             id=RequestId(name), model=MODEL, prompt_tokens=tokens, answer_max=4,
-            answer=AnswerProgress(asked, 8192, BLOCK_SIZE, 7), **options,  # type: ignore[arg-type]
+            answer=AnswerProgress(asked, 8192, BLOCK_SIZE, HashColumns(DigestStore(), 7)), **options,  # type: ignore[arg-type]
         )  # fmt: skip
         self.feed(Arrived(routed))
         return routed

@@ -9,6 +9,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from actors.metrics.replica_metrics import WAIT_MS, queue_metrics
+from actors.prompt_cache.digest_store import DigestStore
+from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.answer_progress import AnswerProgress
 from actors.router.capacity import UNBOUNDED, Capacity
 from actors.router.request_queue import RETRY_AFTER_MAX_S, RequestQueue
@@ -20,7 +22,7 @@ from tests.actors.world import request
 
 
 def of_length(prompt_tokens: int, answer_max: int) -> RoutedRequest:
-    answer = AnswerProgress(request([], 1), 4096, 4, 0)
+    answer = AnswerProgress(request([], 1), 4096, 4, HashColumns(DigestStore(), 0))
     name = RequestId("r")
     return RoutedRequest(id=name, model="sim", prompt_tokens=prompt_tokens, answer_max=answer_max, answer=answer)
 

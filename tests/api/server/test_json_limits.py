@@ -14,6 +14,7 @@ from api.server.json_limits import (
     VALUES_MAX,
     check_json_size,
     finite_float,
+    is_plainly_small,
 )
 
 
@@ -63,3 +64,15 @@ def test_numbers_are_those_of_json() -> None:
     assert finite_float("1e308") == 1e308
     with pytest.raises(ValueError, match="out of range"):
         UNTYPED.decode(b"[1e999999]")
+
+
+def test_what_is_plainly_small_is_within_the_bounds() -> None:
+    """By length and brackets alone; text with many brackets has to be looked at."""
+    text, pairs = b"x" * 400_000, b"[]," * 1000
+    asked = [b'{"a":"' + text + b'"}', b"[" + pairs * 30 + b'"' + text + b'"]', b"[" + b"1," * 499_000 + b"1]"]
+    for raw in asked:
+        assert is_plainly_small(raw)
+        check_json_size(raw)
+    assert not is_plainly_small(b"[" + b",".join([b"[]"] * CONTAINERS_MAX) + b"]")
+    assert not is_plainly_small(b"1" * (VALUES_MAX + 1))
+    assert not is_plainly_small(b'{"a":"' + b"{" * 400_000 + b'"}')

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from actors.prompt_cache.digest_store import DigestStore
 from api.tokenizer import word_cache
-from api.tokenizer.segment_cache import SegmentCache
 from api.tokenizer.text_encoder import NEW_WORDS_MAX, WORDS_PIECE_CHARS, TextEncoder
 from api.tokenizer.word_cache import (
     PIECE_BYTES,
@@ -222,7 +222,7 @@ def test_a_tokenizer_whose_tokens_depend_on_their_surroundings_keeps_none(name: 
     """The library alone tokenizes each text as a whole, because parts would have other tokens."""
     parts = [library(name, text, add_special_tokens=False) for text in (first, rest)]
     assert library(name, first + rest, add_special_tokens=False) != b"".join(parts)
-    cache = SegmentCache()
+    cache = DigestStore()
     encoder = TextEncoder(TOKENIZERS[name], json.loads(TOKENIZERS[name].to_str()), cache)
     assert encoder.encode(first + rest * 100, 10**6, add_special_tokens=False) == library(
         name, first + rest * 100, add_special_tokens=False
@@ -236,7 +236,7 @@ def test_a_tokenizer_whose_tokens_depend_on_their_surroundings_keeps_none(name: 
 def test_turns_of_a_talk_have_the_librarys_tokens(name: str, data: st.DataObject) -> None:
     """Each turn sends a talk before it, cut anywhere, and something new; little of them is kept."""
     made = TOKENIZERS[name]
-    encoder = TextEncoder(made, json.loads(made.to_str()), SegmentCache(bytes_max=3000))
+    encoder = TextEncoder(made, json.loads(made.to_str()), DigestStore(3000))
     talks = [""]
     for turn in range(6):
         before = data.draw(st.sampled_from(talks))

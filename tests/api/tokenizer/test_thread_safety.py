@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from actors.prompt_cache.digest_store import DigestStore
 from api.openai.request.prompts import tokenize_prompts
 from api.openai.types.request_types import ChatMessage, ChatRequest
 from api.tokenizer.model_tokenizer import ModelTokenizer
-from api.tokenizer.segment_cache import ENTRY_BYTES, SegmentCache
+from api.tokenizer.segment_cache import SegmentCache
 from core.prompt import tokens_from_bytes, tokens_to_bytes
 from tests.api.scripted import files, ids
 
@@ -28,31 +29,9 @@ def switched_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_segments_keep_their_bound_and_their_count() -> None:
-    """Threads fill a cache that is always full: no call fails, and what is counted is what is kept."""
-    segments = SegmentCache(bytes_max=20_000)
-    scope = segments.scope(b"tokenizer", "")
-    texts = [f"{number:0100d}" for number in range(200)]
-
-    def fill(seed: int) -> None:
-        chance = random.Random(seed)
-        for _ in range(ROUNDS * 10):
-            text = chance.choice(texts)
-            kept, key = segments.find(text, scope)
-            assert kept is None or kept == text.encode()
-            if kept is None:
-                segments.put(text, text.encode(), scope, key)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(fill, range(THREADS)))
-    kept = segments._kept
-    assert segments.size == sum(len(tokens) + ENTRY_BYTES for tokens in kept.values()) <= 20_000
-    assert kept
-
-
 def test_short_segments_keep_their_bound() -> None:
-    """The same of the short ones, which are forgotten together."""
-    segments = SegmentCache()
+    """Threads fill the table of short texts, which are forgotten together: no call fails."""
+    segments = SegmentCache(DigestStore())
     scope = segments.scope(b"tokenizer", "")
 
     def fill(seed: int) -> None:
@@ -68,7 +47,7 @@ def test_short_segments_keep_their_bound() -> None:
 
 def test_one_tokenizer_gives_every_thread_its_own_tokens() -> None:
     """Long and short texts, words and segments, kept and forgotten meanwhile: the library's tokens each time."""
-    shared = ModelTokenizer("tiny", files(), SegmentCache(bytes_max=60_000))
+    shared = ModelTokenizer("tiny", files(), DigestStore(60_000))
     texts = [f"<|user|>{f'word{number} ' * 40} e{number} <|end|>" + "é log " * (number * 30) for number in range(40)]
     expected = [tokens_to_bytes(ids(text)) for text in texts]
 
