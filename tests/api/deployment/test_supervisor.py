@@ -331,6 +331,8 @@ async def test_only_leftovers_that_still_run_are_killed(bench: Bench, monkeypatc
     def signal_group(pid: int, number: signal.Signals) -> None:
         killed.extend([pid] if number == signal.SIGKILL else [])
         os.killpg(pid, number)
+        if pid == pids[0]:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # however long that takes on a busy machine
 
     monkeypatch.setattr(managed_process, "signal_group", signal_group)
     entries = [ProcessEntry(name=str(pid), kind="test", pid=pid, started_ticks=started_ticks(pid)) for pid in pids]
