@@ -52,9 +52,10 @@ class BlockPool:
         self.capacity_blocks = capacity_blocks
         self.changes: list[CacheChange] = []
         """Blocks stored and removed, in order, until the changes are taken."""
-        self._blocks = [PoolBlock(i) for i in range(capacity_blocks)]
-        self._nameless = self._blocks[::-1]
-        """Free blocks without a name; the last one is taken next."""
+        self._blocks: list[PoolBlock] = []
+        """Those that were taken at least once, by id; the others are made when they are taken."""
+        self._nameless: list[PoolBlock] = []
+        """Freed blocks without a name; the last one is taken next, and blocks that were never taken come after all."""
         self._free_queue: deque[PoolBlock] = deque()
         """Blocks with a name that were freed, in that order; some are in use again."""
         self.free = capacity_blocks
@@ -94,6 +95,8 @@ class BlockPool:
         assert count <= self.free
         nameless = self._nameless
         blocks = [nameless.pop() for _ in range(min(count, len(nameless)))]
+        if count > len(blocks):
+            blocks += self._make(count - len(blocks))
         if count > len(blocks):
             blocks += self._evict(count - len(blocks))
         for block in blocks:
@@ -139,7 +142,7 @@ class BlockPool:
 
     def contents(self, ids: Iterable[int]) -> list[int]:
         """The contents of these blocks' memory now, of any owner; nothing for a block that does not exist."""
-        return [self._blocks[i].content if 0 <= i < self.capacity_blocks else NEVER_WRITTEN for i in ids]
+        return [self._blocks[i].content if 0 <= i < len(self._blocks) else NEVER_WRITTEN for i in ids]
 
     def forget(self) -> None:
         """No block is found any more; those with users keep them and their content."""
@@ -153,6 +156,13 @@ class BlockPool:
             block.places = 0
         self._free_queue.clear()
         self.changes.append(CacheEmptied())
+
+    def _make(self, most: int) -> list[PoolBlock]:
+        """So many blocks that were never taken, or all there are."""
+        first = len(self._blocks)
+        made = list(map(PoolBlock, range(first, min(first + most, self.capacity_blocks))))
+        self._blocks += made
+        return made
 
     def _evict(self, count: int) -> list[PoolBlock]:
         """The blocks that were used least recently, without their names."""

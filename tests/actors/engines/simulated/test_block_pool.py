@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from actors.engines.engine import CacheEmptied, CacheRemoved, CacheStored
-from actors.engines.simulated.block_pool import FREE_QUEUE_MAX, BlockPool, PoolBlock
+from actors.engines.simulated.block_pool import FREE_QUEUE_MAX, NEVER_WRITTEN, BlockPool, PoolBlock
 
 CAPACITY = 12
 
@@ -49,6 +49,24 @@ def test_the_nameless_first() -> None:
     assert pool.take(1) == [blocks[3]]
     pool.take(1)
     assert removed(pool) == [3]
+
+
+def test_blocks_are_made_when_they_are_taken() -> None:
+    """A large cache costs nothing at its start. A freed block is taken before one that was never taken, and that before
+    any is evicted; memory that was never taken has no content."""
+    pool = BlockPool(10**6)
+    assert pool._blocks == []
+    first = pool.take(2)
+    assert [block.id for block in first] == [0, 1]
+    pool.release(first)
+    assert [block.id for block in pool.take(3)] == [0, 1, 2]
+    assert pool.contents([2, 3, 10**6]) == [NEVER_WRITTEN] * 3
+    assert (pool.free, pool.used) == (10**6 - 3, 3)
+
+    small = BlockPool(3)
+    small.release(stored(small, 1))
+    assert [block.id for block in small.take(3)] == [1, 2, 0]
+    assert removed(small) == [1]
 
 
 def test_copies() -> None:
