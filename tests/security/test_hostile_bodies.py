@@ -27,6 +27,7 @@ from api.server.limits import ApiSettings
 from api.server.sockets import bind
 from tests.actors.world import FAST, world
 from tests.api.scripted import files
+from tests.fixtures.machine_speed import slowness
 from tests.security.hostile_bodies import (
     ASKED,
     CHAT,
@@ -39,7 +40,7 @@ from tests.security.hostile_bodies import (
 )
 
 STALL_S = 0.1
-"""No turn of the loop may take so long."""
+"""No turn of the loop may take so long, on a machine that is not slow."""
 ANSWERED_S = 60.0
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 CLIENT = """
@@ -163,7 +164,7 @@ async def test_no_body_holds_up_the_loop(site: Address, tmp_path: Path) -> None:
             ((status, size),) = await attack(site, path, file)
         assert status in {200, 400, 404, 413}, (name, status)
         assert status == 200 or size < 2 * MESSAGE_CHARS_MAX, (name, size)
-        if monitor.longest_s > STALL_S:
+        if monitor.longest_s > STALL_S * slowness():
             slow[name] = round(1000 * monitor.longest_s)
     assert slow == {}
 
@@ -182,7 +183,7 @@ async def test_streams_go_on_under_eight_bodies_at_once(site: Address, tmp_path:
     with monitored() as monitor:
         statuses = await asyncio.gather(*(attack(site, CHAT, each) for each in [file, text] * 4))
     assert {status for ((status, _),) in statuses} <= {400, 413}
-    assert monitor.longest_s < STALL_S
+    assert monitor.longest_s < STALL_S * slowness()
     assert await asyncio.wait_for(reader.readuntil(b"data: "), 1)  # it never broke off
     writer.close()
 
@@ -234,7 +235,7 @@ async def test_a_body_in_chunks_of_one_byte_holds_up_nothing(site: Address) -> N
             writer.write(chunks[start : start + 65536])
             await writer.drain()
         assert b" 200 " in await asyncio.wait_for(reader.readline(), ANSWERED_S)
-    assert monitor.longest_s < STALL_S
+    assert monitor.longest_s < STALL_S * slowness()
     writer.close()
 
 
