@@ -190,10 +190,16 @@ def digest(payload: bytes, chain_key: bytes) -> bytes:
     `chain_key` holds a key for each generation, one behind the other, and zeros for one that was removed. The digest of
     a message without a key equals no digest that its source wrote, and cannot be guessed.
     """
+    found = known_digest(payload, chain_key)
+    if found is not None:
+        return found
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=newest_key(chain_key), person=b"no key").digest()
+
+
+def known_digest(payload: bytes, chain_key: bytes) -> bytes | None:
+    """The chain digest of sealed bytes; None without the key of the message's generation."""
     key = key_of(chain_key, generation_of(payload))
-    if key is None:
-        return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=newest_key(chain_key), person=b"no key").digest()
-    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=key).digest()
+    return None if key is None else hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=key).digest()
 
 
 def generation_of(payload: bytes) -> int:

@@ -16,9 +16,7 @@ from core.codec import (
     CHAIN_START,
     Message,
     decode_message,
-    digest,
-    generation_of,
-    key_of,
+    known_digest,
     known_keys,
     newest_generation,
 )
@@ -314,9 +312,9 @@ class Recording:
         spans = self.archive.contents.streams
         return all(stream in spans and spans[stream].epoch == at.epoch for stream, at in manifest.cursor.items())
 
-    def is_keyed(self, payload: bytes) -> bool:
-        """True if the key of the message's generation is known."""
-        return bool(self.chain_key) and key_of(self.chain_key, generation_of(payload)) is not None
+    def digest(self, payload: bytes) -> bytes:
+        """The chain digest of the message; empty without the key of its generation."""
+        return known_digest(payload, self.chain_key) or b"" if self.chain_key else b""
 
     @property
     def has_removed_keys(self) -> bool:
@@ -324,8 +322,8 @@ class Recording:
         return len(known_keys(self.chain_key)) <= newest_generation(self.chain_key)
 
     def _head(self, record: Record, message: Message | None) -> bytes:
-        if self.is_keyed(record.payload):
-            return digest(record.payload, self.chain_key)
+        if found := self.digest(record.payload):
+            return found
         if message is None:
             return CHAIN_START
         if record.stream not in self._heads:

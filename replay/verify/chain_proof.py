@@ -397,7 +397,7 @@ class _Prover:
             if known is not None and record.seq > known.seq:
                 walk.start_from(_chains(base, stream))
                 known = None
-            head = digest(record.payload, recording.chain_key) if recording.is_keyed(record.payload) else b""
+            head = recording.digest(record.payload)
             if not head and recording.chain_key:
                 self._note_unproved(record.payload)
             for found in walk.check(record, head):

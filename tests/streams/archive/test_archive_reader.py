@@ -20,7 +20,7 @@ from core.codec import digest
 from core.errors import CallerError, Corrupt
 from core.ids import Epoch, StreamSeq
 from core.subjects import LOAD, ROUTING, kv_stream, subject
-from streams.archive import archive_writer
+from streams.archive import archive_reader, archive_writer
 from streams.archive.archive_export import archive
 from streams.archive.archive_format import END, FOOTER, MAGIC, Contents, FileExtent, checksum, key_check
 from streams.archive.archive_reader import ArchiveReader
@@ -74,6 +74,26 @@ def refused(path: Path) -> str:
 
 
 # --- damage ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_block_is_checked_when_it_is_first_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers read a file several times, which costs one checksum of each block; `check` is anew each time."""
+    checked: list[bytes] = []
+
+    def counted(data: bytes) -> bytes:
+        checked.append(data)
+        return checksum(data)
+
+    monkeypatch.setattr(archive_reader, "checksum", counted)
+    with ArchiveReader.open(path) as found:
+        checked.clear()
+        first = [record for stream in found.streams for record in found.read(stream)]
+        found._unpacked.clear()
+        assert [record for stream in found.streams for record in found.read(stream)] == first
+        assert len(checked) == len(found.contents.blocks)
+        for _ in found.check():
+            pass
+        assert len(checked) == 2 * len(found.contents.blocks) + len(found.contents.snapshots)
 
 
 async def test_every_flipped_bit_is_found(path: Path) -> None:
