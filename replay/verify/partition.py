@@ -15,14 +15,16 @@ from core.ids import ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
-from replay.recording.recording import Recording
+from replay.recording.recording import Cursor, Recording
 from streams.archive.message_envelope import envelope
 from streams.log import Record
 
 SHARE_MIN = 2000
 """Fewer decisions than this per process are not worth starting it."""
-FOLD_SHARE = 0.08
-"""The time to fold a message on the way to a share, in decisions."""
+JUDGE_FOLDS = 10.5
+"""The time to judge a decision, in foldings of a message: as measured on logs with 1.3 to 20 messages per decision."""
+PROOF_FOLDS = 0.5
+"""The time to prove a message, in foldings of a message."""
 HALVINGS = 24
 
 _ROUTED, _REJECTED = RequestRouted.__name__, RequestRejected.__name__
@@ -62,10 +64,15 @@ class Partition:
         self._seqs: list[int] = []
         self._counts: list[int] = []
         """Messages with decisions, and how many each has."""
+        self._fold_share = 0.0
+        """The time to fold a message, in decisions made again: folded up to, and judged."""
         for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
             replica = ReplicaId(owner(record.subject))
             if only is None or replica in only:
                 self._count(replica, record)
+        if self._seqs:
+            folded = sum(self._cursor(-1).values()) - sum(self._cursor(0).values())
+            self._fold_share = 1 / (JUDGE_FOLDS + max(0, folded) / self.total)
 
     def __repr__(self) -> str:
         return f"<Partition on {self.total} decisions of {len(self.decisions)} replicas>"
@@ -92,30 +99,33 @@ class Partition:
         """Decisions that were routed in the range."""
         return sum(self.decisions.values())
 
-    def shares(self, jobs: int) -> list[LogShare]:
-        """So many shares of the log, which take about as long each; fewer if there are too few decisions."""
+    def shares(self, jobs: int, *, proves: bool = False) -> list[LogShare]:
+        """So many shares of the log, which take about as long each; fewer if there are too few decisions. `proves`: the
+        process of the first one proves the chains before it."""
         many = max(1, min(jobs if self.whole else 1, self.total // SHARE_MIN))
-        bounds = [self._start, *(self._bounds(many) if many > 1 else []), self._end]
+        proof = PROOF_FOLDS * self._fold_share * self.recording.archive.messages if proves else 0.0
+        bounds = [self._start, *(self._bounds(many, proof) if many > 1 else []), self._end]
         numbers = self._numbers([bound for bound in bounds[:-1] if bound is not None])
         return [
             LogShare(start or 1, end, self._only, numbers[start or 1], self._gaps) for start, end in pairwise(bounds)
         ]
 
-    def _bounds(self, parts: int) -> list[int]:
-        """The starts of all shares but the first. A later share has more to fold first, so it has fewer decisions."""
+    def _bounds(self, parts: int, proof: float) -> list[int]:
+        """The starts of all shares but the first. A later share has more to fold first, so it has fewer decisions.
+        `proof` is the time before the first, in decisions."""
         done = [0, *accumulate(self._counts)]
-        low, high = 0.0, float(self.total)
+        low, high = 0.0, self.total + proof
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            if self._cut(done, middle, parts) is None:
+            if self._cut(done, middle, parts, proof) is None:
                 low = middle
             else:
                 high = middle
-        return self._cut(done, high, parts) or []
+        return self._cut(done, high, parts, proof) or []
 
-    def _cut(self, done: list[int], each: float, parts: int) -> list[int] | None:
+    def _cut(self, done: list[int], each: float, parts: int, proof: float) -> list[int] | None:
         """The beginnings if every part takes as long as so many decisions; None if that is too little for all."""
-        found, reached = list[int](), each - self._to_fold(0)
+        found, reached = list[int](), max(0.0, each - self._to_fold(0) - proof)
         for _ in range(parts - 1):
             at = bisect_left(done, reached)
             if at >= len(self._seqs):
@@ -126,13 +136,16 @@ class Partition:
 
     def _to_fold(self, at: int) -> float:
         """The time to fold up to that message, in decisions."""
+        return self._fold_share * self.recording.to_fold(self._cursor(at))
+
+    def _cursor(self, at: int) -> Cursor:
+        """The cursor of the first decision in that message; empty if it cannot be read."""
         record = self.recording.archive.at(ROUTING, self._seqs[at])
         message = self.recording.frame(record).message if record is not None else None
         for event in message.events if message is not None else ():
             if isinstance(event, RequestRouted):
-                cursor = {StreamName(stream): StreamSeq(seq) for stream, (_, seq) in event.cursor.items()}
-                return FOLD_SHARE * self.recording.to_fold(cursor)
-        return 0.0
+                return {StreamName(stream): StreamSeq(seq) for stream, (_, seq) in event.cursor.items()}
+        return {}
 
     def _numbers(self, starts: list[int]) -> dict[int, dict[ReplicaId, int]]:
         """At each of these places the number of every replica's next message."""

@@ -30,9 +30,9 @@ from core.keys import DeploymentKey
 from replay.parallel import Progress, collector_paused, parallel_results
 from replay.playback.fold_reports import FoldCheck, FoldDifference
 from replay.playback.playback import Playback
-from replay.recording.gaps import RecordingGap
+from replay.recording.gaps import Gaps, RecordingGap
 from replay.recording.recording import Recording
-from replay.verify.chain_proof import ChainProof, prove
+from replay.verify.chain_proof import ChainProof, has_holes, prove
 from replay.verify.decision_counts import DecisionCountResult
 from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, verdicts
 from replay.verify.partition import LogShare, Partition
@@ -106,7 +106,8 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     gaps: list[RecordingGap] = msgspec.field(default_factory=list)
     """All gaps of the whole recording."""
     seconds: float = 0.0
-    """The time to make the decisions again, without the proof."""
+    """The time to make the decisions again: without the proof where that comes before, with it where processes share
+    the work."""
     proof_seconds: float = 0.0
     digest: str = ""
 
@@ -183,35 +184,37 @@ def verify(
     """Every decision in a message of the routing stream from `start` up to `end` (not included), made again; those of
     `replicas` only, if they are given. `on_verdict` gets each verdict, in the order of the log.
 
-    Some 200 us per decision where four replicas decide; `jobs` processes share the work, and the result does not
-    depend on their number. Corrupt if the file is damaged. Refused if its chains were sealed with another key: then
-    nothing in the file is proved.
+    Some 200 us per decision where four replicas decide; `jobs` processes share the work, proof and all, and the result
+    does not depend on their number; a log with a gap is played by one. Corrupt if the file is damaged. Refused if its
+    chains were sealed with another key: then nothing in the file is proved.
     """
     began = time.perf_counter()
-    proof = prove(recording)
-    if proof.foreign:
-        raise Refused(
-            "hardly any message follows on the one before: the log was sealed again with another key than the "
-            f"deployment's, so nothing in it is proved. The first: {proof.breaks[0].what}"
-        )
-    proven = time.perf_counter()
     only = None if replicas is None else set(replicas)
-    partition = Partition(recording, start, end, only, proof.gaps)
+    partition = Partition(recording, start, end, only, Gaps())
     total = partition.total
+
+    def played(done: int) -> None:
+        progress(min(done, total), total)
+
+    shares, results = partition.shares(1 if has_holes(recording) else jobs, proves=True), list[_ShareResult]()
+    if len(shares) > 1:
+        proof, results = _prove_and_play(recording, shares, played)
+    else:
+        proof = _prove(recording)
+    proven = time.perf_counter()
     by_replica = {replica: decisions for replica, decisions in sorted(partition.decisions.items()) if decisions}
     found = VerifyResult(proof=proof, gaps=[*proof.gaps.all, *proof.untold], decisions=total, replicas=by_replica)
     found.refusals.total = partition.refusals
-    found.proof_seconds = proven - began
+    found.proof_seconds = 0.0 if results else proven - began
     counter = _VerdictCounter(found)
+    whole = partition.shares(1)[0]._replace(gaps=proof.gaps)
     with collector_paused():
-        for verdict in _verdicts(
-            recording, partition.shares(jobs), counter, lambda done: progress(min(done, total), total)
-        ):
+        for verdict in _decoded(results, counter) if results else _verdicts(recording, whole, counter, played):
             counter.add(verdict)
             on_verdict(verdict)
         progress(total, total)
     counter.finish()
-    found.seconds = time.perf_counter() - proven
+    found.seconds = time.perf_counter() - (began if results else proven)
     found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
     found.counts = proof.decision_counts.within(start, end, only)
     for each in found.counts.deficits:
@@ -220,30 +223,59 @@ def verify(
     return found
 
 
+def _prove(recording: Recording) -> ChainProof:
+    """The proof of all chains; Refused if they were sealed with another key."""
+    proof = prove(recording)
+    if proof.foreign:
+        raise Refused(
+            "hardly any message follows on the one before: the log was sealed again with another key than the "
+            f"deployment's, so nothing in it is proved. The first: {proof.breaks[0].what}"
+        )
+    return proof
+
+
 def _verdicts(
-    recording: Recording, shares: list[LogShare], counter: _VerdictCounter, progress: Callable[[int], None]
+    recording: Recording, share: LogShare, counter: _VerdictCounter, progress: Callable[[int], None]
 ) -> Iterator[Verdict]:
-    """All verdicts in the order of the log, made in a process per share if there are several."""
-    if len(shares) == 1:
-        playback = shares[0].playback(recording)
-        yield from _reported(verdicts(playback), progress)
-        counter.add_counts(_PlaybackCounts.of(playback))
-        return
-    work = partial(_play_share, recording.archive.path, recording.key)
-    with parallel_results(work, shares, len(shares), lambda done, _of: progress(done)) as results:
-        for encoded, counts in results:
-            yield from _decode(encoded)
-            counter.add_counts(counts)
+    """All verdicts of the share in the order of the log, made here."""
+    playback = share.playback(recording)
+    yield from _reported(verdicts(playback), progress)
+    counter.add_counts(_PlaybackCounts.of(playback))
 
 
-def _play_share(
-    path: Path, key: DeploymentKey | None, share: LogShare, progress: Progress
-) -> tuple[bytes, _PlaybackCounts]:
-    """One share's verdicts, encoded, made in a process of its own."""
+def _decoded(results: list[_ShareResult], counter: _VerdictCounter) -> Iterator[Verdict]:
+    """All verdicts of the shares in the order of the log, made by other processes."""
+    for result in results:
+        yield from _decode(result.verdicts)
+        counter.add_counts(result.counts)
+
+
+def _prove_and_play(
+    recording: Recording, shares: list[LogShare], progress: Callable[[int], None]
+) -> tuple[ChainProof, list[_ShareResult]]:
+    """The proof of all chains, and the results of the shares, made in as many processes as there are shares. No results
+    if the proof finds a gap: the shares were played as if there were none."""
+    work = partial(_prove_or_play, recording.archive.path, recording.key)
+    items = [None, *reversed(shares)]  # the first share follows the proof: the others have more to fold
+    with parallel_results(work, items, len(shares), lambda done, _of: progress(done)) as found:
+        proof = next(found)
+        assert isinstance(proof, ChainProof)
+        if proof.gaps.all or proof.gaps.replaced:
+            return proof, []
+        results = [each for each in found if isinstance(each, _ShareResult)]
+        return proof, results[::-1]
+
+
+def _prove_or_play(
+    path: Path, key: DeploymentKey | None, share: LogShare | None, progress: Progress
+) -> ChainProof | _ShareResult:
+    """The proof, or the results of one share, made in a process of its own."""
     with Recording.open(path, key) as recording, collector_paused():
+        if share is None:
+            return _prove(recording)
         playback = share.playback(recording)
         encoded = _encode(list(_reported(verdicts(playback), lambda done: progress(done, done))))
-        return encoded, _PlaybackCounts.of(playback)
+        return _ShareResult(encoded, _PlaybackCounts.of(playback))
 
 
 def _reported(found: Iterable[Verdict], progress: Callable[[int], None]) -> Iterator[Verdict]:
@@ -265,6 +297,14 @@ class _PlaybackCounts(NamedTuple):
     def of(playback: Playback) -> _PlaybackCounts:
         """Of a playback that has come to its end."""
         return _PlaybackCounts(playback.skipped, playback.skipped_refusals, playback.folds)
+
+
+class _ShareResult(NamedTuple):
+    """Results of one share."""
+
+    verdicts: bytes
+    """As `_encode` makes them of a list."""
+    counts: _PlaybackCounts
 
 
 class _VerdictCounter:

@@ -17,6 +17,7 @@ from core.keys import DeploymentKey
 from core.prompt import hashes_to_bytes
 from core.subjects import LOAD, ROUTING
 from replay.recording.recording import Recording
+from replay.verify import partition
 from replay.verify.chain_proof import ChainProof, gaps_of, prove
 from replay.verify.verify import verify
 from streams.archive.archive_export import Range
@@ -151,8 +152,11 @@ def test_a_last_message_that_is_gone_is_named(path: Path, tmp_path: Path) -> Non
     assert f"message {n} is" in proof.breaks[0].what
 
 
-def test_chains_sealed_with_another_key_are_refused(path: Path, tmp_path: Path) -> None:
-    """Under the deployment's key nothing follows; with the other one the file is another deployment's."""
+def test_chains_sealed_with_another_key_are_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the deployment's key nothing follows; with the other one the file is another deployment's. One process says
+    so, or another beside it."""
     changed = tampered(path, tmp_path / "it", at(KV, 40, other_block), rechain_key=OTHER_KEY.chain_key)
     proof = proved(changed)
     assert not proof.holds
@@ -161,8 +165,10 @@ def test_chains_sealed_with_another_key_are_refused(path: Path, tmp_path: Path) 
     assert (proof.breaks[0].kind, proof.breaks[0].n) == ("changed", 0)
     assert proof.foreign
     assert not proved(path).foreign
-    with Recording.open(changed, KEY) as recording, pytest.raises(Refused, match="sealed again with another key"):
-        verify(recording)
+    monkeypatch.setattr(partition, "SHARE_MIN", 1)
+    for jobs in (1, 2):
+        with Recording.open(changed, KEY) as recording, pytest.raises(Refused, match="sealed again with another key"):
+            verify(recording, jobs=jobs)
 
 
 def test_chains_sealed_with_the_right_key_hold_but_for_witnesses(path: Path, tmp_path: Path) -> None:

@@ -27,10 +27,14 @@ from replay.playback.playback import Playback
 from replay.playback.state_cursors import SharedCursors
 from replay.recording.gaps import Gaps
 from replay.recording.recording import RecordedFrame, Recording
+from replay.simulate.options import Options
+from replay.simulate.simulated_log import KEY as SIMULATED_KEY
+from replay.simulate.simulation import simulate
 from replay.verify import partition as verify_work
 from replay.verify.judge import Verdict, remake
 from replay.verify.verify import VerifyResult, verify
 from streams.log import Record
+from tests.replay.simulate.families import ENGINE, families
 from tests.replay.tampered import event_changed, tampered
 
 Kind = TypeVar("Kind")
@@ -118,6 +122,44 @@ def test_processes_change_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (shared.verified, shared.unaccounted, shared.holds) == (SCALE.decisions, 0, True)
     assert shared.folds == alone.folds
     assert shared.folds.compared > 0
+
+
+def test_processes_change_nothing_where_the_proof_finds_a_gap(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shares are played beside the proof as if nothing were missing; a changed message ends that, and one process plays
+    all with the gap."""
+
+    def other(record: Record) -> Record:
+        if not (is_kv(record.stream) and record.seq == 300):
+            return record
+        event = BlocksStored(hashes=hashes_to_bytes([77]))
+        return event_changed(record, lambda message: structs.replace(message, events=(event,)))
+
+    monkeypatch.setattr(verify_work, "SHARE_MIN", 100)
+    changed = tampered(path, tmp_path / "it", other)
+    alone, shared = verified(changed), verified(changed, jobs=2)
+    assert alone.proof.gaps.all
+    assert not alone.holds
+    assert (alone.digest, alone.not_judged, alone.gaps) == (shared.digest, shared.not_judged, shared.gaps)
+    assert alone.proof.breaks == shared.proof.breaks
+
+
+def test_processes_share_a_log_of_few_decisions_and_many_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of the time of its decisions is the folding of messages, which the second process does again."""
+    monkeypatch.setattr(verify_work, "SHARE_MIN", 10)
+    simulate(Options(workers=8, engine=ENGINE), families(100, every_us=4_000_000), archive=tmp_path / "log")
+    with Recording.open(tmp_path / "log", SIMULATED_KEY) as recording:
+        assert recording.archive.messages > 15 * 100
+        first, second = verify_work.Partition(recording, 1, None, None, Gaps()).shares(2)
+        counts = [verify_work.Partition(recording, it.start, it.end, None, Gaps()).total for it in (first, second)]
+        assert counts[0] > counts[1] > 20
+        proving, _ = verify_work.Partition(recording, 1, None, None, Gaps()).shares(2, proves=True)
+        assert proving.end is not None
+        assert first.end is not None
+        assert proving.end < first.end
 
 
 def test_parts_cover_the_range(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
