@@ -179,16 +179,17 @@ class Journal:
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
         encodings: list[bytes] = []
-        readable, decisions, size = True, 0, 0
-        while len(encodings) < self._events and len(encodings) < self._limits.events_max:
-            kind, data, after, decides = self._event()
-            if encodings and size + len(data) > room:
+        recent, readable, decisions, size = self._recent, True, 0, 0
+        for _ in range(min(self._events, self._limits.events_max)):
+            kind, data, after, decides = recent[0] if recent else self._event()
+            if size + len(data) > room and encodings:
                 break
-            if self._recent:
-                self._recent.popleft()
+            if recent:
+                recent.popleft()
             self._next = after
             encodings.append(data)
-            readable = readable and kind == READABLE_EVENT
+            if kind != READABLE_EVENT:
+                readable = False
             decisions += decides
             size += len(data)
         self._count_taken(len(encodings), decisions, size)
