@@ -95,6 +95,8 @@ class Options:
     flip_byte: float = 0.0
     expire_head: float = 0.0
     """Retention takes the start of a stream."""
+    verified: bool = False
+    """Whether the log is exported at the end, and verified."""
     tamper: float = 0.0
     """A block is added to a replica's index behind its back, once in a world."""
 

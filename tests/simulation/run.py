@@ -21,6 +21,7 @@ from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.options import drawn
 from tests.simulation.prefill_laws import count_jobs
 from tests.simulation.scale import scaled
+from tests.simulation.verified_logs import verify_names_no_difference
 from tests.simulation.witness import Broken
 from tests.simulation.world import World
 
@@ -81,6 +82,8 @@ async def _life(world: World) -> None:
         await _probe(world)
     count_jobs(world)
     count_holds(world)
+    if world.options.verified:
+        await verify_names_no_difference(world)
 
 
 async def _chaos(world: World) -> None:

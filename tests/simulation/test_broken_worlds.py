@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import actors.router.request_scheduler
+import replay.verify.judge
 from actors.consistency.digest_exchange import DigestExchange
 from actors.router.liveness_monitor import LivenessMonitor
 from core.block_spans import Blocks, packed, single, unpacked
@@ -87,10 +88,10 @@ def _depends_on_the_order(apply: Any) -> Any:
 def _throws_dice(decide: Any) -> Any:
     dice = random.Random(1)
 
-    def new(view: View, *rest: Any) -> Any:
+    def new(view: View, *rest: Any, **named: Any) -> Any:
         alive = [member.worker for member in view.state.alive()]
         hidden = {"failed": frozenset(dice.sample(alive, 1))} if len(alive) > 1 and dice.random() < 0.2 else {}
-        return decide(view._replace(local={**view.local, **hidden}), *rest)
+        return decide(view._replace(local={**view.local, **hidden}), *rest, **named)
 
     return new
 
@@ -134,6 +135,9 @@ BROKEN = {
     ),
     "a decision with dice of its own": Broken(
         replaces(actors.router.request_scheduler, "decide_newest", _throws_dice), "replays", {"workers": 3, **KEPT}
+    ),
+    "a judge with dice of its own": Broken(
+        replaces(replay.verify.judge, "decide", _throws_dice), "verify finds", {"workers": 3, "verified": True, **KEPT}
     ),
     "requests that outlive their replica": Broken(
         replaces(RoutingFold, "_end", _ends_no_requests), "in flight", {"kill_replica": 0.5, **KEPT}

@@ -15,7 +15,9 @@ SHOWN = 60
 HELD = 20
 """… those in which requests are held …"""
 PREFILLED = 20
-"""… and those in which prompts are computed elsewhere."""
+"""… those in which prompts are computed elsewhere …"""
+VERIFIED = 20
+"""… and those of which the log is verified, and that of as many with prefill workers."""
 
 
 def test_every_law_holds_in_every_world(worlds: list[Share]) -> None:
@@ -81,3 +83,12 @@ def test_prompts_are_computed_elsewhere() -> None:
         "job unconfirmed", "hung up", "pause_worker", "give_blocks_up", "kill_worker", "change_settings",
     }  # fmt: skip
     assert sum(outcome.counts.get("job pulled", 0) for outcome in outcomes) > 5 * PREFILLED
+
+
+def test_their_logs_verify() -> None:
+    """Logs that were cut, put back, made anew, damaged or expired: what can be judged is right."""
+    outcomes = [
+        simulate(seed, {"verified": True, "prefill_workers": workers}) for workers in (0, 2) for seed in range(VERIFIED)
+    ]
+
+    assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
