@@ -186,7 +186,10 @@ class SourceChain:
         """The message by which another ended the chain."""
         self._chain_key = chain_key
         self._generation = newest_generation(chain_key)
-        self._limits = limits
+        self._pace_us, self._idle_check_us, self._retry_min_us, self._retry_max_us = (
+            round(seconds * 1_000_000)
+            for seconds in (limits.pace_s, limits.idle_check_s, limits.retry_min_s, limits.retry_max_s)
+        )
         self._backlog = MemoryBacklog(limits) if backlog is None else backlog
         self._is_idle = False
         """True if `due_us` is the time of a check of the subject's end, since there is nothing to append."""
@@ -197,7 +200,7 @@ class SourceChain:
         """It comes instead of a restatement."""
         self._next_start_us = 0
         """No message is sealed before it."""
-        self._retry_us = _microseconds(limits.retry_min_s)
+        self._retry_us = self._retry_min_us
         self._away_since_us: int | None = None
 
     def __repr__(self) -> str:
@@ -321,7 +324,7 @@ class SourceChain:
             self.due_us = max(now_us, self._next_start_us)
         else:
             self._is_idle = True
-            self.due_us = now_us + _microseconds(self._limits.idle_check_s)
+            self.due_us = now_us + self._idle_check_us
 
     def _tick(self, now_us: int) -> Sequence[ChainCommand]:
         if self.due_us is None or now_us < self.due_us:
@@ -336,7 +339,7 @@ class SourceChain:
             self._restate([self._last_event], now_us)
             return ()
         if self._backlog:
-            self._next_start_us = due_us + _microseconds(self._limits.pace_s)
+            self._next_start_us = due_us + self._pace_us
             return self._offer(self._seal(now_us))
         return (ReadLast(),)
 
@@ -372,7 +375,7 @@ class SourceChain:
 
     def _note_answer(self) -> None:
         """The log answered as it should."""
-        self._retry_us = _microseconds(self._limits.retry_min_s)
+        self._retry_us = self._retry_min_us
         self._away_since_us = None
 
     def _fail(self, error: Exception, now_us: int) -> Sequence[ChainCommand]:
@@ -392,7 +395,7 @@ class SourceChain:
         self.counts.retried += self.sealed is not None
         self._note_away(now_us)
         self._schedule(now_us + self._retry_us)
-        self._retry_us = min(self._retry_us * 2, _microseconds(self._limits.retry_max_s))
+        self._retry_us = min(self._retry_us * 2, self._retry_max_us)
 
     def _note_away(self, now_us: int) -> None:
         if self._away_since_us is None:
@@ -475,7 +478,3 @@ def seal(
         known = [event for event in decode_message(payload).events if not isinstance(event, UnknownEvent)]
         payload = encode_readable(source, n, head, now_ms, known, generation)
     return SealedMessage(n, payload, len(encodings))
-
-
-def _microseconds(seconds: float) -> int:
-    return round(seconds * 1_000_000)

@@ -163,7 +163,7 @@ async def test_events_dropped_while_the_log_is_away_are_made_good(
     async with world() as it:
         router, engine = await scripted(it)
         limits = OutboxLimits(pending_events_max=20)
-        router.publisher.outbox._backlog, router.publisher.outbox._limits = MemoryBacklog(limits), limits
+        router.publisher.outbox._backlog = MemoryBacklog(limits)
         it.log.away = True  # type: ignore[attr-defined]
         for number in range(30):
             engine.script(f"x{number}").put_nowait(Output(tokens=(1,), finish="stop"))
