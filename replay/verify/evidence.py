@@ -103,6 +103,9 @@ class Evidence:
         yield from self._of_rules(at)
         yield from self._of_epochs(at)
         yield from self._of_end(at)
+        is_cut = ROUTING in replica_state.cut or gaps.kind(ROUTING, at.replica) == CUT
+        if is_cut and not replica_state.settings_known:
+            yield Unverifiable("settings", f"the settings of {at.replica} were said before the recording begins")
         is_half_known = replica_state.cut or replica_state.state.incomplete
         if not (is_half_known or gaps.all or gaps.replaced):
             return
@@ -250,8 +253,6 @@ def _half_known(
     for cut, how in replica_state.cut.items():
         if cut not in agreed and cut != JOBS:
             yield Unverifiable(CUT, how, cut, known=_known(state, cut))
-    if ROUTING in replica_state.cut and not replica_state.settings_known:
-        yield Unverifiable("settings", f"the settings of {replica_state.replica} were said before the recording begins")
     for stream, kv in state.kv.items():
         for worker in sorted(kv.unknown.difference(without)):
             text = f"the cache of worker {worker} is not known until it restates it"

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures.worlds import ROOT, SHARES, Share
 from tests.simulation.options import HELD_REQUESTS_PER_S
 from tests.simulation.run import Outcome, simulate
@@ -18,6 +20,8 @@ PREFILLED = 20
 """… those in which prompts are computed elsewhere …"""
 VERIFIED = 20
 """… and those of which the log is verified, and that of as many with prefill workers."""
+DIFFERED = (1716,)
+"""Seeds of worlds in whose logs verify once found differences where there are none."""
 
 
 def test_every_law_holds_in_every_world(worlds: list[Share]) -> None:
@@ -92,3 +96,9 @@ def test_their_logs_verify() -> None:
     ]
 
     assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
+
+
+@pytest.mark.parametrize("seed", DIFFERED)
+def test_logs_that_once_differed_verify(seed: int) -> None:
+    """A decision whose settings the log has lost was called different."""
+    assert simulate(seed, {"verified": True}).counts["verified"] > 0
