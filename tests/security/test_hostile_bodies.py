@@ -40,7 +40,9 @@ from tests.security.hostile_bodies import (
 )
 
 STALL_S = 0.1
-"""No turn of the loop may take so long, on a machine that is not slow."""
+"""No turn of the loop may take so long, on a machine that is not slow …"""
+TRIES = 3
+"""… in the best of so many tries: a shared machine is slow for moments."""
 ANSWERED_S = 60.0
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
 CLIENT = """
@@ -88,6 +90,8 @@ class LoopMonitor:
 
     def __init__(self) -> None:
         self.longest_s = 0.0
+        self.found_stall = False
+        """True if a turn took too long; known at the end."""
         self._loop = asyncio.get_running_loop()
         self._last = (time.monotonic(), time.process_time())
         self._timer = self._loop.call_soon(self._tick)
@@ -101,6 +105,7 @@ class LoopMonitor:
     def stop(self) -> None:
         """It measures no more."""
         self._timer.cancel()
+        self.found_stall = self.longest_s > STALL_S * slowness()
 
 
 def freeze() -> None:
@@ -160,11 +165,14 @@ async def test_no_body_holds_up_the_loop(site: Address, tmp_path: Path) -> None:
     for name, path, body in hostile_bodies():
         file = tmp_path / "body"
         file.write_bytes(body)
-        with monitored() as monitor:
-            ((status, size),) = await attack(site, path, file)
-        assert status in {200, 400, 404, 413}, (name, status)
-        assert status == 200 or size < 2 * MESSAGE_CHARS_MAX, (name, size)
-        if monitor.longest_s > STALL_S * slowness():
+        for _ in range(TRIES):
+            with monitored() as monitor:
+                ((status, size),) = await attack(site, path, file)
+            assert status in {200, 400, 404, 413}, (name, status)
+            assert status == 200 or size < 2 * MESSAGE_CHARS_MAX, (name, size)
+            if not monitor.found_stall:
+                break
+        else:
             slow[name] = round(1000 * monitor.longest_s)
     assert slow == {}
 
@@ -180,10 +188,13 @@ async def test_streams_go_on_under_eight_bodies_at_once(site: Address, tmp_path:
     writer.write(b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%b" % (CHAT.encode(), len(asked), asked))
     await reader.readuntil(b"\r\n\r\n")
     freeze()
-    with monitored() as monitor:
-        statuses = await asyncio.gather(*(attack(site, CHAT, each) for each in [file, text] * 4))
-    assert {status for ((status, _),) in statuses} <= {400, 413}
-    assert monitor.longest_s < STALL_S * slowness()
+    for _ in range(TRIES):
+        with monitored() as monitor:
+            statuses = await asyncio.gather(*(attack(site, CHAT, each) for each in [file, text] * 4))
+        assert {status for ((status, _),) in statuses} <= {400, 413}
+        if not monitor.found_stall:
+            break
+    assert not monitor.found_stall, monitor.longest_s
     assert await asyncio.wait_for(reader.readuntil(b"data: "), 1)  # it never broke off
     writer.close()
 
@@ -235,7 +246,7 @@ async def test_a_body_in_chunks_of_one_byte_holds_up_nothing(site: Address) -> N
             writer.write(chunks[start : start + 65536])
             await writer.drain()
         assert b" 200 " in await asyncio.wait_for(reader.readline(), ANSWERED_S)
-    assert monitor.longest_s < STALL_S * slowness()
+    assert not monitor.found_stall, monitor.longest_s
     writer.close()
 
 
