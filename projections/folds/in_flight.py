@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from core.ids import RequestId, WorkerId
-from core.prompt import Prompt
+from core.prompt import HASH_BITS, HASH_BYTES, Prompt
 
 
 class OutstandingPrefill(NamedTuple):
@@ -21,9 +21,6 @@ class OutstandingPrefill(NamedTuple):
     attempt: int
     tokens: int
 
-
-HASH_BYTES = 8
-HASH_BITS = 8 * HASH_BYTES
 
 AttemptKey = tuple[RequestId, int]
 """A request and its attempt."""

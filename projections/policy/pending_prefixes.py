@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from core.ids import WorkerId
-from core.prompt import Prompt
-from projections.folds.in_flight import HASH_BYTES, HASHED_AT_ONCE_MAX, InFlight
+from core.prompt import HASH_BYTES, Prompt
+from projections.folds.in_flight import HASHED_AT_ONCE_MAX, InFlight
 from projections.policy.view import View
 
 ALONE = 8
