@@ -179,17 +179,16 @@ class Journal:
     def take(self) -> Batch:
         room = self._limits.message_bytes_max - ENVELOPE_BYTES
         encodings: list[bytes] = []
-        recent, readable, decisions, size = self._recent, True, 0, 0
-        for _ in range(min(self._events, self._limits.events_max)):
-            kind, data, after, decides = recent[0] if recent else self._event()
-            if size + len(data) > room and encodings:
+        readable, decisions, size = True, 0, 0
+        while len(encodings) < self._events and len(encodings) < self._limits.events_max:
+            kind, data, after, decides = self._event()
+            if encodings and size + len(data) > room:
                 break
-            if recent:
-                recent.popleft()
+            if self._recent:
+                self._recent.popleft()
             self._next = after
             encodings.append(data)
-            if kind != READABLE_EVENT:
-                readable = False
+            readable = readable and kind == READABLE_EVENT
             decisions += decides
             size += len(data)
         self._count_taken(len(encodings), decisions, size)

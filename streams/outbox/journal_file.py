@@ -50,7 +50,6 @@ _TAIL_AT = 3584
 _SUM = struct.Struct("<Q")
 _RECORD = struct.Struct("<IB3xQ")
 _MASK64 = 2**64 - 1
-_ALIGN_UP, _ALIGNED = 2 * ALIGN - 1, -ALIGN
 _checksum, _pack_record = xxhash.xxh3_64_intdigest, _RECORD.pack_into
 _pack_counts, _pack_tail = _COUNTS.pack_into, _TAIL.pack_into
 assert _RECORD.size == ALIGN  # so that any rest of a lap has room for a WRAP
@@ -193,15 +192,15 @@ class JournalFile:
     def write(self, offset: int, kind: int, data: bytes, made: int = 0, events: int = 0) -> int:
         """The record stands there, where it has disk; returns the offset of the next one. `made` and `events` count
         with this record what they count in JournalCounts."""
-        ring, at, length = self._map, offset % self.capacity, len(data)
+        at, length = offset % self.capacity, len(data)
         assert at + length + ALIGN <= self._allocated
         start = HEADER_BYTES + at
-        _pack_record(ring, start, length, kind, _checksum(data, offset << 3 & _MASK64 | kind))
+        _pack_record(self._map, start, length, kind, _checksum(data, offset << 3 & _MASK64 | kind))
         start += ALIGN
-        ring[start : start + length] = data
-        after: int = offset + (length + _ALIGN_UP & _ALIGNED)  # as size_of, without the call
+        self._map[start : start + length] = data
+        after: int = offset + (length + 2 * ALIGN - 1 & -ALIGN)
         if kind != WRAP:
-            _pack_tail(ring, _TAIL_AT, after, made, events)
+            _pack_tail(self._map, _TAIL_AT, after, made, events)
         return after
 
     def read(self, offset: int) -> StoredRecord | None:
@@ -297,7 +296,7 @@ class JournalFile:
 
 def size_of(length: int) -> int:
     """Bytes of the ring that a record of so much data takes up."""
-    return length + _ALIGN_UP & _ALIGNED
+    return length + 2 * ALIGN - 1 & -ALIGN
 
 
 def next_lap(offset: int, capacity: int) -> int:
