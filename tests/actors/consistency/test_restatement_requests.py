@@ -39,7 +39,7 @@ async def test_a_replica_says_again_what_another_lost() -> None:
         await it.worker("a")
         first = await it.router()
         await it.ready(first)
-        stream = generate(first, "sim", request(range(60), max_tokens=3000, id="long"))
+        stream = generate(first, "sim", request(range(60), max_tokens=30_000, id="long"))
         await anext(stream)
         await it.settled(first)
         await delete(it, ROUTING, first.publisher.id, 1)

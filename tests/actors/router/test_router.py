@@ -130,9 +130,9 @@ async def test_an_answer_goes_on_elsewhere_when_its_worker_dies(tmp_path: Path) 
         await it.worker("b")
         router = await it.router()
         await it.ready(router, 2)
-        whole, _ = await collect(router, request(range(60), max_tokens=400))
+        whole, _ = await collect(router, request(range(60), max_tokens=2000))
         outputs = []
-        async for output in generate(router, "sim", request(range(60), max_tokens=400)):
+        async for output in generate(router, "sim", request(range(60), max_tokens=2000)):
             outputs.append(output)
             if len(outputs) == 3:
                 by_id = {str(w.publisher.id): name for name, w in it.workers.items() if w.publisher}

@@ -166,7 +166,7 @@ async def test_a_dead_engine_ends_its_worker() -> None:
         a = await it.worker("a")
         router = await it.router()
         await it.ready(router)
-        stream = generate(router, "sim", request(range(60), max_tokens=400))
+        stream = generate(router, "sim", request(range(60), max_tokens=4000))
         await anext(stream)
         await it.worker("b")
         await it.ready(router, 2)

@@ -146,7 +146,7 @@ async def test_a_process_that_cannot_start_is_a_sentence(tmp_path: Path) -> None
         async with httpx.AsyncClient(transport=transport, base_url="http://edge", timeout=30) as http:
             assert (await http.get("/debug/api/status")).status_code == 401
             http.cookies.set("contrail_debug", token_of(DeploymentKey.load(key)))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (answer := await http.get("/debug/api/status")).status_code != 503:
                     await asyncio.sleep(0.1)
             said = json.loads(answer.content)["error"]

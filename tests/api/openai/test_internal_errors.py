@@ -164,7 +164,7 @@ async def test_a_client_that_hangs_up_is_no_failure(site: Site) -> None:
 async def test_failed_ones_can_be_listed(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain --outcome rejected` and `error` find them, as any other that was refused, or failed."""
     monkeypatch.setattr(Transcript, "push", fails)
-    await site.ask()
+    await site.ask(max_tokens=4000)
     monkeypatch.setattr(ModelTokenizer, "encode", fails)
     await site.ask()
     await site.it.settled(site.router)
