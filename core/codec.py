@@ -21,6 +21,7 @@ from core.errors import Corrupt
 from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
+    EVENT_VERSIONS,
     Event,
     ReplicaJoined,
     ReplicaLeft,
@@ -258,7 +259,7 @@ def decode_message(payload: bytes) -> Message:
     try:
         known = form.known.decode(payload)
         for event in known.events:
-            if event.v > EVENT_VERSION:
+            if event.v > EVENT_VERSION and event.v > EVENT_VERSIONS.get(type(event), EVENT_VERSION):
                 break
         else:
             return Message(
@@ -278,7 +279,8 @@ def decode_message(payload: bytes) -> Message:
 
 def _decode_event(form: _Form, raw: msgspec.Raw) -> Event | UnknownEvent:
     head = form.head.decode(raw)
-    if head.type in EVENT_TYPES and head.v <= EVENT_VERSION:
+    kind = EVENT_TYPES.get(head.type)
+    if kind is not None and head.v <= EVENT_VERSIONS.get(kind, EVENT_VERSION):
         event: Event = form.event.decode(raw)
         return event
     return UnknownEvent(name=head.type, fields=form.fields.decode(raw))

@@ -10,7 +10,7 @@ import msgspec
 
 from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
-from core.events import DecisionCounts, DivergenceFound, Points, UnknownEvent
+from core.events import EVENT_VERSION, DecisionCounts, DivergenceFound, Points, PromptBase, UnknownEvent
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -89,6 +89,15 @@ def _offset(value: int | msgspec.UnsetType) -> int:
     return 0 if isinstance(value, msgspec.UnsetType) else value
 
 
+def _version(value: int | msgspec.UnsetType) -> int:
+    """Version 1 where an earlier program left it out."""
+    return EVENT_VERSION if isinstance(value, msgspec.UnsetType) else value
+
+
+def _base(value: PromptBase) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(value), "hashes": _hashes(value.hashes), "column": value.column.hex()}
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
     "pieces": _pieces,
@@ -106,8 +115,12 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "counts": _counts,
     "clock_offset_ms": _offset,
     "refolded": hash_text,
+    "base": _base,
+    "reads": _version,
 }
 """Fields with another form in the log than in JSON."""
+ABSENT = frozenset({"base"})
+"""Fields that JSON leaves out where the event does."""
 
 
 def message_lines(stream: StreamName, seq: StreamSeq, time_ms: int, message: Message) -> list[dict[str, Any]]:
@@ -134,6 +147,7 @@ def _fields(event: msgspec.Struct) -> dict[str, Any]:
     shown = {
         name: _SHOWN[name](value) if name in _SHOWN else value
         for name, value in msgspec.structs.asdict(event).items()
+        if name not in ABSENT or value is not msgspec.UNSET
         if name != "v"
     }
     if isinstance(event, DivergenceFound):

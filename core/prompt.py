@@ -13,6 +13,7 @@ import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import starmap
 
 import xxhash
@@ -25,6 +26,9 @@ HASH_BYTES = 8
 HASH_BITS = 64
 ONE_SHOT_BYTES_MAX = 32 * 1024
 """A prefix up to this long is hashed from its start: cheaper than going on from a state that was kept."""
+COLUMN_DIGEST_BYTES = 16
+SHARES = 6
+"""Depths between the first block and the last: a half, three quarters, seven eighths, …"""
 STATES_MAX = 64
 """States kept per prompt, at some 640 bytes each; later ones go on from the nearest of these."""
 
@@ -184,3 +188,19 @@ class HashedPrompt(Prompt):
     def hashes(self) -> bytes:
         """All of them, as they were recorded."""
         return self._recorded
+
+
+@lru_cache(maxsize=16_384)
+def known_depths(blocks: int) -> tuple[int, ...]:
+    """Ascending depths, from 1 to `blocks`, of the hashes that stand for so many blocks: 8 at most."""
+    return tuple(sorted({1, *(blocks - (blocks >> share) for share in range(1, SHARES + 1)), blocks}))
+
+
+def sampled(hashes: bytes, blocks: int) -> bytes:
+    """The hashes at these depths; `hashes` has at least so many blocks."""
+    return b"".join([hashes[HASH_BYTES * (depth - 1) : HASH_BYTES * depth] for depth in known_depths(blocks)])
+
+
+def column_digest(hashes: bytes) -> bytes:
+    """Digest (BLAKE2b, 16 bytes, no key) of all block hashes of a prompt; about 1 us per KiB."""
+    return hashlib.blake2b(hashes, digest_size=COLUMN_DIGEST_BYTES).digest()

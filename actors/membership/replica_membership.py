@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 
+from actors.membership.decision_bases import DecisionBases
 from actors.membership.membership import Membership
 from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import Clock
@@ -34,6 +35,8 @@ class ReplicaMembership(Membership[RoutingPublisher]):
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         """`restate` returns the replica's whole state but for `joined`, and is given the reason."""
+        self.bases = DecisionBases()
+        """Decisions of the log that new ones may continue."""
         self._namespace = namespace
         self._log = log
         self._clock = clock
@@ -58,6 +61,12 @@ class ReplicaMembership(Membership[RoutingPublisher]):
         self.publish(self._joined)
         self.publisher.restate(self._restate(why))
 
+    def on_joined(self, joined: ReplicaJoined) -> None:
+        """Another replica joined. If it does not read decisions that continue others, our requests in flight are
+        restated: it could not count those."""
+        if self.publisher.has_continued and not joined.reads_continued:
+            self.restate(f"replica {joined.name} does not read decisions that continue others")
+
     def _resume(self, before: RoutingPublisher) -> None:
         self.join()
         self.publisher.restate(self._restate(f"was {before.id}"))
@@ -72,6 +81,7 @@ class ReplicaMembership(Membership[RoutingPublisher]):
             self._clock,
             self._key,
             self._state,
+            self.bases,
             restate=self._restate_missing,
             on_superseded=self._rejoin,
             journal=self._journal,

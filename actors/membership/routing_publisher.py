@@ -15,6 +15,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from actors.membership.decision_bases import DecisionBases
 from core.clock import Clock
 from core.errors import Unavailable
 from core.events import (
@@ -26,6 +27,7 @@ from core.events import (
     ReplicaReported,
     ReplicaRestated,
     RequestRejected,
+    RequestRouted,
 )
 from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
@@ -64,13 +66,15 @@ class RoutingPublisher:
         clock: Clock,
         key: DeploymentKey,
         state: State,
+        bases: DecisionBases,
         *,
         restate: Callable[[], Sequence[Event]],
         on_superseded: Callable[[], None],
         journal: Path | None = None,
         journal_bytes: int = CAPACITY_BYTES,
     ) -> None:
-        """`journal` is the folder of journals; None keeps waiting events in memory."""
+        """`bases` are the decisions that those of this replica may continue. `journal` is the folder of journals; None
+        keeps waiting events in memory."""
         self.id = ReplicaId(new_id())
         self.pending_events = PendingEvents()
         self.decisions_sent = 0
@@ -78,7 +82,10 @@ class RoutingPublisher:
         self._decisions_rejected = 0
         self._stated = _NONE
         """The counts that were stated last."""
+        self.has_continued = False
+        """True if a decision that continues another went to the log since the last restatement."""
         self._state = state
+        self._bases = bases
         self._restate = restate
         self._on_superseded = on_superseded
         self._journal = None if journal is None else self._new_journal(journal, journal_bytes, namespace, key)
@@ -117,13 +124,30 @@ class RoutingPublisher:
 
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
-        if type(event) in _COUNTED:
+        if type(event) is RequestRouted:
+            event = self._shortened(event)
+        elif type(event) in _COUNTED:
             self._decisions_rejected += type(event) is RequestRejected
             event = self._with_counts(event)
         if self.outbox.drops and len(self.pending_events) >= PENDING_EVENTS_MAX:
             self._forget_dropped()
         self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
+
+    def _shortened(self, event: RequestRouted) -> RequestRouted:
+        """The decision as one that continues another, if there is one and all live replicas read such."""
+        found = self._bases.shortened(event)
+        if found is event or not self._are_continued_read():
+            return event
+        self.has_continued = True
+        return found
+
+    def _are_continued_read(self) -> bool:
+        """True if all live replicas read decisions that continue others, by a fold that has this one."""
+        replicas = self._state.routing.replicas
+        return self.id in replicas and all(
+            part.joined is not None and part.joined.reads_continued for part in replicas.values()
+        )
 
     def _forget_dropped(self) -> None:
         """One restatement of all requests in flight replaces the pending events, of which some were dropped."""
@@ -144,6 +168,7 @@ class RoutingPublisher:
 
     def restate(self, events: Sequence[Event]) -> None:
         """The events and the local reasons of all workers go to the log."""
+        self.has_continued = False
         for event in [*events, *self._local_events()]:
             self.publish(event)
 

@@ -26,7 +26,7 @@ from actors.consistency.snapshot_schedule import SnapshotSchedule
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.restatement_schedule import RestatementSchedule
 from actors.router.fleet import Fleet
-from core.events import DivergenceFound, Event, ReplicaReported
+from core.events import DivergenceFound, Event, ReplicaJoined, ReplicaReported
 from core.ids import ReplicaId
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
@@ -141,6 +141,8 @@ class BackgroundTasks:
                 if self._runner.caught_up:  # until then reports are too old to be compared
                     self.digest_exchange.feed(ReportRead(replica, event))
                 self._restate(self.restatement_requests.on_report(replica, event, self._clock.monotonic_ms()))
+            elif isinstance(event, ReplicaJoined):
+                self._membership.on_joined(event)
             elif isinstance(event, DivergenceFound) and self._runner.caught_up:
                 self.digest_exchange.feed(VerdictRead(replica, event))
 
@@ -175,6 +177,7 @@ class BackgroundTasks:
         states = await self._log_watch.poll()
         if ROUTING in states:
             self._restatements.check(states[ROUTING])
+            self._membership.bases.retained(states[ROUTING])
         return states
 
     def _publish_report(self, event: Event) -> None:

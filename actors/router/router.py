@@ -36,7 +36,7 @@ from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
-from core.events.routing import INTERNAL, PROGRAM_VERSION, TURNED_AWAY, RequestTurnedAway
+from core.events.routing import INTERNAL, PROGRAM_VERSION, ROUTED_VERSION, TURNED_AWAY, RequestTurnedAway
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, OutputConsumer
 from core.ids import WorkerId
@@ -130,7 +130,7 @@ class Router:
             registry,
             self._clock,
             key,
-            ReplicaJoined(name=options.name, version=PROGRAM_VERSION, address=options.address),
+            ReplicaJoined(name=options.name, version=PROGRAM_VERSION, address=options.address, reads=ROUTED_VERSION),
             self.state,
             restate=self._restatement,
             journal=options.journal,
@@ -385,9 +385,11 @@ class Router:
             self.fleet.on_load_report(WorkerId(applied.owner))
             if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
                 self.requests.feed(LoadChanged())
-        elif applied.stream == ROUTING and applied.changed and applied.owner == self.publisher.id:
-            self.publisher.read_back(applied.message.events)
-            self._check_superseded()
+        elif applied.stream == ROUTING and applied.changed:
+            self.membership.bases.note(self.state.cursor[ROUTING].epoch, applied.seq, applied.message.events)
+            if applied.owner == self.publisher.id:
+                self.publisher.read_back(applied.message.events)
+                self._check_superseded()
         if applied.changed and applied.owner != self.publisher.id and self.scheduler.has_waiting:
             self.requests.feed(LoadChanged())
         self.background_tasks.on_applied(applied)
@@ -398,6 +400,7 @@ class Router:
 
     def _on_became(self) -> None:
         self._check_superseded()
+        self.membership.bases.clear()
         self.background_tasks.on_state_replaced()
 
     def _check_superseded(self) -> None:

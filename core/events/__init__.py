@@ -26,10 +26,12 @@ from core.events.kv import (
     WorkerLost,
 )
 from core.events.routing import (
+    ROUTED_VERSION,
     DecisionCounts,
     DivergenceFound,
     LocalChanged,
     Points,
+    PromptBase,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -64,6 +66,7 @@ __all__ = [
     "LoadReported",
     "LocalChanged",
     "Points",
+    "PromptBase",
     "ReplicaJoined",
     "ReplicaLeft",
     "ReplicaLost",
@@ -98,4 +101,5 @@ EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(
 """The only table from a name on the wire to a class."""
 
 EVENT_VERSION = 1
-"""The highest version of any event type that this program reads."""
+"""The highest version that this program reads of any event type but these:"""
+EVENT_VERSIONS: dict[type[msgspec.Struct], int] = {RequestRouted: ROUTED_VERSION}

@@ -14,7 +14,11 @@ from msgspec import UNSET, UnsetType
 from core.events.base import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
+from core.prompt import known_depths
 
+ROUTED_VERSION = 2
+"""The version of `RequestRouted` that continues another decision. A replica writes it only while all live ones read it:
+an earlier program could not count such a request in flight."""
 PROGRAM_VERSION = "0.1.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
@@ -130,6 +134,13 @@ class ReplicaJoined(EventBase, frozen=True):
     version: str
     address: str = ""
     """The address of its API."""
+    reads: int | UnsetType = UNSET
+    """The highest version of `RequestRouted` that it reads; left out by earlier programs, which read version 1."""
+
+    @property
+    def reads_continued(self) -> bool:
+        """True if it reads decisions that continue others."""
+        return isinstance(self.reads, int) and self.reads >= ROUTED_VERSION
 
 
 class ReplicaRestated(EventBase, frozen=True):
@@ -187,8 +198,32 @@ class LocalChanged(EventBase, frozen=True):
     """Of `core.events.routing.LOCAL_REASONS`, in their order; none when all is well again."""
 
 
+class PromptBase(msgspec.Struct, frozen=True, array_like=True):
+    """The decision that another one continues, and what folds need of its prompt. It stands in the routing stream, in
+    the epoch and before the place that the cursor of the other one names."""
+
+    seq: int
+    """Of its message …"""
+    place: int
+    """… and its place among the events there."""
+    blocks: int
+    """Leading blocks of its prompt that the two share."""
+    root: int
+    """Sequence of the decision at the start of the chain, which has all hashes of its prompt …"""
+    age_ms: int
+    """… and how much earlier that one was made."""
+    hashes: bytes
+    """Those of the shared blocks at `core.prompt.known_depths`."""
+    column: bytes
+    """`core.prompt.column_digest` of all hashes of the prompt that continues it."""
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1 or len(self.hashes) != COLUMN_WIDTH * len(known_depths(self.blocks)):
+            raise ValueError(f"{len(self.hashes)} bytes of hashes for {self.blocks} blocks")
+
+
 class RequestRouted(EventBase, frozen=True):
-    """One decision with everything that it rested on; one per attempt."""
+    """One decision with everything that it rested on; one per attempt. Version 2 continues another decision."""
 
     request: str
     attempt: int
@@ -197,7 +232,7 @@ class RequestRouted(EventBase, frozen=True):
     prompt_tokens: int
     block_size: int
     hashes: bytes
-    """All block hashes of the prompt."""
+    """All block hashes of the prompt; in version 2 those behind `base`."""
     policy: str
     settings_revision: int
     decide_version: int
@@ -242,6 +277,12 @@ class RequestRouted(EventBase, frozen=True):
     session_parent: str = ""
     """The key of the session that began `session`, as of a sub-agent; empty if the client named none. It informs: no
     decision rests on it."""
+    base: PromptBase | UnsetType = UNSET
+    """Stands in version 2 alone."""
+
+    def __post_init__(self) -> None:
+        if self.v <= ROUTED_VERSION and (self.v == ROUTED_VERSION) != isinstance(self.base, PromptBase):
+            raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")
 
 
 class RequestPrefilled(EventBase, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeVar
@@ -9,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from core.ids import RequestId, WorkerId
-from core.prompt import HASH_BITS, HASH_BYTES, Prompt
+from core.prompt import HASH_BITS, HASH_BYTES, Prompt, known_depths
 
 
 class OutstandingPrefill(NamedTuple):
@@ -40,13 +41,22 @@ class InFlight(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_tokens: int
     """Tokens still to be computed before its first one; 0 once that came."""
     hashes: bytes = msgspec.field(default_factory=bytes)  # so it is written when empty, too, as it always was
-    """Block hashes of its prompt while it is prefilled."""
+    """Block hashes of its prompt while it is prefilled; those behind its base, if it has one."""
     begins_us: int = 0
     """When its prefill was expected to begin, by the clock of decisions; 0 if that is not known, and once the first
     token came."""
     believed: tuple[int, int] | None = None
     """`projections.folds.approximate_index.CacheRetention` while it is prefilled, where the policy was
     `approximate`."""
+    base_blocks: int = 0
+    """Leading blocks of the prompt that `hashes` leaves out, because it continues another decision …"""
+    base_hashes: bytes = b""
+    """… and the hashes of these at `core.prompt.known_depths`."""
+
+    @property
+    def first_hash(self) -> bytes:
+        """The hash of the prompt's first block; empty if it is not known."""
+        return (self.base_hashes or self.hashes)[:HASH_BYTES]
 
     def prefilled(self) -> InFlight:
         """The same after its first token."""
@@ -100,22 +110,22 @@ class InFlightLoad:
             OutstandingPrefill, (entry.begins_us, request, attempt, entry.prefill_tokens)
         )  # half its price
         self.prefills.setdefault(entry.worker, {})[place] = row
-        if entry.hashes:
-            self._pending.setdefault(entry.hashes[:HASH_BYTES], {})[place] = key, entry
+        if first := entry.first_hash:
+            self._pending.setdefault(first, {})[place] = key, entry
 
     def subtract(self, entry: InFlight) -> None:
         """The entry counts no more; sums may be negative where it was added elsewhere."""
         self.weigh(entry, -1)
         if entry.prefill_tokens:
             _drop(self.prefills, entry.worker, entry)
-            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
+            _drop(self._pending, entry.first_hash, entry)
 
     def computed(self, entry: InFlight) -> None:
         """The entry's prompt was computed: it counts as its `prefilled` does from now on."""
         if entry.prefill_tokens:
             self.weigh_prefill(entry, -1)
             _drop(self.prefills, entry.worker, entry)
-            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)
+            _drop(self._pending, entry.first_hash, entry)
 
     def weigh(self, entry: InFlight, sign: int) -> None:
         """The sums have the entry's weight once more, or once less for -1; what is prefilled and pending stays."""
@@ -211,6 +221,35 @@ def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
         else:
             high = middle - 1
     return low
+
+
+def known_depth(entry: InFlight, prompt: Prompt, least: int = 0) -> int:
+    """Number of leading blocks that the two share, as far as the entry shows it: the deepest of its known depths where
+    the hashes agree, at most those reusable. 0 if that is not more than `least`, for one probe; else O(log blocks)."""
+    base, news, limit = entry.base_blocks, entry.hashes, prompt.blocks_reusable
+    depths = known_depths(base) if base else ()
+    few = len(depths)
+
+    def agrees(place: int) -> bool:
+        """The place counts known depths: those in the base, then every block behind it."""
+        column, at = (entry.base_hashes, place) if place < few else (news, place - few)
+        return column[at * HASH_BYTES : (at + 1) * HASH_BYTES] == prompt.block(depth_of(place))
+
+    def depth_of(place: int) -> int:
+        return depths[place] if place < few else base + 1 + place - few
+
+    low = bisect_right(depths, least) if least < base else few + least - base
+    high = bisect_right(depths, limit) if limit < base else few + min(limit - base, len(news) // HASH_BYTES)
+    if low >= high or not agrees(low):
+        return 0
+    high -= 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if agrees(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return depth_of(low)
 
 
 def hash_beyond(prompt: Prompt, depth: int) -> HashAt:

@@ -14,6 +14,7 @@ from core.events import (
     DecisionCounts,
     DivergenceFound,
     LocalChanged,
+    PromptBase,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -35,6 +36,7 @@ from projections.folds.in_flight import AttemptKey, InFlight, InFlightLoad
 from projections.folds.source_fold import Chain, SourceFold, stamp
 
 MILLI = 1000
+NO_BASE = 0, b""
 WORKERS_AT_ONCE = 16
 """Workers whose requests an audit adds up between two chances to do something else: 0.3 ms with 4 096 requests in
 flight on 128 workers."""
@@ -322,8 +324,11 @@ def _local_changed(part: ReplicaPart, event: LocalChanged) -> None:
 
 def in_flight(event: RequestRouted) -> InFlight:
     """The weight of a routed request until its end."""
-    begins_us = event.now_ms * MILLI + event.wait_us
-    return InFlight(WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us, event.believed)
+    begins_us, base = event.now_ms * MILLI + event.wait_us, event.base
+    shared = (base.blocks, base.hashes) if isinstance(base, PromptBase) else NO_BASE
+    return InFlight(
+        WorkerId(event.worker), event.blocks, event.prefill_tokens, event.hashes, begins_us, event.believed, *shared
+    )
 
 
 def restated_requests(event: ReplicaRestated) -> list[tuple[AttemptKey, InFlight]]:

@@ -3,8 +3,8 @@
 1. The content is a magic number, the length of a msgpack head, the head, and the index's columns of block hashes one
    behind the other, in the order of the head. Columns are sorted: reading and writing a state gives the same bytes.
 2. Derived values (digests, sums per worker) are not stored; points and gaps are not either.
-3. Form 2 has the jobs stream, form 3 the approximate indexes of replicas, form 4 runs of blocks. A state without one
-   of these is written in the earlier form, byte for byte.
+3. Form 2 has the jobs stream, form 3 the approximate indexes of replicas, form 4 runs of blocks, form 5 prompts in
+   flight that continue a decision. A state without one of these is written in the earlier form, byte for byte.
 4. A head of another form or fold version is refused: its reader folds from an older snapshot or from the log.
 """
 
@@ -32,8 +32,9 @@ from projections.folds.source_fold import Chain
 from projections.folds.state import Position, State
 from projections.index.index_dump import HolderGroup, split_group
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 """Changed whenever a reader of the one before could not read this one."""
+SNAPSHOT_VERSION_WITHOUT_BASES = 4
 SNAPSHOT_VERSION_WITHOUT_RUNS = 3
 SNAPSHOT_VERSION_WITHOUT_BELIEFS = 2
 SNAPSHOT_VERSION_WITHOUT_JOBS = 1
@@ -211,8 +212,9 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
     loads, with_jobs, believed = state.loads, JOBS in state.cursor, _approximate_indexes(state)
     without = SNAPSHOT_VERSION_WITHOUT_BELIEFS if with_jobs else SNAPSHOT_VERSION_WITHOUT_JOBS
     without = SNAPSHOT_VERSION_WITHOUT_RUNS if believed else without
+    without = SNAPSHOT_VERSION_WITHOUT_BASES if runs else without
     return _Head(
-        v=SNAPSHOT_VERSION if runs else without,
+        v=SNAPSHOT_VERSION if _has_bases(state) else without,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
@@ -224,6 +226,11 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
         believed=believed,
         runs=runs,
     )
+
+
+def _has_bases(state: State) -> bool:
+    """True if a prompt in flight shows only a few of its hashes."""
+    return any(entry.base_blocks for part in state.routing.replicas.values() for entry in part.in_flight.values())
 
 
 def _approximate_indexes(state: State) -> dict[ReplicaId, list[WorkerBlocks]]:

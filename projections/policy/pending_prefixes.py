@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from core.ids import WorkerId
 from core.prompt import HASH_BYTES, Prompt
-from projections.folds.in_flight import HASHED_AT_ONCE_MAX, InFlight
+from projections.folds.in_flight import HASHED_AT_ONCE_MAX, InFlight, known_depth
 from projections.policy.view import View
 
 ALONE = 8
@@ -53,12 +53,14 @@ class PendingPrefixes:
 
 class _SamePrefix:
     """Prompts with the same first block. A block's hash covers all blocks before it, so prompts that share a block
-    share all before it: fewer prompts with each depth."""
+    share all before it: fewer prompts with each depth. Prompts that continue a decision show a few of their hashes
+    alone, and are looked up one by one."""
 
     def __init__(self, entries: list[InFlight]) -> None:
-        self._entries = entries
-        self._workers = len({entry.worker for entry in entries})
-        self._deepest = max((len(entry.hashes) for entry in entries), default=0) // HASH_BYTES
+        self._entries = [entry for entry in entries if not entry.base_blocks]
+        self._continued = [entry for entry in entries if entry.base_blocks]
+        self._workers = len({entry.worker for entry in self._entries})
+        self._deepest = max((len(entry.hashes) for entry in self._entries), default=0) // HASH_BYTES
         self._layers: dict[int, dict[bytes, _Workers]] = {}
         """By depth and block: the workers that compute a prompt with that block there."""
         self._guess = 1
@@ -74,6 +76,9 @@ class _SamePrefix:
                 found.setdefault(worker, depth)
             near = high = depth - 1
             self._guess = depth
+        for entry in self._continued:
+            if further := known_depth(entry, prompt, found.get(entry.worker, 0)):
+                found[entry.worker] = further
         return found
 
     def _reach(self, prompt: Prompt, high: int, found: int, near: int) -> int:

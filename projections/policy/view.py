@@ -20,6 +20,7 @@ from projections.folds.in_flight import (
     InFlight,
     OutstandingPrefill,
     hash_beyond,
+    known_depth,
     shared_depth,
 )
 from projections.folds.pending_events import PendingEvents
@@ -192,6 +193,10 @@ class View(NamedTuple):
             for key, entry in same_start:
                 worker, hashes = entry.worker, entry.hashes
                 least = found.get(worker, 0)
+                if entry.base_blocks:
+                    if key not in known and (further := known_depth(entry, prompt, least)):
+                        found[worker] = further
+                    continue
                 place, block = deeper.get(least) or deeper.setdefault(least, hash_beyond(prompt, least))
                 if hashes[place] != block or key in known:
                     continue

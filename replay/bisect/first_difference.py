@@ -131,7 +131,7 @@ def _decision(recording: Recording, place: _EventPlace) -> RequestRouted | Reque
     assert record is not None
     message = recording.frame(record).message
     assert message is not None
-    event = message.events[place.number]
+    event = recording.columns.whole(place.seq, place.number, message.events[place.number])
     assert isinstance(event, RequestRouted | RequestRejected)
     return event
 

@@ -58,6 +58,8 @@ def compare_settings(
     for number, at in enumerate(Playback(recording, start, end, replica=replicas, gaps=gaps_of(recording))):
         if number % PROGRESS_EVERY == 0:
             progress(number, total)
+        if at.fault is not None:  # `verify` names it
+            continue
         first, second = choose(at)
         found = _parting(at, first, second, number, recording.names)
         if found is not None:

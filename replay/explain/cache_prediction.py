@@ -13,12 +13,23 @@ from typing import NamedTuple
 
 from core.codec import decode_message
 from core.errors import Corrupt
-from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, KvEvent, WorkerLeft, WorkerLost
+from core.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheRestated,
+    KvEvent,
+    PromptBase,
+    RequestRouted,
+    WorkerLeft,
+    WorkerLost,
+)
 from core.ids import COLUMN_WIDTH, StreamName, WorkerId
 from core.settings import APPROXIMATE
 from core.subjects import ROUTING, is_kv, owner
-from projections.folds.in_flight import shared_depth
-from replay.explain.decision_inputs import DecisionInputs, routed_event
+from projections.folds.in_flight import known_depth
+from projections.folds.routing_fold import in_flight
+from replay.explain.decision_inputs import DecisionInputs
 from replay.explain.explanation import CachePrediction
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
@@ -73,7 +84,10 @@ def check_cache_prediction(
             predicted_blocks=predicted, real_blocks=real, verdict="as_predicted", text="as predicted"
         )
     case = _Case(recording, tried, ground, decided_ms)
-    found = _found(case, predicted, real)
+    if isinstance(event.base, PromptBase):
+        found = _PredictionVerdict("prompt_unknown", "this recording lacks a decision that this one continues")
+    else:
+        found = _found(case, predicted, real)
     first, count = min(predicted, real), abs(predicted - real)
     return CachePrediction(
         predicted_blocks=predicted,
@@ -177,9 +191,10 @@ def _shared(case: _Case, depth: int) -> RequestAttempt | None:
             counted = other.seq <= read and not 0 < other.prefilled_seq <= read
         if not counted:
             continue
-        event = routed_event(case.recording, other)
-        if event is not None and shared_depth(event.hashes, case.ground.request.prompt) >= depth:
-            return other
+        found = (event for _, event in case.recording.events([other.at]) if isinstance(event, RequestRouted))
+        for event in found:  # as the fold has it, which reads no other decision
+            if known_depth(in_flight(event), case.ground.request.prompt) >= depth:
+                return other
     return None
 
 

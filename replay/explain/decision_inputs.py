@@ -58,9 +58,14 @@ class DecisionInputs(NamedTuple):
         return {worker for worker, reasons in self.local.items() if "stale" in reasons}
 
 
-def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
+def recorded_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
     """The decision as it was recorded; None for a refusal."""
     return next((event for _, event in recording.events([tried.at]) if isinstance(event, RequestRouted)), None)
+
+
+def routed_event(recording: Recording, tried: RequestAttempt) -> RequestRouted | None:
+    """The decision as it was recorded, with all hashes of its prompt if they can be had; None for a refusal."""
+    return next((event for _, event in recording.whole_events([tried.at]) if isinstance(event, RequestRouted)), None)
 
 
 def decision_inputs(

@@ -29,6 +29,7 @@ from replay.playback.state_cursors import (
     StateCursor,
 )
 from replay.recording.gaps import Gaps
+from replay.recording.prompt_columns import BaseFault
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.unknown_sources import UnknownSources
 from streams.archive.message_envelope import envelope
@@ -61,6 +62,8 @@ class RecordedDecision(NamedTuple):
     """Valid as long as the view; `replay.verify.evidence` reads it."""
     number: int = 0
     """Of the event in its message."""
+    fault: BaseFault | None = None
+    """Why its prompt is not known: then `request` has none of its hashes, and it cannot be made again."""
 
 
 class RecordedRefusal(NamedTuple):
@@ -326,7 +329,9 @@ class Playback:
         self, replica_state: ReplicaState, step: _ReplicaEvent, event: RequestRouted
     ) -> RecordedDecision:
         frame = step.frame
-        request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, event.hashes))
+        found = self.recording.columns.of(frame.seq, step.number, event)
+        hashes, fault = (b"", found) if isinstance(found, BaseFault) else (found, None)
+        request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, hashes))
         view = replica_state.view
         jobs = event.cursor.get(JOBS)
         if jobs is not None and self.source.epochs.get(JOBS) != jobs[0]:
@@ -341,6 +346,7 @@ class Playback:
             replica_state.settings,
             replica_state,
             step.number,
+            fault,
         )
 
     def _new_replica_state(self, replica: ReplicaId, step: _ReplicaEvent, state_cursor: StateCursor) -> ReplicaState:

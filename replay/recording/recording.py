@@ -33,6 +33,7 @@ from projections.folds.state import State, is_folded
 from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.participants import Participants, ReplicaHistory
+from replay.recording.prompt_columns import PromptColumns
 from replay.recording.request_history import PLACES, RequestHistory
 from streams.archive.archive_format import is_key_of
 from streams.archive.archive_reader import ArchiveReader
@@ -147,6 +148,16 @@ class Recording:
         for record in self.archive.read(ROUTING, min(by_seq), max(by_seq) + 1):
             if record.seq in by_seq and (message := _message(record)) is not None:
                 yield from ((number, message.events[number % PLACES]) for number in by_seq[record.seq])
+
+    @cached_property
+    def columns(self) -> PromptColumns:
+        """The prompts of its decisions."""
+        return PromptColumns(self.archive)
+
+    def whole_events(self, numbers: Iterable[int]) -> Iterator[tuple[int, Event | UnknownEvent]]:
+        """As `events`, each decision with all hashes of its prompt; as it was recorded if these cannot be had."""
+        for number, event in self.events(numbers):
+            yield number, self.columns.whole(*divmod(number, PLACES), event)
 
     def frame(self, record: Record) -> RecordedFrame:
         """The record, decoded."""

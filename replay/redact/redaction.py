@@ -3,27 +3,32 @@
 1. Replaced are the names of workers, replicas, tenants, groups and of the namespace, the same by the same everywhere;
    addresses and free texts are gone. Random ids, models and request ids stay: decisions and their digests rest on them.
 2. Reports of digests (`ReplicaReported`, `DivergenceFound`, `kv_head`) are about messages that are other ones now;
-   they are left out, and so are events that this program does not know. Messages without events stay in their place.
+   they are left out, and so are events that this program does not know. Messages without events stay in their place,
+   and a decision names the new place of the decision that it continues.
 3. The chains are sealed anew with a fresh key that stands in the contents: they prove order, not origin.
 """
 
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_left
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from core.codec import CHAIN_KEY_BYTES, JSON_START, Message, encode_event, encode_message, encode_readable
 from core.errors import Corrupt
-from core.events import Event, UnknownEvent
+from core.events import Event, PromptBase, RequestRouted, UnknownEvent
 from core.ids import Epoch, SourceId
 from core.snapshot_manifest import Manifest
-from core.subjects import owner, subject
+from core.subjects import ROUTING, owner, subject
 from replay.redact.pseudonyms import FOREIGN_KEPT_MAX, TEXT, Pseudonyms
 from replay.redact.redacted_snapshot import redact_snapshot
 from replay.redact.redaction_rules import redact_event
 from replay.redact.resealing import Resealing
 from streams.archive.archive_export import Progress
+from streams.archive.archive_format import PromptColumn
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -83,6 +88,8 @@ class Redaction:
         self._resealing = Resealing(source, old_key, writer.chain_key)
         self._dropped_events = 0
         self._dropped_snapshots: list[str] = []
+        self._moved: dict[int, tuple[int, ...]] = {}
+        """By sequence of the routing stream: the places of events that were left out before a decision."""
 
     def __repr__(self) -> str:
         return f"<Redaction of {self._source!r}, {self.names!r}>"
@@ -113,18 +120,30 @@ class Redaction:
             self._writer.reached(stream, span.last_seq)
         for manifest in self._source.snapshots():
             self._snapshot(manifest)
+        self._writer.add_columns([PromptColumn(*place, hashes) for place, hashes in self._source.columns.items()])
 
     def _sealed(self, record: Record, message: Message, prev: bytes) -> bytes:
         """The message without names, in the form that it had."""
-        source, events = SourceId(self.names.id(message.source)), self._events(message)
+        source, events = SourceId(self.names.id(message.source)), self._events(record, message)
         if record.payload[:1] == JSON_START:
             return encode_readable(source, message.n, prev, message.sent_ms, events)
         return encode_message(source, message.n, prev, message.sent_ms, [encode_event(event) for event in events])
 
-    def _events(self, message: Message) -> list[Event]:
+    def _events(self, record: Record, message: Message) -> list[Event]:
         self._dropped_events += sum(isinstance(event, UnknownEvent) for event in message.events)
-        kept = (redact_event(event, self.names) for event in message.events)
-        return [event for event in kept if event is not None]
+        redacted = [redact_event(event, self.names) for event in message.events]
+        if record.stream == ROUTING:
+            left_out = tuple(place for place, event in enumerate(redacted) if event is None)
+            if left_out and any(isinstance(event, RequestRouted) for event in redacted[left_out[0] :]):
+                self._moved[record.seq] = left_out
+        return [self._with_base(event) for event in redacted if event is not None]
+
+    def _with_base(self, event: Event) -> Event:
+        """A decision names the place that the decision which it continues has now."""
+        if not isinstance(event, RequestRouted) or not isinstance(event.base, PromptBase):
+            return event
+        before = bisect_left(self._moved.get(event.base.seq, ()), event.base.place)
+        return replace(event, base=replace(event.base, place=event.base.place - before)) if before else event
 
     def _snapshot(self, manifest: Manifest) -> None:
         content = self._source.snapshot(manifest)

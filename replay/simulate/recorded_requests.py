@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from core.errors import CallerError
 from core.events import RequestRouted
@@ -210,7 +211,7 @@ class _RequestReader:
     def _first_events(self) -> dict[int, RequestRouted]:
         """By number, the first decisions of the requests that are asked for, whole."""
         asked = [each.at for each in self._attempts if not (each.attempt or self._is_outside(each))]
-        events = self._recording.events(asked)
+        events = self._recording.whole_events(asked)
         return {number: event for number, event in events if isinstance(event, RequestRouted)}
 
     def _is_outside(self, attempt: RequestAttempt) -> bool:
@@ -273,7 +274,10 @@ def _lack(it: RecordedRequest) -> str:
         return UNDER_WAY if it.end_ms == UNKNOWN_TIME else END_UNKNOWN
     if it.served is None or not it.output_tokens:
         return UNANSWERED
-    if len(it.routed.hashes) != it.routed.prompt_tokens // it.routed.block_size * HASH_BYTES:
+    if (
+        it.routed.base is not UNSET
+        or len(it.routed.hashes) != it.routed.prompt_tokens // it.routed.block_size * HASH_BYTES
+    ):
         return UNHASHED
     return ""
 

@@ -9,6 +9,7 @@ import xxhash
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import REPORT_EVERY_MS, CheckpointPassed, DigestExchange, PublishDigests
+from actors.membership.decision_bases import ROOT_AGE_MAX_MS, DecisionBases
 from actors.membership.routing_publisher import LIMITS
 from actors.router.request_scheduler import ClockCorrected, RequestScheduler, SchedulerCommand, SchedulerEvent
 from core.events import (
@@ -17,6 +18,7 @@ from core.events import (
     ReplicaJoined,
     RequestFinished,
     RequestPrefilled,
+    RequestRouted,
     SettingsChanged,
     UnknownEvent,
 )
@@ -60,8 +62,10 @@ class SimulatedReplica:
         execute: Callable[[SchedulerCommand], None],
         clock: ClockError | None = None,
         clock_is_corrected: bool = True,
+        continues: bool = False,
     ) -> None:
-        """Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
+        """With `continues`, decisions are recorded as ones that continue others (`RequestRouted`, version 2).
+        Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
         `clock` is the error of the clocks, None where no clock of the run has any.
         `freed` is called when the log has first tokens or ends from here: a worker may be free for what others
         hold."""
@@ -81,6 +85,7 @@ class SimulatedReplica:
             self._state.open(stream, EPOCH)
         self._exchange = DigestExchange(self._state, REPORT_EVERY_MS * US_PER_MS)
         self._pending = PendingEvents()
+        self._bases = DecisionBases(ROOT_AGE_MAX_MS) if continues else None
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         if clock is not None:
             self._clock = SimulatedClock(agenda, START_MS, clock)
@@ -99,6 +104,8 @@ class SimulatedReplica:
 
     def publish(self, event: Event) -> None:
         """The event counts here at once, and is on its way to the log."""
+        if self._bases is not None and isinstance(event, RequestRouted):
+            event = self._bases.shortened(event)
         self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
 
@@ -169,6 +176,8 @@ class SimulatedReplica:
             fold(stream, seq, owner, message, head)
             if not seq % CHECKPOINT_EVERY:
                 self._exchange.step(CheckpointPassed(stream, seq), self._agenda.now_us)
+            if self._bases is not None and stream == ROUTING and message is not None:
+                self._bases.note(EPOCH, seq, message.events)
             if owner == self.id and message is not None:
                 for event in message.events:
                     read_back(event)  # type: ignore[arg-type]  # what we wrote is of types that we know

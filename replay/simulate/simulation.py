@@ -141,6 +141,7 @@ class Simulation:
             execute=partial(self._execute, number),
             clock=options.clock(number),
             clock_is_corrected=options.clocks_corrected,
+            continues=options.continues,
         )
 
     # --- requests ----------------------------------------------------------------------------------------------

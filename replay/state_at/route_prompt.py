@@ -18,7 +18,7 @@ from projections.policy.decide import decide, record
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest, View
 from replay.explain.cost_breakdown import estimate_basis
-from replay.explain.decision_inputs import inputs_of_decision, routed_event
+from replay.explain.decision_inputs import inputs_of_decision, recorded_event
 from replay.explain.explain import candidate_rows, excluded_named
 from replay.explain.explanation import CandidateRow, EstimateBasis, RunnerUp
 from replay.explain.freshness import measure_freshness
@@ -111,7 +111,7 @@ def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
     belief of any. None if none of the last DECISIONS_READ_MAX does."""
     decisions = (attempt for attempt in _by_then(state_at) if attempt.model == model)
     for attempt in islice(decisions, DECISIONS_READ_MAX):
-        event = routed_event(state_at.recording, attempt)
+        event = recorded_event(state_at.recording, attempt)
         if event is not None and event.prefill_time:
             return PrefillTime(*event.prefill_time)
     return None

@@ -119,6 +119,8 @@ class _Excuses:
         match term.term:
             case "cursor":
                 holds = self._hold_for_cursor()
+            case "base":
+                holds = self._hold_for_base()
             case "candidates" | "excluded":
                 holds = self._hold_for_workers(term)
             case "choice" | "order":
@@ -184,6 +186,16 @@ class _Excuses:
         ]
         self.used += [each for several in found for each in several]
         return all(found)
+
+    def _hold_for_base(self) -> bool:
+        """A decision of the chain is not here, or another history of the routing stream was."""
+        found = [
+            each
+            for each, _ in self._missing
+            if each.reason == "base" or (each.reason == "replaced" and each.stream in (ROUTING, None))
+        ]
+        self.used += found
+        return bool(found)
 
     def _hold_for_workers(self, term: Term) -> bool:
         """Workers that are left out, or not, on one side alone: each rests on its own messages."""

@@ -26,7 +26,7 @@ from replay.playback.replica_state import ReplicaState
 from replay.recording.gaps import CUT, Gaps
 from replay.recording.recording import Recording
 
-REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap")
+REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap", "base")
 """Reasons why a decision that comes out otherwise is not judged; the first that holds is given."""
 LIFTED = frozenset({"cut", "deleted", "gap", "replaced"})
 """Reasons that hold only until the replica is known to have had our folds, or to have read our messages."""
@@ -101,6 +101,7 @@ class Evidence:
             of_settings = reason == "settings"
             yield Unverifiable(reason, text, *(() if of_settings else (ROUTING, at.replica)))
         yield from self._of_rules(at)
+        yield from _of_base(at)
         yield from self._of_epochs(at)
         yield from self._of_end(at)
         is_cut = ROUTING in replica_state.cut or gaps.kind(ROUTING, at.replica) == CUT
@@ -149,6 +150,11 @@ class Evidence:
         if self._named is None:
             self._named = NamedPlaces(self._recording)
         return self._named
+
+
+def _of_base(at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
+    if isinstance(at, RecordedDecision) and at.fault is not None and at.fault.is_missing:
+        yield Unverifiable("base", at.fault.text, ROUTING)
 
 
 class _Place(NamedTuple):

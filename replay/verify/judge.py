@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from core.events import RequestRejected, RequestRouted
+from core.events import PromptBase, RequestRejected, RequestRouted
 from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
-from core.subjects import JOBS
+from core.subjects import JOBS, ROUTING
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, REQUEST_COST_POLICIES
 from projections.policy.decide import Decision, decide, record, recorded_exclusions, rejection_reason
 from projections.policy.rules import RULES
@@ -40,6 +40,7 @@ BEFORE_COST = (
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
     "rules": "the rules: this program does not have their version",
+    "base": "the decision that it continues",
     "settings_revision": "the settings that the replica had",
     "cursor": "how far the replica had read the log",
     "candidates": "who could serve it",
@@ -398,6 +399,8 @@ def remake(at: RecordedDecision, settings: RoutingSettings | None = None) -> Dec
     event = at.event
     if event.decide_version not in RULES:
         return f"this program does not have version {event.decide_version} of the rules"
+    if at.fault is not None:
+        return f"its prompt is not known: {at.fault.text}"
     try:
         return decide(
             at.view, at.request, settings or at.settings, event.now_ms, event.seed, version=event.decide_version
@@ -411,6 +414,8 @@ def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
     event = at.event
     if event.decide_version not in RULES:
         return Remade([rules_term(event.decide_version)])
+    if at.fault is not None:
+        return Remade([Term("base", "", base_text(event), at.fault.text)])
     if isinstance(decision, str):
         return Remade([Term("failure", "", "", decision)])
     routed = event_of(decision, at.request, at.settings, event.settings_revision)
@@ -421,6 +426,11 @@ def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
     if event.cursor != decision.cursor:
         terms.insert(0, Term("cursor", "", event.cursor, decision.cursor))
     return Remade(terms or [Term("digest", "", event.digest, decision.digest)], decision, routed)
+
+
+def base_text(event: RequestRouted) -> str:
+    """The place of the decision that this one continues; empty if it continues none."""
+    return f"{ROUTING}:{event.base.seq}+{event.base.place}" if isinstance(event.base, PromptBase) else ""
 
 
 def _revision_differences(at: RecordedDecision | RecordedRefusal) -> Iterator[Term]:

@@ -42,6 +42,8 @@ class LogShare(NamedTuple):
 
     def playback(self, recording: Recording) -> Playback:
         """The playback of this share."""
+        if self.start > 1:
+            recording.columns.read_up_to(self.start)
         return Playback(recording, self.start, self.end, replica=self.replicas, gaps=self.gaps, numbers=self.numbers)
 
 

@@ -167,9 +167,11 @@ class _WhatIfRun:
         if record is not None and record.declined:  # it was decided on again, and that is judged
             self._left_out[DECLINED] += 1
             return None
-        rows = _rows(recorded_decision)
+        rows = _rows(recorded_decision) if recorded_decision.fault is None else []
         recorded = next((row for row in rows if row.worker == event.worker), None)
         doubts = evidence.known(recorded_decision)
+        if recorded_decision.fault is not None:
+            doubts = doubts or {"base": recorded_decision.fault.text}
         if event.decide_version not in RULES:
             doubts, recorded = {"version": ""}, None
         elif doubts and recorded is not None:

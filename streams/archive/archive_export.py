@@ -6,6 +6,7 @@
    before the range and, by the clocks of several servers, behind it.
 2. The routing stream's end is read first: all inputs of a decision stood in the log before it.
 3. Without a snapshot before it a range begins where the log does; removals by retention are reported.
+4. A decision may continue one before the range: the archive then has the hashes of that one's prompt.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from streams.archive.archive_log import ArchiveLog, ArchiveSnapshots
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.archive.message_envelope import envelope
-from streams.log import EventLog, StreamState
+from streams.archive.prompt_bases import PromptBases
+from streams.log import EventLog, Record, StreamState
 
 
 class DecisionReach:
@@ -132,12 +134,19 @@ async def archive(
             except Corrupt:
                 continue  # it is of no use to anybody; the one before it is there, or the log's start
             saved.append(manifest)
-    await _copy_streams(log, writer, states, {s: (starts[s], ends[s]) for s in states}, progress)
+    bases = PromptBases(starts.get(ROUTING, 0))
+    await _copy_streams(log, writer, states, {s: (starts[s], ends[s]) for s in states}, progress, bases)
+    writer.add_columns(await bases.columns(log, log.archive.columns if isinstance(log, ArchiveLog) else {}))
     return ExportedRange(base, _cut(states, starts, saved))
 
 
 async def copied(
-    log: EventLog, writer: ArchiveWriter, stream: StreamName, start: int, end: int
+    log: EventLog,
+    writer: ArchiveWriter,
+    stream: StreamName,
+    start: int,
+    end: int,
+    on_record: Callable[[Record], None] = lambda _: None,
 ) -> AsyncIterator[StreamSeq]:
     """Copies the stream's messages from `start` up to `end` (not included), and yields where each stood."""
     if start >= end:
@@ -147,6 +156,7 @@ async def copied(
             if record.seq >= end:
                 return
             writer.add(record)
+            on_record(record)
             yield record.seq
 
 
@@ -156,13 +166,15 @@ async def _copy_streams(
     states: States,
     bounds: Mapping[StreamName, tuple[int, int]],
     progress: Progress,
+    bases: PromptBases,
 ) -> None:
     total = sum(max(0, end - max(start, states[s].first_seq)) for s, (start, end) in bounds.items())
     done = 0
     for stream, (start, end) in sorted(bounds.items()):
         writer.open(stream, states[stream].epoch, start, states[stream].first_seq)
         first = None
-        async for seq in copied(log, writer, stream, start, end):
+        note = _noting(bases) if stream == ROUTING and start > 1 else _ignore
+        async for seq in copied(log, writer, stream, start, end, note):
             first = seq if first is None else first
             done += 1
             progress(min(done, total - 1), total)
@@ -172,6 +184,14 @@ async def _copy_streams(
         if (await log.state(stream)).epoch != states[stream].epoch:
             raise Unavailable(f"stream {stream} was made anew while it was copied: try again")
     progress(total, total)
+
+
+def _noting(bases: PromptBases) -> Callable[[Record], None]:
+    return lambda record: bases.note(record.payload)
+
+
+def _ignore(_record: Record) -> None:
+    """Nothing stands before the start of the stream."""
 
 
 # --- what to copy ----------------------------------------------------------------------------------------------

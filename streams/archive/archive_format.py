@@ -1,8 +1,8 @@
 """The form of an archive: a stretch of a namespace's log in one file, which needs no server to be read.
 
-1. The file is MAGIC, blocks, snapshots, contents, footer. A block holds messages of one stream, in order, as zstd over
-   a msgpack list of rows; a snapshot is its content as the log has it, in zstd; the contents are JSON with
-   the position and checksum of each of them; the footer has the same of the contents.
+1. The file is MAGIC, blocks, snapshots, columns of prompts, contents, footer. A block holds messages of one stream, in
+   order, as zstd over a msgpack list of rows; a snapshot is its content as the log has it, in zstd; the contents are
+   JSON with the position and checksum of each of them; the footer has the same of the contents.
 2. A checksum (BLAKE2b, 16 bytes, no key) finds damage. Forgery is found by the chains of the messages themselves,
    with the deployment's key.
 3. A payload stands here as it was sealed, byte for byte, so chains and digests can be proved again anywhere.
@@ -20,8 +20,10 @@ from core.codec import CHAIN_KEY_BYTES, known_keys, newest_key
 from core.errors import Corrupt
 from core.snapshot_manifest import Manifest
 
-ARCHIVE_VERSION = 1
+ARCHIVE_VERSION = 2
 """Changed whenever a reader of the one before could not read this one."""
+ARCHIVE_VERSION_WITHOUT_COLUMNS = 1
+"""The version of an archive without columns of prompts; this program reads it, too."""
 MAGIC = b"CTRLLOG\x01"
 END = b"CTRLEND\x01"
 FOOTER = struct.Struct("<QQ16s8s")
@@ -81,6 +83,15 @@ class Span(msgspec.Struct, frozen=True):
         return max(self.first_seq, self.log_first_seq)
 
 
+class PromptColumn(NamedTuple):
+    """All block hashes of the prompt of a decision that stands before the archive's range and is continued in it."""
+
+    seq: int
+    place: int
+    """Of the decision among the events of its message."""
+    hashes: bytes
+
+
 class SavedSnapshot(msgspec.Struct, frozen=True):
     """A snapshot in the archive."""
 
@@ -99,7 +110,7 @@ class Head(msgspec.Struct, frozen=True):
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an archive, as JSON that a person can read."""
 
-    v: int = ARCHIVE_VERSION
+    v: int = ARCHIVE_VERSION_WITHOUT_COLUMNS
     namespace: str
     program: str
     """Name and version of the program that wrote it."""
@@ -118,6 +129,8 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Oldest first."""
     heads: dict[str, dict[str, Head]]
     """Per stream and source."""
+    columns: FileExtent | None = None
+    """A msgpack list of `PromptColumn`, in zstd."""
 
     def to_bytes(self) -> bytes:
         """The inverse of `parse`."""
@@ -138,7 +151,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         """Corrupt if it is none, or of a version that this program does not read."""
         try:
             version = _version.decode(value).v
-            if version != ARCHIVE_VERSION:
+            if not ARCHIVE_VERSION_WITHOUT_COLUMNS <= version <= ARCHIVE_VERSION:
                 raise Corrupt(f"it is of version {version} of an export's form; this program reads {ARCHIVE_VERSION}")
             return _decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -148,7 +161,7 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         """Corrupt unless the pieces lie one behind the other from `start` to `end`, and blocks and spans fit: what is
         read later relies on it. Some microseconds per block."""
         at = start
-        for piece in sorted(self._pieces(), key=lambda piece: piece.offset):
+        for piece in sorted(self.pieces(), key=lambda piece: piece.offset):
             if piece.offset != at or piece.size <= 0 or not _is_hex(piece.checksum, CHECKSUM_BYTES):
                 raise Corrupt(f"its contents name bytes that are not there, or leave some out, at {at}")
             at += piece.size
@@ -167,8 +180,10 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         if self.redacted and not _is_hex(self.chain_key, CHAIN_KEY_BYTES):
             raise Corrupt("its contents name a key that is none")
 
-    def _pieces(self) -> list[FileExtent]:
-        return [block.piece for block in self.blocks] + [saved.piece for saved in self.snapshots]
+    def pieces(self) -> list[FileExtent]:
+        """All pieces of the file but the contents themselves, in no order."""
+        pieces = [block.piece for block in self.blocks] + [saved.piece for saved in self.snapshots]
+        return pieces if self.columns is None else [*pieces, self.columns]
 
 
 def checksum(data: bytes) -> bytes:

@@ -11,6 +11,7 @@ import os
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -21,7 +22,18 @@ from core.errors import CallerError, Corrupt
 from core.ids import StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import subject
-from streams.archive.archive_format import END, FOOTER, MAGIC, ArchiveBlock, Contents, FileExtent, Row, Span, checksum
+from streams.archive.archive_format import (
+    END,
+    FOOTER,
+    MAGIC,
+    ArchiveBlock,
+    Contents,
+    FileExtent,
+    PromptColumn,
+    Row,
+    Span,
+    checksum,
+)
 from streams.archive.unpacking import Unpacker
 from streams.log import Record
 
@@ -29,6 +41,7 @@ CACHED_BLOCKS = 8
 """Unpacked blocks that are kept for jumps to and fro: those read last."""
 
 _rows = msgspec.msgpack.Decoder(list[Row])
+_columns = msgspec.msgpack.Decoder(list[PromptColumn])
 
 
 class ArchiveReader:
@@ -136,11 +149,24 @@ class ArchiveReader:
                 return content
         raise Corrupt(f"{self.path} holds no snapshot {manifest.id!r}")
 
+    @cached_property
+    def columns(self) -> dict[tuple[int, int], bytes]:
+        """All block hashes of prompts of decisions before its range, by sequence and place. Nothing proves them but the
+        digests in the decisions that continue these. Corrupt if they are damaged."""
+        piece = self.contents.columns
+        if piece is None:
+            return {}
+        try:
+            found = _columns.decode(self._unpacker.snapshot(piece, self._raw(piece)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Corrupt(f"{self.path}: its columns of prompts cannot be read: {error}") from error
+        return {(seq, place): hashes for seq, place, hashes in found}
+
     def check(self) -> Iterator[int]:
         """Reads everything once; yields how many bytes of the file were read so far. Corrupt if any are damaged."""
         done = 0
         self._checked.clear()
-        for piece in [block.piece for block in self.contents.blocks] + [s.piece for s in self.contents.snapshots]:
+        for piece in self.contents.pieces():
             self._raw(piece)
             done += piece.size
             yield done

@@ -6,6 +6,7 @@ It holds one block per stream, and per block and source some hundred bytes of co
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from core.ids import Epoch, StreamName
 from core.snapshot_manifest import Manifest
 from core.subjects import owner
 from streams.archive.archive_format import (
+    ARCHIVE_VERSION,
+    ARCHIVE_VERSION_WITHOUT_COLUMNS,
     BLOCK_BYTES,
     END,
     FOOTER,
@@ -28,6 +31,7 @@ from streams.archive.archive_format import (
     Contents,
     FileExtent,
     Head,
+    PromptColumn,
     Row,
     SavedSnapshot,
     Span,
@@ -76,6 +80,7 @@ class ArchiveWriter:
         self._blocks: list[ArchiveBlock] = []
         self._snapshots: list[SavedSnapshot] = []
         self._heads: dict[StreamName, dict[str, Head]] = {}
+        self._columns: FileExtent | None = None
         self._packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
         self._encoder = msgspec.msgpack.Encoder()
         try:
@@ -133,11 +138,17 @@ class ArchiveWriter:
         """Snapshots come oldest first."""
         self._snapshots.append(SavedSnapshot(manifest, self._put(self._packer.compress(content))))
 
+    def add_columns(self, columns: Sequence[PromptColumn]) -> None:
+        """The archive has the prompts of these decisions, which stand before its range."""
+        if columns:
+            self._columns = self._put(self._packer.compress(self._encoder.encode(columns)))
+
     def contents(self, from_ms: int, to_ms: int, *, redacted: bool = False) -> Contents:
         """Contents of all that was written so far; no block is open any more."""
         for stream in self._streams:
             self._close_block(stream)
         return Contents(
+            v=ARCHIVE_VERSION_WITHOUT_COLUMNS if self._columns is None else ARCHIVE_VERSION,
             namespace=self._namespace,
             program=self._program,
             made_ms=self._made_ms,
@@ -153,6 +164,7 @@ class ArchiveWriter:
             blocks=list(self._blocks),
             snapshots=list(self._snapshots),
             heads={stream: dict(sorted(heads.items())) for stream, heads in sorted(self._heads.items())},
+            columns=self._columns,
         )
 
     def so_far(self) -> ArchiveReader:

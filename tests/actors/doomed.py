@@ -9,6 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from actors.membership.decision_bases import DecisionBases
 from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import SystemClock
 from core.events import LocalChanged, ReplicaJoined
@@ -38,6 +39,7 @@ async def speak(folder: Path, log: EventLog) -> None:
         SystemClock(),
         DEPLOYMENT,
         State(DEPLOYMENT.chain_key),
+        DecisionBases(),
         restate=list,
         on_superseded=lambda: None,
         journal=folder,

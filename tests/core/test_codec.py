@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from core.block_spans import SPAN_BLOCKS, Piece, packed
 from core.codec import (
@@ -30,13 +31,17 @@ from core.events import (
     DecisionCounts,
     Event,
     Points,
+    PromptBase,
     ReplicaRestated,
+    RequestRouted,
     UnknownEvent,
     WorkerLeft,
 )
 from core.generation import PrefillReport
 from core.ids import SourceId
 from core.kv_transfer import KvBlocks
+from core.prompt import known_depths
+from tests.projections.facts import routed
 
 SOURCE = SourceId("0123456789abcdef")
 pack = msgspec.msgpack.Encoder().encode
@@ -112,9 +117,25 @@ def of_blocks(draw: st.DrawFn, kind: type[Event]) -> Any:
     return kind(**said, **{name: draw(others[name]) for name in sorted(unsaid)})
 
 
+@st.composite
+def bases(draw: st.DrawFn) -> PromptBase:
+    blocks = draw(st.integers(1, 5000))
+    places, column = draw(st.tuples(counts, counts, counts, counts)), draw(st.binary(min_size=16, max_size=16))
+    return PromptBase(places[0], places[1], blocks, places[2], places[3], bytes(8 * len(known_depths(blocks))), column)
+
+
+def decisions() -> st.SearchStrategy[Event]:
+    """Whole ones, and ones that continue another."""
+    found = [field for field in msgspec.structs.fields(RequestRouted) if field.name not in {"v", "base"}]
+    fields = {field.name: BY_TYPE[field.type] for field in found}
+    return st.builds(RequestRouted, **fields) | st.builds(RequestRouted, v=st.just(2), base=bases(), **fields)
+
+
 def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
     if kind is ReplicaRestated:
         return restatements()
+    if kind is RequestRouted:
+        return decisions()
     if issubclass(kind, BlocksEvent):
         return of_blocks(kind)
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind) if field.name != "v"}
@@ -159,6 +180,16 @@ def test_what_this_program_does_not_know_is_kept() -> None:
     message = decode_message(sealed(pack(strange), encode_event(left), pack(newer)))
     unknown = UnknownEvent(name="MoonRose", fields=strange)
     assert message.events == (unknown, left, UnknownEvent(name="WorkerLeft", fields=newer))
+
+
+def test_a_decision_has_a_base_in_version_2_alone() -> None:
+    """So no program takes the hashes behind a base for all of them."""
+    with pytest.raises(ValueError, match="version 1"):
+        replace(routed("r", "a" * 16), base=PromptBase(1, 0, 1, 1, 0, bytes(8), bytes(16)))
+    with pytest.raises(ValueError, match="version 2"):
+        replace(routed("r", "a" * 16), v=2)
+    with pytest.raises(ValueError, match="0 blocks"):
+        PromptBase(1, 0, 0, 1, 0, b"", bytes(16))
 
 
 def test_a_newer_version_of_a_shape_that_fits_is_unknown_too() -> None:

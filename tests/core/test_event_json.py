@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import get_args
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.block_spans import stretch
 from core.codec import CHAIN_START, Message
-from core.event_json import message_lines
+from core.event_json import ABSENT, message_lines
 from core.events import BlocksStored, Event
 from core.ids import SourceId, StreamName, StreamSeq
 from core.prompt import hashes_to_bytes
@@ -33,7 +34,9 @@ def test_every_event_can_be_shown(kind: type[Event], data: st.DataObject) -> Non
     event = data.draw(events_of(kind))
     (line,) = lines(event)
     assert json.loads(json.dumps(line))["type"] == kind.__name__
-    assert {name for name in event.__struct_fields__ if name != "v"} <= line.keys()
+    absent = {name for name in ABSENT if getattr(event, name, None) is msgspec.UNSET}
+    assert {name for name in event.__struct_fields__ if name != "v"} - absent <= line.keys()
+    assert not absent & line.keys()
 
 
 def test_where_blocks_lie_is_said_in_numbers() -> None:

@@ -80,11 +80,11 @@ class Scribe:
         self.lines.append(json.dumps({"stream": said.stream, "seq": seq, "subject": said.subject, "payload": payload}))
         self.state.apply(said.stream, seq, said.subject, said.payload)
 
-    def route(self, request: str, model: str = "tiny") -> RequestRouted | RequestRejected:
+    def route(self, request: str, model: str = "tiny", prompt: Prompt = PROMPT) -> RequestRouted | RequestRejected:
         """What ROUTER decides now."""
         local = {"stale": frozenset([WorkerId(SHAKY)])}
         view = View(self.state, ReplicaId(ROUTER), PendingEvents(), local)
-        asked = RouteRequest(RequestId(request), 0, model, PROMPT, "tenant", 1)
+        asked = RouteRequest(RequestId(request), 0, model, prompt, "tenant", 1)
         decision = decide(view, asked, SETTINGS, now_ms=1_700_000_000_500, seed=2**63 + 1)
         if decision.worker is not None:
             return record(decision, asked, SETTINGS, 1)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.codec import decode_message
-from core.events import LocalChanged, ReplicaRestated, RequestRouted, RoutingEvent, SettingsChanged
+from core.events import LocalChanged, PromptBase, ReplicaRestated, RequestRouted, RoutingEvent, SettingsChanged
 from core.ids import BlockHash, ReplicaId, SourceId, StreamName, StreamSeq, WorkerId
-from core.prompt import Prompt, hashes_from_bytes
+from core.prompt import HASH_BYTES, Prompt, hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, owner
 from projections.folds.pending_events import PendingEvents
@@ -28,9 +28,9 @@ class RecordedPrompt(Prompt):
 
     __slots__ = ("_recorded",)
 
-    def __init__(self, event: RequestRouted) -> None:
+    def __init__(self, event: RequestRouted, hashes: bytes) -> None:
         super().__init__(bytes(4 * event.prompt_tokens), event.block_size, seed=0)
-        self._recorded = event.hashes
+        self._recorded = hashes
 
     def key(self, depth: int) -> BlockHash:
         return BlockHash(hashes_from_bytes(self._recorded)[depth - 1])
@@ -91,8 +91,19 @@ class Replay:
             for reason in reasons:
                 local.setdefault(reason, set()).add(worker)
         view = View(self._state, self.replica, ahead, {reason: frozenset(who) for reason, who in local.items()})
-        asked = RouteRequest.of(event, RecordedPrompt(event))
+        asked = RouteRequest.of(event, RecordedPrompt(event, self._hashes(event)))
         return decide(view, asked, self._settings, event.now_ms, event.seed).digest
+
+    def _hashes(self, event: RequestRouted) -> bytes:
+        """All block hashes of its prompt, by the decisions that it continues."""
+        base = event.base
+        if not isinstance(base, PromptBase):
+            return event.hashes
+        record = next(iter(self._world.stream(ROUTING).from_seq(base.seq)))
+        before = decode_message(record.payload).events[base.place]
+        if record.seq != base.seq or not isinstance(before, RequestRouted):
+            raise Broken(f"decision {event.request} of {self.replica} continues {base.seq}+{base.place}, no decision")
+        return self._hashes(before)[: HASH_BYTES * base.blocks] + event.hashes
 
     def _fold_to(self, cursor: dict[str, tuple[int, int]]) -> None:
         for name, (_epoch, end) in cursor.items():

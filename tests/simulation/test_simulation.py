@@ -8,6 +8,10 @@ import sys
 
 import pytest
 
+from actors.membership import decision_bases
+from actors.membership.decision_bases import DecisionBases
+from core.events import RequestRouted
+from core.events.routing import ROUTED_VERSION
 from tests.fixtures.worlds import ROOT, SHARES, Share
 from tests.simulation.options import HELD_REQUESTS_PER_S
 from tests.simulation.run import Outcome, simulate
@@ -96,6 +100,25 @@ def test_their_logs_verify() -> None:
     ]
 
     assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
+
+
+def test_logs_of_decisions_that_continue_others_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of these worlds are short: any number of shared blocks is worth naming here."""
+    versions: list[int] = []
+    shortened = DecisionBases.shortened
+
+    def counted(self: DecisionBases, event: RequestRouted) -> RequestRouted:
+        found = shortened(self, event)
+        versions.append(found.v)
+        return found
+
+    monkeypatch.setattr(decision_bases, "BLOCKS_MIN", 1)
+    monkeypatch.setattr(decision_bases, "GRID", 2)
+    monkeypatch.setattr(DecisionBases, "shortened", counted)
+    outcomes = [simulate(seed, {"verified": True}) for seed in range(VERIFIED)]
+
+    assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
+    assert versions.count(ROUTED_VERSION) > len(versions) // 3
 
 
 @pytest.mark.parametrize("seed", DIFFERED)

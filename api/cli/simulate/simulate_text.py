@@ -25,7 +25,7 @@ def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> dict[str, Any]:
     return {"points": rows, "simulated": _simulated(setup)}
 
 
-NOT_ASKED = {"clocks", "broker_clock", "clocks_corrected"}
+NOT_ASKED = {"clocks", "broker_clock", "clocks_corrected", "continues"}
 """Options that no option of the command line sets."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.membership import routing_publisher as publisher_module
+from actors.membership.decision_bases import DecisionBases
 from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import ManualClock
 from core.codec import CHAIN_START, DECISIONS, decode_message, encode_event, encode_message
@@ -44,6 +45,7 @@ def new_publisher(log: MemoryLog, folder: Path | None) -> RoutingPublisher:
         ManualClock(5),
         DEPLOYMENT,
         State(DEPLOYMENT.chain_key),
+        DecisionBases(),
         restate=lambda: [JOINED, RESTATED],
         on_superseded=lambda: None,
         journal=folder,

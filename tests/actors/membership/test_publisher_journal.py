@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.membership import routing_publisher as publisher_module
+from actors.membership.decision_bases import DecisionBases
 from actors.membership.routing_publisher import RoutingPublisher
 from core.clock import ManualClock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message
@@ -42,6 +43,7 @@ def new_publisher(log: MemoryLog, folder: Path, ended: list[str] | None = None) 
         ManualClock(5),
         DEPLOYMENT,
         State(DEPLOYMENT.chain_key),
+        DecisionBases(),
         restate=list,
         on_superseded=lambda: ended.append("superseded") if ended is not None else None,
         journal=folder,

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.ids import BlockHash, ReplicaId, RequestId, WorkerId
-from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
-from projections.folds.in_flight import InFlight, InFlightLoad, shared_depth
+from core.prompt import Prompt, hashes_from_bytes, known_depths, sampled, tokens_to_bytes
+from projections.folds.in_flight import InFlight, InFlightLoad, known_depth, shared_depth
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
+from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.view import View
 from tests.projections.facts import BLOCK_SIZE, SEED, prompt, worker_id
 from tests.projections.speaker import CHAIN_KEY
@@ -63,6 +64,42 @@ def shared(one: Prompt, other: Prompt) -> int:
     return next(
         (at for at, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), min(len(mine), len(theirs))
     )
+
+
+def known(entry: InFlight, whole: bytes, other: Prompt) -> int:
+    """The deepest of the hashes that the entry shows which the other prompt has, too; at most those reusable."""
+    depths = [*known_depths(entry.base_blocks), *range(entry.base_blocks + 1, len(whole) // 8 + 1)]
+    return max(
+        (at for at in depths if at <= other.blocks_reusable and whole[8 * at - 8 : 8 * at] == other.block(at)),
+        default=0,
+    )
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data())
+def test_a_prompt_that_continues_another_counts_to_the_deepest_hash_that_it_shows(data: st.DataObject) -> None:
+    """Beside whole ones, alone and for many prompts at once, before and behind its base."""
+    seen, whole = view(), dict[RequestId, bytes]()
+    several = st.lists(st.integers(1, 2), min_size=1, max_size=40).map(lambda tail: [1] * 9 + tail)
+    for number in range(data.draw(st.integers(1, 12))):
+        hashes = prompt(*data.draw(several)).hashes()
+        base = data.draw(st.integers(0, len(hashes) // 8))
+        kept = (base, sampled(hashes, base)) if base else (0, b"")
+        entry = InFlight(data.draw(st.sampled_from(WORKERS[:3])), 1, 1, hashes[8 * base :], 0, None, *kept)
+        whole[name := RequestId(f"r{number}")] = hashes
+        load = (seen.state.routing.in_flight_load, seen.pending_events.in_flight_load)[data.draw(st.integers(0, 1))]
+        load.add((name, 0), entry)
+        asked = prompt(*data.draw(several), extra=data.draw(st.integers(0, 1)))
+        shown = known(entry, hashes, asked)
+        least = data.draw(st.integers(0, 50))
+        assert known_depth(entry, asked, least) == (shown if shown > least else 0)
+        expected: dict[WorkerId, int] = {}
+        for load in (seen.state.routing.in_flight_load, seen.pending_events.in_flight_load):
+            for (name, _), each in load.pending(asked):
+                expected[each.worker] = max(known(each, whole[name], asked), expected.get(each.worker, 0))
+        assert seen.pending(asked) == expected
+        together = PendingPrefixes(seen)
+        assert [together.pending(asked) for _ in range(10)] == [expected] * 10
 
 
 starts = st.lists(st.integers(1, 2), min_size=1, max_size=9)

@@ -12,7 +12,7 @@ from api.cli.replay.text.explain_text import explain_text
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import LocalChanged, RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected
-from core.events.routing import RequestTurnedAway
+from core.events.routing import ROUTED_VERSION, RequestTurnedAway
 from core.ids import RequestId, to_column
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -262,7 +262,7 @@ def test_a_refusal_that_a_newer_program_recorded(
 def test_attempts_that_a_newer_program_recorded(stage: Stage, tmp_path: Path) -> None:
     """Each is named beside those that can be read."""
     first = stage.decided("r", ASKED)
-    stage.say(ROUTING, R, msgspec.structs.replace(first, v=2))
+    stage.say(ROUTING, R, msgspec.structs.replace(first, v=ROUTED_VERSION + 1))
     stage.tell(finished("r"))
     stage.route("r", ASKED, attempt=1)
     with stage.recording(tmp_path / "log") as recording:

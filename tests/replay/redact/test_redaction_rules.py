@@ -55,7 +55,8 @@ STAYS = {
 def test_no_text_stays_that_need_not(kind: type[Event]) -> None:
     """A field that is new in an event is filled in here by itself, and fails until somebody decided about it."""
     hints = get_type_hints(kind)
-    event = kind(**{name: filled(name, hints[name]) for name in kind.__struct_fields__ if name != "v"})
+    names = [name for name in kind.__struct_fields__ if name not in {"v", "base"}]  # numbers and hashes alone
+    event = kind(**{name: filled(name, hints[name]) for name in names})
     after = redact_event(event, Pseudonyms())
     if after is not None:
         assert SECRET.encode() not in encode_event(after)

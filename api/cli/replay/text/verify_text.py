@@ -32,6 +32,7 @@ REASONS = {
     "deleted": "they depend on messages that are missing here",
     "unknown": "messages of their own replica are missing",
     "gap": "they depend on messages that are missing in a chain",
+    "base": "their prompts continue those of decisions that are not here",
     "repeat": "the same messages once more",
     "foreign": "signed by another source than the owner of the subject",
     "ended": "behind the end of their replica",

@@ -1,0 +1,143 @@
+"""Live replicas record the turns of a talk as decisions that continue each other, while all of them read such."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec import UNSET
+
+from actors.router import router as router_module
+from actors.router.router import Router
+from core.events import PromptBase, ReplicaRestated, RequestRouted
+from core.events.routing import ROUTED_VERSION
+from core.ids import StreamSeq
+from core.subjects import ROUTING
+from replay.recording.recording import Recording
+from replay.verify.verify import verify
+from tests.actors.world import KEY, NAMESPACE, World, collect, request, world
+from tests.fixtures.eventually import eventually
+from tests.output_stream import generate
+from tests.replay.recorded import archived
+
+TURNS = [range(600), range(700), range(850), range(850)]
+"""Prompts of a talk, in tokens: some forty blocks, then more, then the same again."""
+
+
+async def ask(it: World, router: Router, tokens: range) -> None:
+    """The turn is answered, and every replica has read its decision."""
+    await collect(router, request(tokens))
+    await read(it)
+
+
+async def read(it: World) -> None:
+    """Every replica has folded the routing stream as it is now."""
+    routers = it.routers.values()
+    await eventually(lambda: not any(len(each.publisher.pending_events) for each in routers), "their own events")
+    last = (await it.log.state(ROUTING)).last_seq
+    await eventually(lambda: all(each.state.cursor[ROUTING].seq >= last for each in routers), "the end of the log")
+
+
+@pytest.fixture
+async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A worker and two replicas, of which `old` is of an earlier program."""
+    async with world() as it:
+        await it.worker("a")
+        await it.ready(await it.router("new"))
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", UNSET)
+        await it.ready(await it.router("old"))
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", ROUTED_VERSION)
+        yield it
+
+
+async def test_each_turn_continues_the_one_before_on_whichever_replica(tmp_path: Path) -> None:
+    async with world() as it:
+        await it.worker("a")
+        routers = [await it.router(name) for name in ("one", "other")]
+        for router in routers:
+            await it.ready(router)
+        await read(it)
+        for number, turn in enumerate(TURNS):
+            await ask(it, routers[number % 2], turn)
+        told = await it.told(ROUTING, RequestRouted)
+        assert [each.v for each in told] == [1, 2, 2, 2]
+        assert [each.base.blocks for each in told if isinstance(each.base, PromptBase)] == [37, 43, 53]
+        assert [len(each.hashes) // 8 for each in told] == [37, 6, 10, 0]
+        assert routers[0].state.routing.digest == routers[1].state.routing.digest
+        assert not any(each.background_tasks.in_flight_audit.damaged for each in routers)
+        path = await archived(it.log, NAMESPACE, KEY, tmp_path / "log")
+        with Recording.open(path, KEY) as recording:
+            found = verify(recording)
+        assert (found.verified, found.different, found.not_judged) == (len(TURNS), 0, {})
+
+
+async def test_records_are_whole_while_a_replica_reads_no_others(two: World) -> None:
+    """As in a rolling upgrade: with its end they continue each other."""
+    await read(two)
+    for turn in TURNS[:2]:
+        await ask(two, two.routers["new"], turn)
+    await two.routers.pop("old").stop("upgraded")
+    await read(two)
+    for turn in TURNS[2:]:
+        await ask(two, two.routers["new"], turn)
+    assert [each.v for each in await two.told(ROUTING, RequestRouted)] == [1, 1, 2, 2]
+
+
+async def test_one_that_joins_and_reads_no_others_is_told_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not count the requests of such records; the restatement names them all, once."""
+    async with world() as it:
+        await it.worker("a")
+        new = await it.router("new")
+        await it.ready(new)
+        await ask(it, new, TURNS[0])
+        long = generate(new, "sim", request(TURNS[1], max_tokens=4000))
+        await anext(long)
+        await read(it)
+        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 2]
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", UNSET)
+        old = await it.router("old")
+        await it.ready(old)
+
+        async def restated() -> list[ReplicaRestated]:
+            reasons = await it.told(ROUTING, ReplicaRestated)
+            return [each for each in reasons if "old does not read" in each.reason]
+
+        while not (found := await restated()):
+            await asyncio.sleep(0.01)
+        assert len(found[0].requests) == 1
+        await ask(it, new, TURNS[2])
+        assert (await it.told(ROUTING, RequestRouted))[-1].v == 1
+        old.membership.restate("once more")
+        await read(it)
+        assert len(await restated()) == 1
+        await long.aclose()
+
+
+async def test_nothing_is_continued_after_the_log_was_folded_anew() -> None:
+    """Until other decisions were read: the log may have lost those of before."""
+    async with world() as it:
+        await it.worker("a")
+        router = await it.router()
+        await it.ready(router)
+        await ask(it, router, TURNS[0])
+        await router.runner.rebuild("test")
+        await eventually(lambda: not len(router.membership.bases), "no base")
+        await ask(it, router, TURNS[1])
+        await ask(it, router, TURNS[2])
+        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 1, 2]
+
+
+async def test_a_chain_ends_by_what_the_stream_may_keep() -> None:
+    async with world() as it:
+        await it.worker("a")
+        router = await it.router()
+        await it.ready(router)
+        await ask(it, router, TURNS[0])
+        state = await it.log.state(ROUTING)
+        router.membership.bases.retained(state._replace(bytes_max=8 * state.bytes, age_max_s=0.0))
+        await ask(it, router, TURNS[1])
+        router.membership.bases.retained(state._replace(first_seq=StreamSeq(state.last_seq + 1)))
+        await ask(it, router, TURNS[2])
+        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 2, 1]
