@@ -21,7 +21,7 @@ from tests.actors.world import KEY, NAMESPACE, World, collect, request
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import recorded
 
-WAIT_MS = 400
+WAIT_MS = 1200
 SHORT, PULLED, PREFERRED, AGAIN, RECOMPUTED, WAITING = "short", "pulled", "preferred", "again", "recomputed", "waiting"
 """Ids of requests: a short prompt; a long one; one of which a prefill worker holds the start; one whose first prefill
 worker died and whose second answered; one whose only prefill worker died; one whose decode worker died as it waited."""

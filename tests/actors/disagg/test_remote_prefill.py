@@ -121,7 +121,7 @@ async def test_a_worker_that_goes_on_under_another_id_keeps_its_jobs(who: str) -
 async def test_waiting_in_the_queue_takes_nothing_of_the_time_that_blocks_are_held() -> None:
     """Nothing is held before somebody computes: a job that waited for longer than that is of use all the same."""
     async with disagg() as it:
-        slow = dataclasses.replace(SMALL, prefill_us_per_token=2000, keep_ms=600)
+        slow = dataclasses.replace(SMALL, prefill_us_per_token=5000, keep_ms=1500)
         workers = [await decode(it, "decode-0"), await prefill(it, "prefill-0", slow)]
         router = await it.router()
         await it.ready(router, 1)
