@@ -22,6 +22,7 @@ from projections.policy.decide import Decision
 from projections.policy.rules import RULES
 from replay.playback.playback import RecordedDecision, RecordedRefusal
 from replay.verify.evidence import REASONS, Unverifiable
+from replay.verify.replaced_states import ReplacedStates
 
 
 class Term(NamedTuple):
@@ -85,10 +86,12 @@ def judged_terms(
     decision: Decision | None,
     terms: Iterable[Term],
     missing: list[Unverifiable],
+    replaced: ReplacedStates | None = None,
 ) -> Term | Unverifiable | None:
     """The first term that no missing message excuses; if all are excused, the first reason in the order of REASONS.
-    None without a term. `decision` is the one made again, from whose record the terms differ."""
-    excuses = _Excuses(at, decision, missing)
+    None without a term. `decision` is the one made again, from whose record the terms differ; `replaced`: states of a
+    history that was replaced, which excuse a term that they explain."""
+    excuses = _Excuses(at, decision, missing, replaced)
     for term in terms:
         if not excuses.hold_for(term):
             return term
@@ -99,12 +102,19 @@ class _Excuses:
     """Takes the terms of one decision in their order, from inputs to results."""
 
     def __init__(
-        self, at: RecordedDecision | RecordedRefusal, decision: Decision | None, missing: list[Unverifiable]
+        self,
+        at: RecordedDecision | RecordedRefusal,
+        decision: Decision | None,
+        missing: list[Unverifiable],
+        replaced: ReplacedStates | None,
     ) -> None:
         self.used: list[Unverifiable] = []
         """The reasons that excuse a term so far."""
         self._at, self._event, self._decision = at, at.event, decision
         self._missing = [(each, self._inputs(each)) for each in missing]
+        self._replaced = replaced
+        self._explaining: dict[str, list[Unverifiable]] = {}
+        """By worker with a term that a replaced history explains."""
         self._ours = from_column(at.event.candidates) if isinstance(at.event, RequestRouted) else []
         self._theirs = [str(each.candidate.worker) for each in decision.ranked] if decision is not None else []
         self._shows_all = len(self._ours) == getattr(at.event, "candidates_total", 0)
@@ -147,8 +157,22 @@ class _Excuses:
         found = [*self._lacking(term.worker, *TERM_INPUTS.get(term.term, ()), *more)]
         if self._approximate and term.term in ("overlap", "overlap_all"):
             found = [*self._lacking(term.worker, Input.IN_FLIGHT, Input.SETTINGS)]
+        elif not found:
+            found = [*self._explained(term)]
         self.used += found
         return bool(found)
+
+    def _explained(self, term: Term) -> Iterator[Unverifiable]:
+        """The history that was replaced, if the worker can have been in it as the record says. What is to be computed
+        there follows from such a term of the worker."""
+        if self._replaced is None:
+            return
+        if term.term == "prefill":
+            yield from self._explaining.get(term.worker, ())
+        elif by := self._replaced.explains(term.term, term.worker):
+            found = Unverifiable("replaced", f"history was replaced: {by.text}", by.stream, term.worker)
+            self._explaining[term.worker] = [found]
+            yield found
 
     def _lacking(self, worker: str, *inputs: Input) -> Iterator[Unverifiable]:
         """The reasons why such messages, of that worker or of any if it is empty, may be missing."""

@@ -23,8 +23,10 @@ from projections.policy.rules import RULES
 from replay.playback.fold_reports import FoldReport, fold_reports_of
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.replica_state import ReplicaState
+from replay.playback.state_cursors import StateCursor
 from replay.recording.gaps import CUT, Gaps
 from replay.recording.recording import Recording
+from replay.verify.replaced_states import ReplacedStates
 
 REASONS = ("version", "replaced", "end", "cut", "settings", "unknown", "deleted", "gap", "base")
 """Reasons why a decision that comes out otherwise is not judged; the first that holds is given."""
@@ -59,6 +61,7 @@ class Evidence:
         self._recording = playback.recording
         self._agreements: FoldAgreements | None = None
         self._named: NamedPlaces | None = None
+        self._near: dict[StreamName, StateCursor] = {}
 
     def __repr__(self) -> str:
         return f"<Evidence for {self._playback!r}>"
@@ -75,6 +78,16 @@ class Evidence:
             before = self._agreements
             found = list(self._all(at, before.folds(at.replica, at.seq), before.heads(at.replica, at.seq)))
         return [each for each in found if self._is_allowed(at, each)]
+
+    def replaced_states(self, at: RecordedDecision | RecordedRefusal) -> ReplacedStates | None:
+        """The states of a history that was replaced, on which the decision or refusal may rest; None if none was. The
+        first ones cost a pass through the recording."""
+        if not self._playback.gaps.replaced:
+            return None
+        if self._agreements is None:
+            self._agreements = FoldAgreements(self._recording)
+        agreed, read = (it(at.replica, at.seq) for it in (self._agreements.folds, self._agreements.heads))
+        return ReplacedStates(self._playback, at, agreed, read, self._near)
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a

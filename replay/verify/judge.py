@@ -388,7 +388,9 @@ def _judge_alone(
         if (at.event.request, at.event.attempt) == (request, attempt):
             decision = remake(at)
             it = remade(at, decision)
-            found = judged_terms(at, it.decision, it.terms, Evidence(playback).all(at)) if it.terms else None
+            evidence, found = Evidence(playback), None
+            if it.terms:
+                found = judged_terms(at, it.decision, it.terms, evidence.all(at), evidence.replaced_states(at))
             return RemadeDecision(at, decision, not it.terms, found if isinstance(found, Unverifiable) else None)
     return None
 
@@ -514,7 +516,8 @@ class _Judge:
         )  # fmt: skip
         if not found.terms:
             return Verdict(*ours)
-        term = judged_terms(at, found.decision, found.terms, self._evidence.all(at))
+        missing, replaced = self._evidence.all(at), self._evidence.replaced_states(at)
+        term = judged_terms(at, found.decision, found.terms, missing, replaced)
         if isinstance(term, Unverifiable):
             return Verdict(*ours, NOT_JUDGED, term.reason, term.text)
         cause = self._cause(at) or term or found.terms[0]
@@ -539,8 +542,8 @@ class _Judge:
         )
         if not found.terms:
             return Verdict(*ours)
-        missing = self._evidence.all(at)
-        terms = [judged_terms(at, each.decision, each.terms, missing) for each in tried]
+        missing, replaced = self._evidence.all(at), self._evidence.replaced_states(at)
+        terms = [judged_terms(at, each.decision, each.terms, missing, replaced) for each in tried]
         if excuse := next((each for each in terms if isinstance(each, Unverifiable)), None):
             return Verdict(*ours, NOT_JUDGED, excuse.reason, excuse.text)
         term = terms[0] if isinstance(terms[0], Term) else found.terms[0]

@@ -1,0 +1,183 @@
+"""States of one worker in a history that was replaced, as evidence for what a record says of it.
+
+A store that went back lost the newest messages of its streams. Sources sent some of these again, at other places, and
+others never. So the fold up to a recorded cursor is not the state that the replica had. But in each stream that state
+followed from a start of the worker's own chain: no shorter than the place up to which the replica is known to have had
+the log's fold, and no longer than the places behind that one allow. A record that one of these starts gives is
+explained; so is one that may rest on messages that the chain lacks. No other record is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from core.events import RequestRouted
+from core.ids import Epoch, StreamName, StreamSeq, WorkerId, from_column
+from core.subjects import LOAD
+from projections.folds.kv_fold import Member
+from projections.folds.load_fold import LoadPart
+from projections.folds.state import State
+from projections.policy.view import NO_OVERLAP, NO_REPORT
+from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
+from replay.playback.state_cursors import StateCursor
+from replay.recording.gaps import ReplacedHistory
+
+PLACES_MAX = 1024
+"""Places before and behind the cursor at which a worker's messages are looked for; more are not explained."""
+_OF_CACHE = ("overlap", "overlap_all", "known")
+_ALIKE = {"cache": _OF_CACHE, "report": ("waiting",), "membership": ("candidates", "excluded")}
+"""Terms that a worker's state explains together."""
+_OF_REPORT = ("draining", "overloaded")
+"""Reasons to leave a worker out that rest on its report."""
+
+
+class _Range(NamedTuple):
+    """The part of a stream in which the replica may have had other history."""
+
+    after: StreamSeq
+    """The replica had the log's fold up to there."""
+    messages: int
+    """The number of places between that one and the decision's cursor."""
+    by: ReplacedHistory
+
+
+class ReplacedStates:
+    """The states that one decision or refusal may have rested on."""
+
+    def __init__(
+        self,
+        playback: Playback,
+        at: RecordedDecision | RecordedRefusal,
+        agreed: Mapping[StreamName, int],
+        read: Mapping[StreamName, int],
+        near: dict[StreamName, StateCursor],
+    ) -> None:
+        """`agreed` and `read`: as `replay.recording.gaps.Gaps` takes them. `near`: by stream a state that is kept for
+        the next decision."""
+        self._playback, self._at, self._agreed, self._near = playback, at, agreed, near
+        self._found: dict[tuple[str, str], ReplacedHistory | None] = {}
+        cursor = at.event.cursor
+        self._replaced = [
+            each for each in playback.gaps.replaced if each.stream in cursor and read.get(each.stream, 0) < each.noticed
+        ]
+        self._columns = at.event.columns if isinstance(at.event, RequestRouted) else {}
+        self._candidates = from_column(at.event.candidates) if isinstance(at.event, RequestRouted) else []
+
+    def __repr__(self) -> str:
+        return f"<ReplacedStates of {len(self._replaced)} histories>"
+
+    def explains(self, term: str, worker: str) -> ReplacedHistory | None:
+        """The replaced history in which the worker can have been as the record says. O(PLACES_MAX) messages, and a copy
+        of a state: once for a worker's cache, report and membership each."""
+        if not self._replaced or not worker:
+            return None
+        of = next((name for name, terms in _ALIKE.items() if term in terms), "")
+        if (of, worker) not in self._found:
+            self._found[of, worker] = self._explained(of, worker)
+        return self._found[of, worker]
+
+    def _explained(self, of: str, worker: str) -> ReplacedHistory | None:
+        if of == "membership":
+            return self._membership(worker)
+        if worker not in self._candidates:
+            return None
+        if of == "cache":
+            return self._in_kv(worker, self._is_cached_as_recorded)
+        return self._in(LOAD, worker, self._waits_as_recorded) if of == "report" else None
+
+    # --- what the record says ----------------------------------------------------------------------------------
+
+    def _recorded(self, term: str, worker: str) -> int | None:
+        column, place = self._columns.get(term, ()), self._candidates.index(worker)
+        return column[place] if place < len(column) else None
+
+    def _is_cached_as_recorded(self, state: State, worker: str) -> bool:
+        member = _member(state, worker)
+        if member is None or not isinstance(self._at, RecordedDecision):
+            return False
+        overlap = state.index.overlaps(self._at.request.prompt).get(WorkerId(worker), NO_OVERLAP)
+        found = (overlap[0], overlap[-1], int(member.cache_known))
+        return found == tuple(self._recorded(term, worker) for term in _OF_CACHE)
+
+    def _waits_as_recorded(self, state: State, worker: str) -> bool:
+        report = state.loads.reports.get(WorkerId(worker), NO_REPORT)
+        return not report.draining and report.waiting == self._recorded("waiting", worker)
+
+    def _membership(self, worker: str) -> ReplacedHistory | None:
+        """The same of a worker that is there in the record or in the log, and not in both."""
+        recorded = next((why for why, (_, ids) in self._at.event.excluded.items() if worker in from_column(ids)), "")
+        is_there = any(str(member.worker) == worker for member in self._at.view.state.serving())
+        if worker in self._candidates and not is_there:
+            return self._in_kv(worker, self._is_cached_as_recorded)
+        if not recorded and worker not in self._candidates and is_there:
+            return self._in_kv(worker, lambda state, its: _member(state, its) is None)
+        if recorded and recorded not in _OF_REPORT and not is_there:
+            return self._in_kv(worker, lambda state, its: _member(state, its) is not None)
+        return None
+
+    # --- what the worker was -----------------------------------------------------------------------------------
+
+    def _in_kv(self, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
+        stream = self._playback.recording.names.streams.get(WorkerId(worker))
+        return self._in(stream, worker, fits) if stream is not None else None
+
+    def _in(self, stream: StreamName, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
+        where = self._range(stream)
+        if where is None or fits(self._at.view.state, worker):
+            return None  # the log's own state gives the record, so the rules do not
+        for state in self._states(stream, worker, where):
+            if state is None or fits(state, worker):
+                return where.by
+        return None
+
+    def _range(self, stream: StreamName) -> _Range | None:
+        by = [each for each in self._replaced if each.stream == stream or each.rolled_back]
+        place, epochs = self._at.event.cursor.get(stream), self._playback.source.epochs
+        if not by or place is None or place[0] != epochs.get(stream):
+            return None
+        start = self._playback.recording.start[stream]
+        after = max(self._agreed.get(stream, 0), place[1] - PLACES_MAX, start)
+        first = next((each for each in by if each.stream == stream), by[0])
+        return _Range(StreamSeq(after), place[1] - after, first) if place[1] > after else None
+
+    def _states(self, stream: StreamName, worker: str, where: _Range) -> Iterator[State | None]:
+        """The worker's states after each start of its chain that the replica may have had; None for states that only
+        messages give that the log lacks."""
+        recording, source = self._playback.recording, self._playback.source
+        epoch = Epoch(source.epochs[stream])
+        base = self._near[stream] = source.new_cursor({stream: (epoch, where.after)}, self._near.values())
+        base.state.open(stream, epoch)
+        state = source.copy(base).state
+        yield state
+        n_next = _n_next(state, stream, worker)
+        if n_next is None and not recording.start[stream]:
+            n_next = 0
+        n_first = n_next or 0
+        end = where.after + where.messages + PLACES_MAX
+        for frame in recording.frames(stream, where.after + 1, end):
+            message = frame.message
+            if frame.owner != worker or message is None:
+                continue
+            if message.source == worker:
+                if n_next is None:  # the recording lacks the start of its chain
+                    n_first = n_next = message.n
+                if message.n > n_next and n_next - n_first < where.messages:
+                    yield None
+                if message.n - n_first >= where.messages:
+                    return
+                n_next = max(n_next, message.n + 1)
+            state.fold(stream, frame.seq, frame.owner, message, frame.head)
+            yield state
+
+
+def _member(state: State, worker: str) -> Member | None:
+    """The worker, if it answers requests."""
+    return next((member for member in state.serving() if member.worker == worker), None)
+
+
+def _n_next(state: State, stream: StreamName, worker: str) -> int | None:
+    """The number of the worker's next message; None without a message of it."""
+    parts: Mapping[WorkerId, Member | LoadPart] = state.loads.parts if stream == LOAD else state.kv[stream].members
+    part = parts.get(WorkerId(worker))
+    return part.chain.n_next if part is not None else None

@@ -1,0 +1,127 @@
+"""A store went back, and a worker sent its messages again at other places: what the worker had said by then explains
+decisions of the history before, and nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from core.settings import RoutingSettings
+from core.subjects import LOAD, ROUTING
+from projections.policy.view import Candidate
+from replay.recording.recording import Recording
+from replay.verify.judge import judge_decision
+from tests.projections.facts import joined, load, restated, stored, worker_id
+from tests.replay.staged import KEY, KV, A, B, C, R, Stage
+from tests.replay.verify.test_differing_terms import (
+    ASKED,
+    TERMS,
+    busy,
+    cached,
+    plant,
+    verified,
+    waiting,
+    written,
+)
+from tests.replay.verify.test_excuses import rolled_back
+
+D = worker_id(4)
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """Three workers, and a replica that is there."""
+    it = Stage()
+    it.pair()
+    it.say(KV, C, joined("third"))
+    it.say(LOAD, C, load())
+    it.replica(R, "r1", RoutingSettings(policy="kv"))
+    return it
+
+
+def decide_and_go_back(stage: Stage) -> None:
+    """`x` is decided where A has the prompt; then A has sent that again behind others, and a message of B is lost."""
+    again = stage.sealed(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.store(KV, A, again)
+    stage.say(KV, B, stored(70))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    stage.say(KV, D, joined("fourth"))
+    stage.say(KV, D, stored(80))
+    stage.say(KV, D, stored(81))
+    stage.store(KV, A, again)
+    stage.say(KV, B, stored(71))
+
+
+def test_a_decision_before_the_store_went_back_is_explained(stage: Stage, tmp_path: Path) -> None:
+    """Of A the log's fold has nothing yet at the cursor, and a worker that was not there. Both were called wrong."""
+    decide_and_go_back(stage)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 1})
+    assert "history was replaced" in found.not_judged_why["replaced"]
+
+
+def test_a_load_report_that_was_sent_again_explains_what_waited(stage: Stage, tmp_path: Path) -> None:
+    again = stage.sealed(LOAD, A, load(3))
+    stage.store(LOAD, A, again)
+    stage.route("x", ASKED)
+    stage.frames[LOAD].pop()
+    stage._records = [it for it in stage._records if it.stream != LOAD or it.seq <= len(stage.frames[LOAD])]
+    stage.say(LOAD, B, load(0))
+    stage.store(LOAD, A, again)
+    n, _ = stage._chains[KV, B]
+    stage._chains[KV, B] = n + 1, bytes(16)
+    stage.say(KV, B, stored(71))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 1})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("is_of_verify", [True, False])
+def test_a_wrong_term_of_such_a_decision_is_named(
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Candidate], Candidate],
+    is_of_verify: bool,
+) -> None:
+    """A never had such a cache or load. The bug is in the program of the replica, or in that of `verify`, which sees
+    worker C alike before and after the store went back."""
+    if not is_of_verify:
+        plant(monkeypatch, A, change)
+    decide_and_go_back(stage)
+    monkeypatch.undo()
+    if is_of_verify:
+        plant(monkeypatch, C, change)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+    assert found.differences[0].term == TERMS[change]
+
+
+def test_a_replica_that_has_read_the_log_as_it_is_has_left_the_history_before(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its report it has read what stands there now: a cache of before is a difference."""
+    decide_and_go_back(stage)
+    stage.say(KV, B, joined("right"), restated(0, 1, 72))
+    stage._seats.clear()
+    stage.settings(RoutingSettings(policy="kv"))
+    stage.tell(stage.report(R))
+    plant(monkeypatch, A, lambda it: it._replace(overlap=(0,) * len(it.overlap)))
+    stage.route("y", ASKED)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {"replaced": 1})
+    assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
+
+
+def test_explain_judges_alike(stage: Stage, tmp_path: Path) -> None:
+    decide_and_go_back(stage)
+    seq = len(stage.frames[ROUTING])
+    with Recording.open(written(stage, tmp_path / "log"), KEY) as recording:
+        judged = judge_decision(recording, seq, R, "x", 0)
+    assert judged is not None
+    assert judged.excuse is not None
+    assert judged.excuse.reason == "replaced"
