@@ -39,6 +39,8 @@ class ReplicaState:
         self.cut: Mapping[StreamName, str] = MappingProxyType({})
         """Streams folded from behind their start, each with a sentence: sources silent since then are unknown."""
         self.settings_known = False
+        self.unread_restatement = 0
+        """The place of its newest restatement until its fold has that; else 0."""
         self._own_events: deque[tuple[int, Event]] = deque()
         """The pending events, each with its sequence in the routing stream."""
         self._local: dict[WorkerId, tuple[str, ...]] = {}
@@ -79,6 +81,7 @@ class ReplicaState:
                 self._local.clear()
                 self._by_reason = None
                 self.unverifiable.pop(UNKNOWN, None)
+                self.unread_restatement = seq
             case UnknownEvent():
                 return
             case _:
@@ -87,6 +90,8 @@ class ReplicaState:
         if at is None or seq > at.seq:
             self.pending_events.emit(event, self.part)
             self._own_events.append((seq, event))
+        else:
+            self._note_read(at.seq)
 
     def note_missing(self, seq: int) -> None:
         """A message of the replica before the one at `seq` is missing; its events counted in the replica at once."""
@@ -98,8 +103,13 @@ class ReplicaState:
         self.state = state
         self.cut = cut
         at = state.cursor.get(ROUTING)
+        self._note_read(at.seq if at is not None else 0)
         while at is not None and self._own_events and self._own_events[0][0] <= at.seq:
             self.pending_events.read_back(self._own_events.popleft()[1])
+
+    def _note_read(self, seq: int) -> None:
+        if seq >= self.unread_restatement:
+            self.unread_restatement = 0
 
     def _set(self, settings: Mapping[str, object], revision: int) -> None:
         self.revision = revision

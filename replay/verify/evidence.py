@@ -15,7 +15,7 @@ from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import ReplicaReported, RequestRejected, RequestRouted
 from core.events.routing import PROGRAM_VERSION
-from core.ids import LOST_SUFFIX, Epoch, ReplicaId, StreamName, StreamSeq, from_column
+from core.ids import LOST_SUFFIX, Epoch, ReplicaId, SourceId, StreamName, StreamSeq, from_column
 from core.snapshot_manifest import At
 from core.subjects import JOBS, LOAD, ROUTING, owner
 from projections.folds.state import DigestPoint, State
@@ -113,6 +113,8 @@ class Evidence:
         for reason, text in replica_state.unverifiable.items():
             of_settings = reason == "settings"
             yield Unverifiable(reason, text, *(() if of_settings else (ROUTING, at.replica)))
+        if unread := replica_state.unread_restatement:
+            yield from _unread(at.replica, unread, gaps, agreed)
         yield from self._of_rules(at)
         yield from _of_base(at)
         yield from self._of_epochs(at)
@@ -284,6 +286,19 @@ def _half_known(
             kind = CUT if ROUTING in replica_state.cut else gaps.kind(ROUTING, replica)
             text = f"what replica {replica} has in flight is not known until it restates it"
             yield Unverifiable(kind, text, ROUTING, replica)
+
+
+def _unread(replica: ReplicaId, seq: int, gaps: Gaps, agreed: Mapping[StreamName, int]) -> Iterator[Unverifiable]:
+    """Missing messages of the replica before a restatement that it has not read back: its fold may have had them when
+    it said that. What it alone knew is known by the restatement."""
+    for gap in gaps.all:
+        if (
+            gap.stream == ROUTING
+            and gap.source == SourceId(replica)
+            and agreed.get(ROUTING, 0) < (gap.noticed or 0) <= seq
+        ):
+            text = f"{gap.text}, and its restatement at {ROUTING}:{seq} was not read back yet"
+            yield Unverifiable(gap.kind, text, ROUTING, known=(replica,))
 
 
 def _known(state: State, stream: StreamName) -> Collection[str]:

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from core.events import LocalChanged
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
-from tests.projections.facts import joined, load, restated, stored, worker_id
+from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, Stage
 from tests.replay.verify.test_differing_terms import (
     ASKED,
     TERMS,
     busy,
     cached,
+    lose,
     plant,
     verified,
     waiting,
@@ -115,6 +117,29 @@ def test_a_replica_that_has_read_the_log_as_it_is_has_left_the_history_before(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {"replaced": 1})
     assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_restatement_counts_from_where_its_replica_has_read_it(
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Candidate], Candidate],
+    has_read: bool,
+) -> None:
+    """A message of its own is missing. What it has in flight until then rests on a fold that may have had the message:
+    this was called wrong. Caches and reports do not rest on that."""
+    stage.tell(LocalChanged(worker=B, reasons=()))
+    lose(stage, ROUTING, R)
+    stage.tell(replica_restated([]))
+    stage.tell(LocalChanged(worker=B, reasons=()))
+    stage.route("x", ASKED, lag={} if has_read else {ROUTING: 3})
+    assert verified(stage, tmp_path).verified == 1
+    plant(monkeypatch, A, change)
+    found = verified(stage, tmp_path)
+    is_missing = change is busy and not has_read
+    assert (found.different, found.not_judged) == ((0, {"gap": 1}) if is_missing else (1, {}))
 
 
 def test_explain_judges_alike(stage: Stage, tmp_path: Path) -> None:
