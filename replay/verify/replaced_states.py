@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from core.events import RequestRouted
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId, from_column
-from core.subjects import LOAD
+from core.subjects import LOAD, is_kv
 from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadPart
 from projections.folds.state import State
@@ -120,7 +120,13 @@ class ReplacedStates:
 
     def _in_kv(self, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
         stream = self._playback.recording.names.streams.get(WorkerId(worker))
-        return self._in(stream, worker, fits) if stream is not None else None
+        return self._in(stream, worker, fits) if stream is not None else self._lost_as_a_whole(worker)
+
+    def _lost_as_a_whole(self, worker: str) -> ReplacedHistory | None:
+        """A worker that reported its load joined before, in a kv stream that has nothing of it any more."""
+        if worker not in self._playback.recording.archive.contents.heads.get(LOAD, ()):
+            return None
+        return next((each for each in self._replaced if is_kv(each.stream)), None)
 
     def _in(self, stream: StreamName, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
         where = self._range(stream)

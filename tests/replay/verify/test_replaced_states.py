@@ -80,6 +80,24 @@ def test_a_load_report_that_was_sent_again_explains_what_waited(stage: Stage, tm
     assert (found.different, found.not_judged) == (0, {"replaced": 1})
 
 
+@pytest.mark.parametrize("has_reported", [True, False])
+def test_a_worker_of_which_the_store_has_nothing_left_was_there_by_its_reports(
+    stage: Stage, tmp_path: Path, has_reported: bool
+) -> None:
+    """It ended before it sent anything again. A candidate of which no stream has a message is invented."""
+    if has_reported:
+        stage.say(LOAD, D, load())
+    stage.say(KV, D, joined("fourth"))
+    stage.say(KV, B, stored(70))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    for number in range(3):
+        stage.say(KV, C, stored(80 + number))
+    stage.say(KV, B, stored(71))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if has_reported else (1, {}))
+
+
 @pytest.mark.parametrize("change", [cached, waiting, busy])
 @pytest.mark.parametrize("is_of_verify", [True, False])
 def test_a_wrong_term_of_such_a_decision_is_named(
