@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from core.clock import Clock
 from core.codec import digest
 from core.errors import PeerError
-from core.events.routing import LOST_HISTORY
+from core.events.routing import LOST_HISTORY, MADE_ANEW
 from core.ids import StreamName, StreamSeq
 from projections.folds.state import State
 from streams.log import DELETED, REMADE, ROLLED_BACK, EventLog, Extents, StreamState
@@ -127,7 +127,7 @@ async def _lost(
     """The kind of the loss and a phrase; both empty for none."""
     kind = state.loss_since(head.epoch, head.seq, head.deleted)
     if kind == REMADE:
-        return kind, f"the stream was made anew, all up to {stream}:{head.seq} is gone"
+        return kind, f"{MADE_ANEW}, all up to {stream}:{head.seq} is gone"
     if kind == ROLLED_BACK:
         return kind, f"the stream was rolled back, its end at {stream}:{head.seq} is gone"
     if state.first_seq > head.seq:

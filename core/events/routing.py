@@ -125,6 +125,8 @@ class DecisionCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 LOST_HISTORY = "lost history"
 """Stands in the reason of a restatement that follows a loss of the log: `STREAM lost history: …`."""
+MADE_ANEW = "the stream was made anew"
+"""Begins the text behind that where the stream has another epoch now."""
 
 
 class ReplicaJoined(EventBase, frozen=True):

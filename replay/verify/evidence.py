@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from core.codec import decode_message
 from core.errors import Corrupt
-from core.events import ReplicaReported, RequestRejected, RequestRouted
-from core.events.routing import PROGRAM_VERSION
+from core.events import Event, ReplicaReported, ReplicaRestated, RequestRejected, RequestRouted, UnknownEvent
+from core.events.routing import LOST_HISTORY, MADE_ANEW, PROGRAM_VERSION
 from core.ids import LOST_SUFFIX, Epoch, ReplicaId, SourceId, StreamName, StreamSeq, from_column
 from core.snapshot_manifest import At
 from core.subjects import JOBS, LOAD, ROUTING, owner
@@ -191,29 +191,28 @@ class NamedPlaces:
         self._first: dict[tuple[str, int], dict[ReplicaId, _Place]] = {}
         """By stream and epoch, each replica's first place."""
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
+        self._remade: dict[str, list[tuple[StreamSeq, ReplicaId]]] = {}
+        """By stream, the places at which replicas state that it was made anew."""
         for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
             if message.source != owner(record.subject):
                 continue
             replica = ReplicaId(message.source)
             for event in message.events:
-                if isinstance(event, RequestRouted | RequestRejected):
-                    for name, (epoch, seq) in event.cursor.items():
-                        self._note(name, epoch, _Place(record.seq, replica, StreamSeq(seq), reported=False))
-                elif isinstance(event, ReplicaReported):
-                    for name, points in event.points.items():
-                        for seq in points.seqs:
-                            self._note(name, points.epoch, _Place(record.seq, replica, StreamSeq(seq), reported=True))
+                self._note_event(record.seq, replica, event)
 
     def __repr__(self) -> str:
         return f"<NamedPlaces in {len(self._first)} epochs>"
 
     def epoch_named(self, stream: StreamName, epoch: int, at: RecordedDecision | RecordedRefusal) -> str:
-        """An earlier message of a replica, one of another replica, or a snapshot that names the epoch; empty if none
-        does."""
+        """An earlier message of a replica, one of another replica, or a snapshot that names the epoch, or a later
+        statement that the stream was made anew; empty if there is none."""
         named = self._first.get((stream, epoch), {}).values()
         first = min((it for it in named if it.at < at.seq or it.replica != at.replica), default=None)
         if first is not None:
             return f"replica {self._recording.names.replica(first.replica)} at {ROUTING}:{first.at}"
+        for seq, replica in self._remade.get(stream, ()):
+            if seq > at.seq:
+                return f"replica {self._recording.names.replica(replica)}, by its restatement at {ROUTING}:{seq},"
         return self._snapshot(lambda place: place.epoch == epoch, stream)
 
     def beyond(self, stream: StreamName, end: int, at: RecordedDecision | RecordedRefusal) -> str:
@@ -230,6 +229,19 @@ class NamedPlaces:
             if place is not None and holds(place):
                 return f"snapshot {manifest.id}"
         return ""
+
+    def _note_event(self, at: StreamSeq, replica: ReplicaId, event: Event | UnknownEvent) -> None:
+        if isinstance(event, RequestRouted | RequestRejected):
+            for name, (epoch, seq) in event.cursor.items():
+                self._note(name, epoch, _Place(at, replica, StreamSeq(seq), reported=False))
+        elif isinstance(event, ReplicaRestated):
+            name, _, how = event.reason.partition(f" {LOST_HISTORY}: ")
+            if how.startswith(MADE_ANEW):
+                self._remade.setdefault(name, []).append((at, replica))
+        elif isinstance(event, ReplicaReported):
+            for name, points in event.points.items():
+                for seq in points.seqs:
+                    self._note(name, points.epoch, _Place(at, replica, StreamSeq(seq), reported=True))
 
     def _note(self, name: str, epoch: int, place: _Place) -> None:
         self._first.setdefault((name, epoch), {}).setdefault(place.replica, place)

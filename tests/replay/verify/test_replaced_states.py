@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from core.events import LocalChanged
+from core.events.routing import LOST_HISTORY, MADE_ANEW
+from core.ids import StreamName
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.view import Candidate
@@ -158,6 +161,19 @@ def test_a_restatement_counts_from_where_its_replica_has_read_it(
     found = verified(stage, tmp_path)
     is_missing = change is busy and not has_read
     assert (found.different, found.not_judged) == ((0, {"gap": 1}) if is_missing else (1, {}))
+
+
+@pytest.mark.parametrize("lost", [KV, LOAD])
+def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
+    stage: Stage, tmp_path: Path, lost: StreamName
+) -> None:
+    """The first decision alone names the epoch before. A loss of another stream is no evidence."""
+    event = stage.decided("x", ASKED)
+    stage.tell(structs.replace(event, cursor={**event.cursor, KV: (7, 5)}))
+    reason = f"{lost} {LOST_HISTORY}: {MADE_ANEW}, all up to {lost}:5 is gone"
+    stage.tell(structs.replace(replica_restated([]), reason=reason))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if lost == KV else (1, {}))
 
 
 def test_explain_judges_alike(stage: Stage, tmp_path: Path) -> None:
