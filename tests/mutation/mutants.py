@@ -448,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "tally",
         f"{FOLDS}/in_flight.py",
         "            _drop(self.prefills, entry.worker, entry)\n"
-        "            _drop(self._pending, entry.hashes[:HASH_BYTES], entry)\n\n    def computed",
+        "            _drop(self._pending, entry.first_hash, entry)\n\n    def computed",
         "            _drop(self.prefills, entry.worker, entry)\n\n    def computed",
     ),
     Mutant(
@@ -1719,8 +1719,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "if isinstance(excuse := terms[0], Unverifiable):",
             ),
             "judge-rules-pass": (
-                "        return Remade([rules_term(event.decide_version)])\n    if isinstance",
-                "        return Remade([])\n    if isinstance",
+                "        return Remade([rules_term(event.decide_version)])\n    if at.fault",
+                "        return Remade([])\n    if at.fault",
             ),
             "judge-hidden-passes": ('Remade(terms or [Term("digest"', 'Remade(terms and [Term("digest"'),
             "judge-alone-unproved": (
