@@ -146,9 +146,10 @@ class PromptColumns:
         on another history, or is wrong, and its own verdict says so."""
         chain, at = list[tuple[Place, RequestRouted]](), base
         while isinstance(event := self._event((at.seq, at.place)), RequestRouted):
-            if not isinstance(event.base, PromptBase):
+            place = at.seq, at.place
+            if not isinstance(event.base, PromptBase) or (event.base.seq, event.base.place) >= place:
                 break
-            chain.append(((at.seq, at.place), event))
+            chain.append((place, event))
             at = event.base
         for place, event in reversed(chain):
             if place not in self._proved and isinstance(self.of(*place, event), BaseFault):
