@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from core.ids import RequestId, WorkerId
-from core.prompt import HASH_BITS, HASH_BYTES, Prompt, known_depths
+from core.prompt import HASH_BYTES, Prompt, known_depths
 
 
 class OutstandingPrefill(NamedTuple):
@@ -191,19 +191,10 @@ def _drop(table: dict[Place, dict[int, Row]], place: Place, entry: InFlight) -> 
         del table[place]
 
 
-HASHED_AT_ONCE_MAX = 256
-"""Blocks of a prompt of which all hashes are made, some 40 us, before it is compared with those being computed."""
-
-
 def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
-    """Number of leading blocks that the two share, at most those reusable. With a short prompt in one step; else
-    O(log blocks) probes, two if `guess` is right."""
+    """Number of leading blocks that the two share, at most those reusable. O(log blocks) probes, two if `guess` is
+    right."""
     low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
-    if prompt.blocks <= HASHED_AT_ONCE_MAX:
-        size = high * HASH_BYTES
-        differ = int.from_bytes(hashes[:size], "little") ^ int.from_bytes(prompt.hashes()[:size], "little")
-        # the lowest bit that differs is in the first block that does
-        return ((differ & -differ).bit_length() - 1) // HASH_BITS if differ else high
     block = prompt.block
     if 0 < guess <= high:
         end = guess * HASH_BYTES

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from core.ids import WorkerId
 from core.prompt import HASH_BYTES, Prompt
-from projections.folds.in_flight import HASHED_AT_ONCE_MAX, InFlight, known_depth
-from projections.policy.view import View
+from projections.folds.in_flight import InFlight, known_depth
+from projections.policy.view import HASHED_AT_ONCE_MAX, View
 
 ALONE = 8
 """The first so many of those that begin alike are looked up one by one: the tables for all pay off from there on."""

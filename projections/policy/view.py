@@ -14,7 +14,6 @@ from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from projections.folds.approximate_index import NEVER
 from projections.folds.in_flight import (
     ANY_HASH,
-    HASHED_AT_ONCE_MAX,
     NO_HASH,
     NO_LOAD,
     InFlight,
@@ -30,6 +29,8 @@ from projections.policy.prefill_time import PrefillTime
 NO_OVERLAP = (0,) * len(TIERS)
 NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
 """Said for a worker that has not reported yet."""
+HASHED_AT_ONCE_MAX = 256
+"""Blocks of a prompt of which all hashes are made, some 40 us, before it is compared with those being computed."""
 
 
 class RouteRequest(NamedTuple):
