@@ -223,6 +223,15 @@ class PromptBase(msgspec.Struct, frozen=True, array_like=True):
         if self.blocks < 1 or len(self.hashes) != COLUMN_WIDTH * len(known_depths(self.blocks)):
             raise ValueError(f"{len(self.hashes)} bytes of hashes for {self.blocks} blocks")
 
+    @property
+    def decision(self) -> tuple[int, int]:
+        """The sequence of its message, and its place among the events there."""
+        return self.seq, self.place
+
+    def extended(self, hashes: bytes, news: bytes) -> bytes:
+        """All hashes of the prompt that continues one with `hashes` and has `news` behind the blocks they share."""
+        return hashes[: COLUMN_WIDTH * self.blocks] + news
+
 
 class RequestRouted(EventBase, frozen=True):
     """One decision with everything that it rested on; one per attempt. Version 2 continues another decision."""

@@ -63,21 +63,23 @@ class PromptColumns:
         if (seq, place) in self._proved:
             return self._columns[seq, place]
         epoch, read = event.cursor.get(ROUTING, (0, 0))
-        if base.seq > read or (base.seq, base.place) >= (seq, place):
-            return BaseFault(f"it continues {_text(base)}, and had read {ROUTING} up to {read}", is_missing=False)
+        if base.seq > read or base.decision >= (seq, place):
+            return BaseFault(f"it continues {base_text(base)}, and had read {ROUTING} up to {read}", is_missing=False)
         if ROUTING not in self._archive.streams or self._archive.span(ROUTING).epoch != epoch:
-            return BaseFault(f"it continues {_text(base)} of epoch {epoch}, which is not here", is_missing=True)
+            return BaseFault(f"it continues {base_text(base)} of epoch {epoch}, which is not here", is_missing=True)
         before = self._before(base)
         if isinstance(before, BaseFault):
             return before
-        column = before[: HASH_BYTES * base.blocks] + event.hashes
+        column = base.extended(before, event.hashes)
         if len(before) < HASH_BYTES * base.blocks or column_digest(column) != base.column:
             if (fault := self._fault_before(base)) is not None:
                 return fault
-            text = f"its prompt with that of {_text(base)}, which it continues, has another digest than it says"
+            text = f"its prompt with that of {base_text(base)}, which it continues, has another digest than it says"
             return BaseFault(text, is_missing=False)
         if sampled(column, base.blocks) != base.hashes:
-            return BaseFault(f"it shows other hashes than those of {_text(base)}, which it continues", is_missing=False)
+            return BaseFault(
+                f"it shows other hashes than those of {base_text(base)}, which it continues", is_missing=False
+            )
         self._keep((seq, place), column)
         self._proved.add((seq, place))
         return column
@@ -106,17 +108,17 @@ class PromptColumns:
         if not isinstance(event.base, PromptBase):
             self._keep((seq, place), event.hashes)
             return
-        before = (event.base.seq, event.base.place)
+        before = event.base.decision
         column = self._columns.get(before) or self._archive.columns.get(before)
         if column is not None:
-            self._keep((seq, place), column[: HASH_BYTES * event.base.blocks] + event.hashes)
+            self._keep((seq, place), event.base.extended(column, event.hashes))
 
     def _before(self, base: PromptBase) -> bytes | BaseFault:
         """The column of the decision that is continued; nothing proves it."""
         chain = list[tuple[PromptBase, bytes]]()
         at = base
         while True:
-            place = at.seq, at.place
+            place = at.decision
             column = self._columns.get(place)
             if column is not None:
                 self._columns.move_to_end(place)
@@ -128,32 +130,32 @@ class PromptColumns:
                     return self._missing(base, at, len(chain))
                 break
             if not isinstance(event, RequestRouted):
-                return BaseFault(f"it continues {_text(at)}, which is no decision", is_missing=False)
+                return BaseFault(f"it continues {base_text(at)}, which is no decision", is_missing=False)
             if not isinstance(event.base, PromptBase):
                 column = event.hashes
                 break
-            if (event.base.seq, event.base.place) >= place:
-                return BaseFault(f"it continues {_text(at)}, which continues a later one", is_missing=False)
+            if event.base.decision >= place:
+                return BaseFault(f"it continues {base_text(at)}, which continues a later one", is_missing=False)
             chain.append((event.base, event.hashes))
             at = event.base
         for link, hashes in reversed(chain):
-            column = column[: HASH_BYTES * link.blocks] + hashes
-        self._keep((base.seq, base.place), column)
+            column = link.extended(column, hashes)
+        self._keep(base.decision, column)
         return column
 
     def _fault_before(self, base: PromptBase) -> BaseFault | None:
         """The fault of a decision of the chain that ends with this base, if one contradicts its own record: it was made
         on another history, or is wrong, and its own verdict says so."""
         chain, at = list[tuple[Place, RequestRouted]](), base
-        while isinstance(event := self._event((at.seq, at.place)), RequestRouted):
-            place = at.seq, at.place
-            if not isinstance(event.base, PromptBase) or (event.base.seq, event.base.place) >= place:
+        while isinstance(event := self._event(at.decision), RequestRouted):
+            place = at.decision
+            if not isinstance(event.base, PromptBase) or event.base.decision >= place:
                 break
             chain.append((place, event))
             at = event.base
         for place, event in reversed(chain):
             if place not in self._proved and isinstance(self.of(*place, event), BaseFault):
-                return BaseFault(f"it continues {_text(base)}, whose own prompt is not known", is_missing=True)
+                return BaseFault(f"it continues {base_text(base)}, whose own prompt is not known", is_missing=True)
         return None
 
     def _event(self, place: Place) -> Event | UnknownEvent | BaseFault | None:
@@ -173,7 +175,9 @@ class PromptColumns:
 
     def _missing(self, base: PromptBase, at: PromptBase, hops: int) -> BaseFault:
         through = f", by a chain of {hops + 1} decisions" if hops else ""
-        return BaseFault(f"it continues {_text(base)}{through}, and {_text(at)} is not in the log", is_missing=True)
+        return BaseFault(
+            f"it continues {base_text(base)}{through}, and {base_text(at)} is not in the log", is_missing=True
+        )
 
     def _keep(self, place: Place, column: bytes) -> None:
         before = self._columns.pop(place, b"")
@@ -185,5 +189,6 @@ class PromptColumns:
             self._proved.discard(oldest)
 
 
-def _text(base: PromptBase) -> str:
+def base_text(base: PromptBase) -> str:
+    """The place of the decision that is continued, for people."""
     return f"{ROUTING}:{base.seq}+{base.place}"

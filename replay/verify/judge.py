@@ -21,7 +21,7 @@ from core.events.routing import COLUMNS, TIMED_COLUMNS
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
-from core.subjects import JOBS, ROUTING
+from core.subjects import JOBS
 from projections.policy.cost import BLOCK_COST_POLICIES, ESTIMATING_POLICIES, MILLI, REQUEST_COST_POLICIES
 from projections.policy.decide import Decision, decide, record, recorded_exclusions, rejection_reason
 from projections.policy.rules import RULES
@@ -29,6 +29,7 @@ from projections.policy.view import RouteRequest, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.recording.gaps import Gaps
 from replay.recording.participants import Participants
+from replay.recording.prompt_columns import base_text
 from replay.recording.recording import Recording
 from replay.verify.chain_proof import gaps_of, prove
 from replay.verify.differing_terms import Term, judged_terms
@@ -417,7 +418,8 @@ def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
     if event.decide_version not in RULES:
         return Remade([rules_term(event.decide_version)])
     if at.fault is not None:
-        return Remade([Term("base", "", base_text(event), at.fault.text)])
+        base = base_text(event.base) if isinstance(event.base, PromptBase) else ""
+        return Remade([Term("base", "", base, at.fault.text)])
     if isinstance(decision, str):
         return Remade([Term("failure", "", "", decision)])
     routed = event_of(decision, at.request, at.settings, event.settings_revision)
@@ -428,11 +430,6 @@ def remade(at: RecordedDecision, decision: Decision | str) -> Remade:
     if event.cursor != decision.cursor:
         terms.insert(0, Term("cursor", "", event.cursor, decision.cursor))
     return Remade(terms or [Term("digest", "", event.digest, decision.digest)], decision, routed)
-
-
-def base_text(event: RequestRouted) -> str:
-    """The place of the decision that this one continues; empty if it continues none."""
-    return f"{ROUTING}:{event.base.seq}+{event.base.place}" if isinstance(event.base, PromptBase) else ""
 
 
 def _revision_differences(at: RecordedDecision | RecordedRefusal) -> Iterator[Term]:

@@ -10,7 +10,6 @@ from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import Event, PromptBase, RequestRouted, UnknownEvent
 from core.ids import StreamSeq
-from core.prompt import HASH_BYTES
 from core.subjects import ROUTING
 from streams.archive.archive_format import PromptColumn
 from streams.log import EventLog
@@ -38,7 +37,7 @@ class PromptBases:
             return  # JSON, or no message of ours: neither holds a decision
         for event in events:
             if event.base is not None and event.base.seq < self._start:
-                self._places.add((event.base.seq, event.base.place))
+                self._places.add(event.base.decision)
 
     async def columns(self, log: EventLog, known: Mapping[Place, bytes]) -> list[PromptColumn]:
         """Their prompts, as far as the log has the decisions of their chains or `known` has a column; in the order of
@@ -60,14 +59,14 @@ async def _resolve(log: EventLog, place: Place, found: dict[Place, bytes]) -> No
         if not isinstance(event.base, PromptBase):
             found[at] = event.hashes
             break
-        before = event.base.seq, event.base.place
+        before = event.base.decision
         if before >= at:
             return
         chain.append((at, event.base, event.hashes))
         at = before
     column = found[at]
     for _, base, hashes in reversed(chain):
-        column = column[: HASH_BYTES * base.blocks] + hashes
+        column = base.extended(column, hashes)
     found[place] = column
 
 
