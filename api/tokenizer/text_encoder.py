@@ -102,14 +102,16 @@ class TextEncoder:
         found, special, left = [], self._special, tokens_max * TOKEN_BYTES
         cache = self._segment_cache
         scope = cache.scope(self._name, tenant) if tenant else self._common
-        for at, part in enumerate(parts):  # a split by one group alternates: text, special token, text, …
-            if not part:
-                continue
-            tokens, key = (special[part], b"") if at % 2 else cache.find(part, scope)
+        for part in parts:  # no text between special tokens is one
+            tokens = special.get(part)
             if tokens is None:
-                tokens = self._tokens(part, left // TOKEN_BYTES, proceed, tenant)
-                if len(tokens) <= left:  # else it may be a beginning
-                    cache.put(part, tokens, scope, key)
+                if not part:
+                    continue
+                tokens, key = cache.find(part, scope)
+                if tokens is None:
+                    tokens = self._tokens(part, left // TOKEN_BYTES, proceed, tenant)
+                    if len(tokens) <= left:  # else it may be a beginning
+                        cache.put(part, tokens, scope, key)
             found.append(tokens)
             left -= len(tokens)
             if left < 0:
