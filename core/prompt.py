@@ -61,7 +61,10 @@ class Prompt:
     for one of them, out of a record for instance, answers for `key` and `hashes` alike.
     """
 
-    __slots__ = ("_all", "_cache", "_canonical", "_ends", "_offset", "_states", "_step", "block_size", "seed", "tokens")
+    __slots__ = (
+        "_all", "_cache", "_canonical", "_ends", "_offset", "_states", "_step",
+        "block_size", "blocks_reusable", "seed", "tokens",
+    )  # fmt: skip
 
     def __init__(self, token_bytes: bytes, block_size: int, seed: int, scope: bytes = b"", hashes: bytes = b"") -> None:
         """`hashes` are all its block hashes, if they are known."""
@@ -78,8 +81,7 @@ class Prompt:
         self._all = hashes
         self.block_size = block_size
         self.seed = seed
-        self.tokens = len(token_bytes) // TOKEN_BYTES
-        """Tokens of the prompt."""
+        self._measure(len(token_bytes) // TOKEN_BYTES)
 
     def __repr__(self) -> str:
         return f"<Prompt {self.tokens} tokens, {self.blocks} full blocks of {self.block_size}>"
@@ -94,10 +96,11 @@ class Prompt:
         """Blocks that its cache entries occupy, the last one partly filled."""
         return -(-self.tokens // self.block_size)
 
-    @property
-    def blocks_reusable(self) -> int:
+    def _measure(self, tokens: int) -> None:
+        self.tokens = tokens
+        """Tokens of the prompt."""
+        self.blocks_reusable = max(0, tokens - 1) // self.block_size
         """Blocks that an engine can take from its cache: the last token is always computed."""
-        return max(0, self.tokens - 1) // self.block_size
 
     def key(self, depth: int) -> BlockHash:
         """The hash of block `depth - 1`, that is of the first `depth` blocks; depth from 1."""
@@ -177,7 +180,7 @@ class HashedPrompt(Prompt):
 
     def __init__(self, tokens: int, block_size: int, hashes: bytes) -> None:
         super().__init__(b"", block_size, seed=0)
-        self.tokens = tokens
+        self._measure(tokens)
         self._recorded = hashes
         self._column = memoryview(hashes)[: len(hashes) // HASH_BYTES * HASH_BYTES].cast("Q")
 
@@ -198,7 +201,15 @@ def known_depths(blocks: int) -> tuple[int, ...]:
 
 def sampled(hashes: bytes, blocks: int) -> bytes:
     """The hashes at these depths; `hashes` has at least so many blocks."""
-    return b"".join([hashes[HASH_BYTES * (depth - 1) : HASH_BYTES * depth] for depth in known_depths(blocks)])
+    return b"".join(_samples(blocks).unpack_from(hashes))
+
+
+@lru_cache(maxsize=16_384)
+def _samples(blocks: int) -> struct.Struct:
+    """The layout of the hashes at these depths among all."""
+    depths = known_depths(blocks)
+    gaps = [HASH_BYTES * (depth - before - 1) for before, depth in zip((0, *depths), depths, strict=False)]
+    return struct.Struct("".join(f"{gap}x{HASH_BYTES}s" for gap in gaps))
 
 
 def column_digest(hashes: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -30,8 +31,9 @@ ROOT_SHARE = 0.25
 """A chain ends when so much of what the stream may keep follows its start, in bytes …"""
 ROOT_AGE_MAX_MS = 7 * 86_400_000 // 4
 """… or in time: a reader of a log that is kept finds all hashes of its prompts."""
-BLOCKS_MIN = 24
-"""A decision that shares fewer blocks is not worth naming."""
+BLOCKS_MIN = 64
+"""A decision that shares fewer blocks is not worth naming: that would save less than a fifth of the record, for a
+twentieth of a short request's CPU; and other prompts see a few of its shared blocks only."""
 
 
 class _Base(NamedTuple):
@@ -53,8 +55,8 @@ class DecisionBases:
         """Chains that begin before this sequence end, too (`retained`)."""
         self._root_age_max_ms = root_age_max_ms
         self._epoch: Epoch | None = None
-        self._by_hash: dict[int, tuple[int, _Base]] = {}
-        """Depth and decision by the hash there; the hashes noted last come last."""
+        self._by_hash: dict[int, _Base] = {}
+        """Decision by a hash of its prompt, which tells the depth, too; the hashes noted last come last."""
 
     def __repr__(self) -> str:
         return f"<DecisionBases {len(self._by_hash)} hashes>"
@@ -83,22 +85,23 @@ class DecisionBases:
                 self._note(seq, place, event)
 
     def _note(self, seq: StreamSeq, place: int, event: RequestRouted) -> None:
-        base, hashes, shared = event.base, event.hashes, 0
-        found = _Base(seq, place, int(seq), event.now_ms)
-        if isinstance(base, PromptBase):
-            shared, found = base.blocks, _Base(seq, place, base.root, event.now_ms - base.age_ms)
+        base, hashes, by_hash = event.base, event.hashes, self._by_hash
+        shared = base.blocks if isinstance(base, PromptBase) else 0
         last = shared + len(hashes) // HASH_BYTES
         if last < BLOCKS_MIN:
             return
-        grid = range(max(BLOCKS_MIN, shared + 1) + -max(BLOCKS_MIN, shared + 1) % GRID, last, GRID)
-        for depth in (*grid, last):
+        found = _Base(seq, place, int(seq), event.now_ms)
+        if isinstance(base, PromptBase):
+            found = _Base(seq, place, base.root, event.now_ms - base.age_ms)
+        first = max(BLOCKS_MIN, shared + 1)
+        for depth in (*range(first + -first % GRID, last, GRID), last):
             end = HASH_BYTES * (depth - shared)
             known = hashes[end - HASH_BYTES : end] if end else _last_of(base)
             key = int.from_bytes(known, "little")
-            self._by_hash.pop(key, None)
-            self._by_hash[key] = depth, found
-        while len(self._by_hash) > HASHES_MAX:
-            del self._by_hash[next(iter(self._by_hash))]
+            by_hash.pop(key, None)
+            by_hash[key] = found
+        while len(by_hash) > HASHES_MAX:
+            del by_hash[next(iter(by_hash))]
 
     def shortened(self, event: RequestRouted) -> RequestRouted:
         """The decision as one that continues the longest known prompt which is a start of its own; the event itself if
@@ -126,14 +129,13 @@ class DecisionBases:
         epoch, seq = event.cursor.get(ROUTING, (None, 0))
         if epoch is None or epoch != self._epoch or not self._by_hash:
             return None
-        column, by_hash = array("Q", event.hashes), self._by_hash
+        column = array("Q", event.hashes)
         column.reverse()
-        for blocks, block in zip(range(len(column), 0, -1), column, strict=True):
-            if block not in by_hash:
-                continue
-            depth, found = by_hash[block]
-            if depth == blocks and found.seq <= seq and self._may_continue(found, event.now_ms):
-                return depth, found
+        known = map(self._by_hash.__contains__, column)
+        for blocks in compress(range(len(column), 0, -1), known):
+            found = self._by_hash[column[-blocks]]
+            if found.seq <= seq and self._may_continue(found, event.now_ms):
+                return blocks, found
         return None
 
     def _may_continue(self, found: _Base, now_ms: int) -> bool:

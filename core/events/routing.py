@@ -292,7 +292,7 @@ class RequestRouted(EventBase, frozen=True):
     """Stands in version 2 alone."""
 
     def __post_init__(self) -> None:
-        if self.v <= ROUTED_VERSION and (self.v == ROUTED_VERSION) != isinstance(self.base, PromptBase):
+        if (self.v == ROUTED_VERSION) == (self.base is UNSET) and self.v <= ROUTED_VERSION:
             raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, TypeVar
 
@@ -191,23 +191,23 @@ def _drop(table: dict[Place, dict[int, Row]], place: Place, entry: InFlight) -> 
         del table[place]
 
 
-def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
-    """Number of leading blocks that the two share, at most those reusable. O(log blocks) probes, two if `guess` is
-    right."""
-    low, high = 0, min(len(hashes) // HASH_BYTES, prompt.blocks_reusable)
-    block = prompt.block
-    if 0 < guess <= high:
-        end = guess * HASH_BYTES
-        if hashes[end - HASH_BYTES : end] != block(guess):
+def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0, base: int = 0) -> int:
+    """Number of leading blocks that the two share, at most those reusable; `hashes` are those behind the first `base`,
+    which they share. O(log blocks) probes, two if `guess` is right."""
+    low, high = base, min(base + len(hashes) // HASH_BYTES, prompt.blocks_reusable)
+    block, start = prompt.block, HASH_BYTES * (base + 1)
+    if base < guess <= high:
+        at = guess * HASH_BYTES - start
+        if hashes[at : at + HASH_BYTES] != block(guess):
             high = guess - 1
-        elif guess == high or hashes[end : end + HASH_BYTES] != block(guess + 1):
+        elif guess == high or hashes[at + HASH_BYTES : at + 2 * HASH_BYTES] != block(guess + 1):
             return guess
         else:
             low = guess + 1
     while low < high:
         middle = (low + high + 1) // 2
-        end = middle * HASH_BYTES
-        if hashes[end - HASH_BYTES : end] == block(middle):
+        at = middle * HASH_BYTES - start
+        if hashes[at : at + HASH_BYTES] == block(middle):
             low = middle
         else:
             high = middle - 1
@@ -217,35 +217,38 @@ def shared_depth(hashes: bytes, prompt: Prompt, guess: int = 0) -> int:
 def known_depth(entry: InFlight, prompt: Prompt, least: int = 0) -> int:
     """Number of leading blocks that the two share, as far as the entry shows it: the deepest of its known depths where
     the hashes agree, at most those reusable. 0 if that is not more than `least`, for one probe; else O(log blocks)."""
-    base, news, limit = entry.base_blocks, entry.hashes, prompt.blocks_reusable
-    depths = known_depths(base) if base else ()
-    few = len(depths)
-
-    def agrees(place: int) -> bool:
-        """The place counts known depths: those in the base, then every block behind it."""
-        column, at = (entry.base_hashes, place) if place < few else (news, place - few)
-        return column[at * HASH_BYTES : (at + 1) * HASH_BYTES] == prompt.block(depth_of(place))
-
-    def depth_of(place: int) -> int:
-        return depths[place] if place < few else base + 1 + place - few
-
-    low = bisect_right(depths, least) if least < base else few + least - base
-    high = bisect_right(depths, limit) if limit < base else few + min(limit - base, len(news) // HASH_BYTES)
-    if low >= high or not agrees(low):
+    base, hashes = entry.base_blocks, entry.base_hashes
+    place, block = hash_beyond(prompt, least, base)
+    if (hashes if least < base else entry.hashes)[place] != block:
         return 0
-    high -= 1
+    if least < base and (base > prompt.blocks_reusable or hashes[-HASH_BYTES:] != prompt.block(base)):
+        depths = known_depths(base)
+        return depths[_last_alike(hashes, depths, prompt, place.start // HASH_BYTES)]
+    return shared_depth(entry.hashes, prompt, base + 1, base)
+
+
+def _last_alike(hashes: bytes, depths: Sequence[int], prompt: Prompt, low: int) -> int:
+    """The last place of these depths at which the prompt has the same hash; it has that at `low`."""
+    high = bisect_right(depths, prompt.blocks_reusable) - 1
     while low < high:
         middle = (low + high + 1) // 2
-        if agrees(middle):
+        at = middle * HASH_BYTES
+        if hashes[at : at + HASH_BYTES] == prompt.block(depths[middle]):
             low = middle
         else:
             high = middle - 1
-    return depth_of(low)
+    return low
 
 
-def hash_beyond(prompt: Prompt, depth: int) -> HashAt:
-    """The hash, with its depth, that another prompt has if it shares more than its first `depth` blocks; one probe."""
-    if depth >= prompt.blocks_reusable:
+def hash_beyond(prompt: Prompt, depth: int, base: int = 0) -> HashAt:
+    """The hash that an entry with that base shows if it shares more than the prompt's first `depth` blocks, and its
+    place: in the base's hashes where `depth` is less than that, else in those behind it. One probe."""
+    place, further = depth - base, depth + 1
+    if depth < base:
+        depths = known_depths(base)
+        place = bisect_right(depths, depth)
+        further = depths[place]
+    if further > prompt.blocks_reusable:
         return NO_HASH
-    start = depth * HASH_BYTES
-    return slice(start, start + HASH_BYTES), prompt.block(depth + 1)
+    start = place * HASH_BYTES
+    return slice(start, start + HASH_BYTES), prompt.block(further)

@@ -77,7 +77,7 @@ class _SamePrefix:
             near = high = depth - 1
             self._guess = depth
         for entry in self._continued:
-            if further := known_depth(entry, prompt, found.get(entry.worker, 0)):
+            if further := known_depth(entry, prompt, found.setdefault(entry.worker, 1)):
                 found[entry.worker] = further
         return found
 

@@ -16,6 +16,7 @@ from projections.folds.in_flight import (
     ANY_HASH,
     NO_HASH,
     NO_LOAD,
+    HashAt,
     InFlight,
     OutstandingPrefill,
     hash_beyond,
@@ -180,7 +181,8 @@ class View(NamedTuple):
         one that shares more of it than those before it on its worker.
         """
         found: dict[WorkerId, int] = {}
-        deeper = {0: ANY_HASH}
+        deeper: dict[tuple[int, int], HashAt] = {(0, 0): ANY_HASH}
+        """By the base of an entry and a depth: what it shows if it shares more."""
         depth, (at, here), (beyond_it, there) = (
             0,
             NO_HASH,
@@ -192,14 +194,17 @@ class View(NamedTuple):
             if same_start and prompt.blocks <= HASHED_AT_ONCE_MAX:
                 prompt.hashes()  # they are to be recorded anyway, and probes cost a fifth then
             for key, entry in same_start:
-                worker, hashes = entry.worker, entry.hashes
-                least = found.get(worker, 0)
-                if entry.base_blocks:
-                    if key not in known and (further := known_depth(entry, prompt, least)):
-                        found[worker] = further
+                if key in known:
                     continue
-                place, block = deeper.get(least) or deeper.setdefault(least, hash_beyond(prompt, least))
-                if hashes[place] != block or key in known:
+                worker, hashes, base = entry.worker, entry.hashes, entry.base_blocks
+                least = found.setdefault(worker, 1) if base else found.get(worker, 0)
+                place, block = deeper.get((base, least)) or deeper.setdefault(
+                    (base, least), hash_beyond(prompt, least, base)
+                )
+                if (entry.base_hashes if least < base else hashes)[place] != block:
+                    continue
+                if base:
+                    found[worker] = known_depth(entry, prompt, least)
                     continue
                 if hashes[at] != here or hashes[beyond_it] == there:  # most share a system prompt and no more
                     depth = shared_depth(hashes, prompt, depth)

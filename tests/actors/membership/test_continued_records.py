@@ -22,8 +22,8 @@ from tests.fixtures.eventually import eventually
 from tests.output_stream import generate
 from tests.replay.recorded import archived
 
-TURNS = [range(600), range(700), range(850), range(850)]
-"""Prompts of a talk, in tokens: some forty blocks, then more, then the same again."""
+TURNS = [range(1200), range(1300), range(1450), range(1450)]
+"""Prompts of a talk, in tokens: some eighty blocks, then more, then the same again."""
 
 
 async def ask(it: World, router: Router, tokens: range) -> None:
@@ -63,8 +63,8 @@ async def test_each_turn_continues_the_one_before_on_whichever_replica(tmp_path:
             await ask(it, routers[number % 2], turn)
         told = await it.told(ROUTING, RequestRouted)
         assert [each.v for each in told] == [1, 2, 2, 2]
-        assert [each.base.blocks for each in told if isinstance(each.base, PromptBase)] == [37, 43, 53]
-        assert [len(each.hashes) // 8 for each in told] == [37, 6, 10, 0]
+        assert [each.base.blocks for each in told if isinstance(each.base, PromptBase)] == [75, 81, 90]
+        assert [len(each.hashes) // 8 for each in told] == [75, 6, 9, 0]
         assert routers[0].state.routing.digest == routers[1].state.routing.digest
         assert not any(each.background_tasks.in_flight_audit.damaged for each in routers)
         path = await archived(it.log, NAMESPACE, KEY, tmp_path / "log")

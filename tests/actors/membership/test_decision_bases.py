@@ -15,7 +15,7 @@ from tests.projections.facts import prompt, routed, worker_id
 
 EPOCH = Epoch(7)
 AGE_MAX_MS = 1000
-LONG = list(range(1, 41))
+LONG = list(range(1, 89))
 
 
 def decided(asked: Prompt, *, read: int = 100, now_ms: int = 5000) -> RequestRouted:
@@ -31,7 +31,7 @@ def bases(*noted: RequestRouted) -> DecisionBases:
 
 
 def test_a_longer_prompt_continues_the_longest_start_of_it() -> None:
-    short, longer = decided(prompt(*LONG[:30])), decided(prompt(*LONG))
+    short, longer = decided(prompt(*LONG[:70])), decided(prompt(*LONG))
     asked = prompt(*LONG, 77, 78)
     found = bases(longer, short).shortened(decided(asked, now_ms=5400))
     assert found.v == 2
@@ -41,11 +41,11 @@ def test_a_longer_prompt_continues_the_longest_start_of_it() -> None:
 
 
 def test_a_prompt_with_another_end_continues_what_it_shares_on_the_grid() -> None:
-    asked = prompt(*LONG[:35], *range(90, 110))
+    asked = prompt(*LONG[:83], *range(90, 110))
     found = bases(decided(prompt(*LONG))).shortened(decided(asked))
     assert isinstance(found.base, PromptBase)
-    assert found.base.blocks == 2 * GRID
-    assert found.hashes == asked.hashes()[8 * 2 * GRID :]
+    assert found.base.blocks == 5 * GRID
+    assert found.hashes == asked.hashes()[8 * 5 * GRID :]
 
 
 def test_the_same_prompt_again_has_no_hashes_of_its_own() -> None:
@@ -64,8 +64,8 @@ def test_the_same_prompt_again_has_no_hashes_of_its_own() -> None:
         replace(decided(prompt(*LONG, 1)), cursor={}),
         replace(decided(prompt(*LONG, 1)), believed=(5, 5)),
         decided(prompt(*LONG, 1), now_ms=5000 + AGE_MAX_MS),
-        decided(prompt(*LONG[:BLOCKS_MIN])),
-        decided(prompt(*LONG[:31], *range(90, 110))),
+        decided(prompt(*LONG[: BLOCKS_MIN - 1])),
+        decided(prompt(*LONG[: BLOCKS_MIN - 1], *range(90, 110))),
     ],
     ids=["not read yet", "another epoch", "no routing stream", "approximate", "an old root", "short", "another start"],
 )
@@ -94,7 +94,9 @@ def test_a_chain_ends_before_its_root_is_too_old() -> None:
 def test_another_epoch_forgets_all() -> None:
     known = bases(decided(prompt(*LONG)))
     known.note(Epoch(EPOCH + 1), StreamSeq(1), [])
-    assert known.shortened(decided(prompt(*LONG, 1))).v == 1
+    turn = decided(prompt(*LONG, 1))
+    assert known.shortened(turn).v == 1
+    assert known.shortened(replace(turn, cursor={ROUTING: (Epoch(EPOCH + 1), 100)})).v == 1
 
 
 def test_the_oldest_decision_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
