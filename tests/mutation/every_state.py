@@ -2,24 +2,24 @@
 caches, stale credit, holding, verdicts), and the states that decisions alone do not need.
 
 These are runs of blocks that several workers hold, prefill jobs with a gap, migrations, restatements with requests in
-flight, workers and replicas that end, own events not read back, digests that the replicas report, and the rare states
-of `rare_states`. `state_counts` counts them all.
+flight, workers and replicas that end, own events not read back, decisions that continue others, digests that the
+replicas report, and the rare states of `rare_states`. `state_counts` counts them all.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
 from core.codec import digest
-from core.events import CacheCleared, RequestMigrated, WorkerLeft, WorkerLost
+from core.events import CacheCleared, PromptBase, RequestMigrated, RequestRouted, WorkerLeft, WorkerLost
 from core.events.jobs import JobsRestated
-from core.events.routing import ReplicaLost
+from core.events.routing import ROUTED_VERSION, ReplicaLost
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
-from core.prompt import hashes_from_bytes
+from core.prompt import HASH_BYTES, Prompt, column_digest, hashes_from_bytes, sampled
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.policy.prefill_choice import REMOTE
@@ -48,6 +48,16 @@ T = ReplicaId("cc" * 8)
 REPORT_EVERY = 12
 """Requests between two reports of digests."""
 LONG_BLOCKS = 45
+FIRST_TURN, LAST_TURN = 20, 80
+"""Blocks of a talk's first prompt, and most of its last one."""
+
+
+class _Turn(NamedTuple):
+    """One decision that the next one of its talk continues."""
+
+    place: tuple[int, int]
+    """Its message, and the one of the talk's first decision."""
+    tokens: list[int]
 
 
 class EveryStateLog(DecisionLog):
@@ -55,9 +65,11 @@ class EveryStateLog(DecisionLog):
 
     def __init__(self) -> None:
         super().__init__()
-        self._more = random.Random(17)
+        self._more, self._turn_dice = random.Random(17), random.Random(23)
         self._depths: dict[tuple[str, int], int] = {}
         """Blocks of a family that a worker holds."""
+        self._talks: dict[int, _Turn] = {}
+        """The last turn of each, by family."""
         self._jobs: list[str] = []
         """Open ones, oldest first."""
         self._job = 0
@@ -80,6 +92,8 @@ class EveryStateLog(DecisionLog):
             self._change_run()
         if dice.random() < 0.3:
             self._decide_before_the_log()
+        if self._events % 3 == 0:
+            self._continue_talk()
         if self._in_flight and dice.random() < 0.1:
             replica, request, attempt, _ = dice.choice(self._in_flight)
             stage.tell(
@@ -136,6 +150,25 @@ class EveryStateLog(DecisionLog):
                 stage.tell(finished(name), replica=replica)
             else:
                 self._in_flight.append((replica, name, 0, True))
+
+    def _continue_talk(self) -> None:
+        """Two turns, each of any replica; the second is decided while the prompt of the first is computed."""
+        dice, stage, family = self._turn_dice, self.stage, self._turn_dice.randrange(5)
+        for number in range(2):
+            before = self._talks.pop(family, None)
+            tokens = self._families[family][:FIRST_TURN]
+            if before is not None:
+                kept = dice.randrange(1, len(before.tokens) + 1) if dice.random() < 0.2 else len(before.tokens)
+                tokens = [*before.tokens[:kept], *(dice.randrange(2000, 3000) for _ in range(dice.randrange(9)))]
+            name, asked_prompt, replica = f"c{self._events}-{number}", prompt(*tokens), dice.choice((R, S))
+            event = stage.decided(name, asked_prompt, replica=replica, seed=dice.getrandbits(64))
+            root = 0
+            if before is not None and event.believed is None:
+                event, root = _continued(event, asked_prompt, before, kept), before.place[1]
+            seq = stage.tell(event, replica=replica)
+            if event.believed is None and len(tokens) < LAST_TURN:
+                self._talks[family] = _Turn((seq, root or seq), tokens)
+            self._in_flight.append((replica, name, 0, True))
 
     def _restate_in_flight(self, replica: ReplicaId) -> None:
         """The replica says its requests again: that is all that is in flight there. Its local reasons are void."""
@@ -197,3 +230,10 @@ class EveryStateLog(DecisionLog):
             stage._chains[JOBS, REQUESTER] = n + 1, digest(lost, KEY.chain_key)
         self._jobs.clear()
         self._tell_job(JobsRestated(open=0))
+
+
+def _continued(event: RequestRouted, asked_prompt: Prompt, before: _Turn, blocks: int) -> RequestRouted:
+    """The decision as one that continues that turn, with which it shares so many blocks."""
+    hashes, (seq, root) = asked_prompt.hashes(), before.place
+    base = PromptBase(seq, 0, blocks, root, 0, sampled(hashes, blocks), column_digest(hashes))
+    return structs.replace(event, v=ROUTED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])

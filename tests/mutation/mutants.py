@@ -62,6 +62,13 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/replay/verify/test_verify.py",
         "tests/replay/explain/test_explain.py",
     ),
+    "continued decisions": (
+        "tests/projections/policy/test_view_pending.py",
+        "tests/actors/membership/test_decision_bases.py",
+        "tests/replay/recording/test_prompt_columns.py",
+        "tests/actors/membership/test_continued_records.py",
+        "tests/replay/verify/test_continued_decisions.py",
+    ),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -86,6 +93,11 @@ BOUNDED = "No number of the log comes near the bounds of columns."
 SEARCHED = "Several tiers are in use in the log, so the depths of its decisions are found by the search."
 CROWDED = "No worker of the log has more outstanding prefills than there are columns of them."
 OTHER_MODEL = "In every decision of the log a worker is left out for another reason."
+ALIKE = (
+    "No prompt of the log ends with a block that one worker computes for another request, and is computed there twice."
+)
+WRITTEN_TRUE = "Every decision of the log is true to the one that it continues."
+WRITTEN = "The log has the decisions as they were written, and none is written again."
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
 
 
@@ -455,8 +467,122 @@ MUTANTS: tuple[Mutant, ...] = (
         "shared-depth",
         "tally",
         f"{FOLDS}/in_flight.py",
-        "        if hashes[end - HASH_BYTES : end] == block(middle):\n            low = middle",
-        "        if hashes[end - HASH_BYTES : end] == block(middle):\n            low = high = middle",
+        "        if hashes[at : at + HASH_BYTES] == block(middle):\n            low = middle",
+        "        if hashes[at : at + HASH_BYTES] == block(middle):\n            low = high = middle",
+    ),
+    # decisions that continue others
+    *_mutants(
+        "continued decisions",
+        f"{FOLDS}/in_flight.py",
+        {
+            "base-unproved": (
+                "(base > prompt.blocks_reusable or hashes[-HASH_BYTES:] != prompt.block(base))",
+                "base > prompt.blocks_reusable",
+            ),
+            "base-alike-too-shallow": (
+                "prompt.block(depths[middle]):\n            low = middle\n",
+                "prompt.block(depths[middle]):\n            low = high = middle\n",
+            ),
+            "base-depth-again": (
+                "        place = bisect_right(depths, depth)\n",
+                "        place = max(0, bisect_right(depths, depth) - 1)\n",
+            ),
+            "base-beyond-reuse": (
+                "    if further > prompt.blocks_reusable:\n",
+                "    if further > prompt.blocks:\n",
+                ALIKE,
+            ),
+            "base-first-hash": ("(self.base_hashes or self.hashes)[:HASH_BYTES]", "self.hashes[:HASH_BYTES]"),
+            "news-in-place-of-base": (
+                "    return shared_depth(entry.hashes, prompt, base + 1, base)\n",
+                "    return shared_depth(entry.hashes, prompt, base + 1)\n",
+            ),
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        f"{FOLDS}/routing_fold.py",
+        {
+            "base-not-folded": (
+                "if isinstance(base, PromptBase) else NO_BASE",
+                "if not isinstance(base, PromptBase) else NO_BASE",
+            )
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        "core/events/routing.py",
+        {
+            "base-one-short": (
+                "hashes[: COLUMN_WIDTH * self.blocks] + news",
+                "hashes[: COLUMN_WIDTH * (self.blocks - 1)] + news",
+            )
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        "core/prompt.py",
+        {
+            "samples-shifted": ("HASH_BYTES * (depth - before - 1) for", "HASH_BYTES * max(0, depth - before - 2) for"),
+            "known-depths-few": ("for share in range(1, SHARES + 1)", "for share in range(1, SHARES)"),
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        "replay/recording/prompt_columns.py",
+        {
+            "column-unproved": (" or column_digest(column) != base.column:", ":", WRITTEN_TRUE),
+            "samples-unproved": (
+                "        if sampled(column, base.blocks) != base.hashes:\n",
+                "        if not base.hashes:\n",
+                WRITTEN_TRUE,
+            ),
+            "base-not-read-yet": (
+                "base.seq > read or base.decision >= (seq, place)",
+                "base.decision >= (seq, place)",
+                WRITTEN_TRUE,
+            ),
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        "actors/membership/decision_bases.py",
+        {
+            "base-unread": ("if found.seq <= seq and self", "if self", WRITTEN),
+            "base-of-approximate": (
+                "        if event.believed is not None or event.base is not UNSET or len",
+                "        if event.base is not UNSET or len",
+                WRITTEN,
+            ),
+            "base-of-another-epoch": (
+                "            self._epoch = epoch\n            self.clear()\n",
+                "            self._epoch = epoch\n",
+                WRITTEN,
+            ),
+            "chain-without-end": ("return found.root >= self.root_min and now_ms", "return now_ms", WRITTEN),
+            "chain-without-age": (" and now_ms - found.root_ms < self._root_age_max_ms", "", WRITTEN),
+            "chain-root-forgotten": (
+                "found = _Base(seq, place, base.root, event.now_ms - base.age_ms)",
+                "found = _Base(seq, place, int(seq), event.now_ms)",
+                WRITTEN,
+            ),
+            "base-beyond-its-prompt": (
+                "hashes=hashes[HASH_BYTES * blocks :])",
+                "hashes=hashes[HASH_BYTES * (blocks + 1) :])",
+                WRITTEN,
+            ),
+        },
+    ),
+    *_mutants(
+        "continued decisions",
+        "actors/membership/routing_publisher.py",
+        {
+            "continued-unread": (
+                "        if found is event or not self._are_continued_read():\n",
+                "        if found is event:\n",
+                WRITTEN,
+            )
+        },
     ),
     Mutant(
         "own-event-twice",

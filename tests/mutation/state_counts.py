@@ -16,6 +16,7 @@ from core.events import (
     CacheRestated,
     LoadReported,
     LocalChanged,
+    PromptBase,
     ReplicaReported,
     ReplicaRestated,
     RequestFinished,
@@ -50,6 +51,7 @@ COVERAGE = (
     StateCount("job cancelled", 8), StateCount("jobs restated", 4), StateCount("remote prefill", 20),
     StateCount("decided before its own events", 100), StateCount("decision", 600),
     StateCount("tier other than device", 50), StateCount("messages missing", 10),
+    StateCount("decision continued", 200),
     # the rare ones
     StateCount("cost at the margin", 2), StateCount("waiting at the bound", 1), StateCount("two local reasons", 1),
     StateCount("prefill worker left out", 1), StateCount("prefill worker waits", 1),
@@ -200,6 +202,8 @@ class _SourceStates:
         read, costs, margin = event.cursor[ROUTING][1], event.columns["cost"], self.settings.tie_margin_m
         if seq - read > 1:
             yield "decided before its own events"
+        if isinstance(event.base, PromptBase):
+            yield "decision continued"
         if margin and costs[0] == min(costs) + margin:
             yield "cost at the margin"
         if read < self.ended.get((event.request, event.attempt), 0):

@@ -181,6 +181,9 @@ FORGERIES: dict[str, Callable[[RequestRouted, PromptBase], RequestRouted]] = {
     "another digest": lambda event, base: replace(event, base=replace(base, column=bytes(16))),
     "another sample": lambda event, base: replace(event, base=replace(base, hashes=bytes(8) + base.hashes[8:])),
     "another place": lambda event, base: replace(event, base=replace(base, place=base.place + 1000)),
+    "a decision that it had not read": lambda event, base: replace(
+        event, cursor={**event.cursor, ROUTING: (event.cursor[ROUTING][0], base.seq - 1)}
+    ),
     "a later decision": lambda event, base: replace(event, base=replace(base, seq=base.seq + 100_000)),
 }
 
