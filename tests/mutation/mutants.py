@@ -91,8 +91,9 @@ EXPORTED = "The log of the examination is a whole archive, not a range."
 EXCUSED = "No log of the examination lacks messages in a way that asks for this excuse and has a wrong record there."
 BOUNDED = "No number of the log comes near the bounds of columns."
 SEARCHED = "Several tiers are in use in the log, so the depths of its decisions are found by the search."
-CROWDED = "No worker of the log has more outstanding prefills than there are columns of them."
 OTHER_MODEL = "In every decision of the log a worker is left out for another reason."
+JUST_SO_OLD = "No choice of a scenario rests on a message that is exactly as old as the scenario's delay."
+NO_DRIFT = "The clocks of the log step, and do not drift."
 ALIKE = (
     "No prompt of the log ends with a block that one worker computes for another request, and is computed there twice."
 )
@@ -937,6 +938,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/whatif/whatif.py",
         "self._next.time_ms <= until_ms:",
         "self._next.time_ms < until_ms:",
+        unlogged=JUST_SO_OLD,
     ),
     # tiers
     Mutant(
@@ -1120,6 +1122,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/clock_offsets.py",
         "if window.messages >= WINDOW or",
         "if",
+        unlogged=NO_DRIFT,
     ),
     Mutant(
         "offset-ahead",
@@ -1657,7 +1660,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "columns-own-wait": ("in (*own, *view.pending_events.computed_on)", "in view.pending_events.computed_on"),
             "columns-computed-wait": ("in (*own, *view.pending_events.computed_on)", "in own"),
             "columns-computed-counts": (" if each[1:3] not in computed]", "]"),
-            "columns-crowded": ("for row in (*table.crowded, *one_by_one):", "for row in one_by_one:", CROWDED),
+            "columns-crowded": ("for row in (*table.crowded, *one_by_one):", "for row in one_by_one:"),
             "columns-held": (
                 "                column[rows[worker]] = backlog.waits_us[worker]\n",
                 "                pass\n",
@@ -1756,7 +1759,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "table-crowded-beyond": (
                 "if len(prefills) > OUTSTANDING_COLUMNS:",
                 "if len(prefills) > OUTSTANDING_COLUMNS + 1:",
-                CROWDED,
             ),
         },
     ),

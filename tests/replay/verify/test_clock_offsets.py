@@ -52,6 +52,7 @@ def test_drift_is_no_step_and_the_furthest_window_is_reported() -> None:
     [found] = offsets(drifting)
     assert found.sure_ms > 300
     assert found.seq > WINDOW
+    assert found.steps == 0
 
 
 def test_a_step_is_counted_and_bounded_on_both_sides() -> None:

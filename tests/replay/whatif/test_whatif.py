@@ -158,6 +158,17 @@ def test_event_lag_hides_what_came_late(tmp_path: Path) -> None:
     assert [change.new_worker for change in never.changes] == ["", ""]
 
 
+def test_an_event_of_just_that_long_ago_is_seen(tmp_path: Path) -> None:
+    it = stage(RoutingSettings(policy="kv"), A, B)
+    it.clock.advance(1000)
+    holds(it, B, prompt(1, 2, 3, 4, 5))
+    it.clock.advance(100)
+    assert it.route("r0", prompt(1, 2, 3, 4, 5)).worker == B
+    just, later = asked_of(it, tmp_path, {"delay_ms": 100}, {"delay_ms": 101})
+
+    assert (choices(just, [B]), choices(later, [B])) == ([B], [A])
+
+
 def test_a_worker_can_be_left_out_by_name_or_id(tmp_path: Path) -> None:
     it = stage(RoutingSettings(policy="kv", decode_weight_m=0), A, B)
     holds(it, A, prompt(1, 2))
