@@ -55,8 +55,10 @@ FIRST_TURN, LAST_TURN = 20, 80
 class _Turn(NamedTuple):
     """One decision that the next one of its talk continues."""
 
-    place: tuple[int, int]
-    """Its message, and the one of the talk's first decision."""
+    seq: int
+    """Of its message."""
+    root: int
+    """The same of the talk's first decision."""
     tokens: list[int]
 
 
@@ -162,12 +164,11 @@ class EveryStateLog(DecisionLog):
                 tokens = [*before.tokens[:kept], *(dice.randrange(2000, 3000) for _ in range(dice.randrange(9)))]
             name, asked_prompt, replica = f"c{self._events}-{number}", prompt(*tokens), dice.choice((R, S))
             event = stage.decided(name, asked_prompt, replica=replica, seed=dice.getrandbits(64))
-            root = 0
             if before is not None and event.believed is None:
-                event, root = _continued(event, asked_prompt, before, kept), before.place[1]
+                event = _continued(event, asked_prompt, before, kept)
             seq = stage.tell(event, replica=replica)
             if event.believed is None and len(tokens) < LAST_TURN:
-                self._talks[family] = _Turn((seq, root or seq), tokens)
+                self._talks[family] = _Turn(seq, seq if before is None else before.root, tokens)
             self._in_flight.append((replica, name, 0, True))
 
     def _restate_in_flight(self, replica: ReplicaId) -> None:
@@ -234,6 +235,6 @@ class EveryStateLog(DecisionLog):
 
 def _continued(event: RequestRouted, asked_prompt: Prompt, before: _Turn, blocks: int) -> RequestRouted:
     """The decision as one that continues that turn, with which it shares so many blocks."""
-    hashes, (seq, root) = asked_prompt.hashes(), before.place
-    base = PromptBase(seq, 0, blocks, root, 0, sampled(hashes, blocks), column_digest(hashes))
+    hashes = asked_prompt.hashes()
+    base = PromptBase(before.seq, 0, blocks, before.root, 0, sampled(hashes, blocks), column_digest(hashes))
     return structs.replace(event, v=ROUTED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])

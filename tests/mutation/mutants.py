@@ -97,7 +97,7 @@ NO_DRIFT = "The clocks of the log step, and do not drift."
 ALIKE = (
     "No prompt of the log ends with a block that one worker computes for another request, and is computed there twice."
 )
-WRITTEN_TRUE = "Every decision of the log is true to the one that it continues."
+TRUE_TO_BASE = "Every decision of the log is true to the one that it continues."
 WRITTEN = "The log has the decisions as they were written, and none is written again."
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
 
@@ -532,16 +532,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "continued decisions",
         "replay/recording/prompt_columns.py",
         {
-            "column-unproved": (" or column_digest(column) != base.column:", ":", WRITTEN_TRUE),
+            "column-unproved": (" or column_digest(column) != base.column:", ":", TRUE_TO_BASE),
             "samples-unproved": (
                 "        if sampled(column, base.blocks) != base.hashes:\n",
                 "        if not base.hashes:\n",
-                WRITTEN_TRUE,
+                TRUE_TO_BASE,
             ),
             "base-not-read-yet": (
                 "base.seq > read or base.decision >= (seq, place)",
                 "base.decision >= (seq, place)",
-                WRITTEN_TRUE,
+                TRUE_TO_BASE,
             ),
         },
     ),

@@ -48,6 +48,13 @@ def test_a_prompt_with_another_end_continues_what_it_shares_on_the_grid() -> Non
     assert found.hashes == asked.hashes()[8 * 5 * GRID :]
 
 
+def test_just_so_many_shared_blocks_are_worth_naming() -> None:
+    asked = prompt(*LONG[:BLOCKS_MIN], *range(90, 110))
+    found = bases(decided(prompt(*LONG))).shortened(decided(asked))
+    assert isinstance(found.base, PromptBase)
+    assert found.base.blocks == BLOCKS_MIN
+
+
 def test_the_same_prompt_again_has_no_hashes_of_its_own() -> None:
     found = bases(decided(prompt(*LONG))).shortened(decided(prompt(*LONG)))
     assert found.hashes == b""
