@@ -5,16 +5,17 @@ scrape.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from actors.metrics.histogram import cumulative
 from core.events.routing import TURNED_AWAY
 
 WAIT_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000)
 """Upper bounds of the buckets of waits; one more bucket has longer ones."""
+WAIT_S = tuple(ms / 1000 for ms in WAIT_MS)
 
 
 def queue_metrics(about: Mapping[str, Any], known: Iterable[str] = ()) -> Iterator[Metric]:
@@ -62,9 +63,7 @@ def _waits(rows: Any) -> Metric:
         "contrail_queue_wait_seconds", "How long requests waited that then got a place", labels=["model"]
     )
     for row in rows:
-        sums = list(accumulate(row["counts"]))
-        bounds = [*(str(ms / 1000) for ms in WAIT_MS), "+Inf"]
-        family.add_metric([row["model"]], list(zip(bounds, sums, strict=True)), row["sum_ms"] / 1000)
+        family.add_metric([row["model"]], cumulative(WAIT_S, row["counts"]), row["sum_ms"] / 1000)
     return family
 
 

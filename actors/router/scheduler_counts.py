@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container
 from typing import Any
 
 import msgspec
 
+from actors.metrics.histogram import Histogram
 from actors.metrics.replica_metrics import WAIT_MS
 from core.generation import PrefillReport
 from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
@@ -17,35 +17,23 @@ OTHER = "other"
 """Label for words that this program does not know: labels stay few, with any worker."""
 
 
-class WaitHistogram:
-    """The waits of one model's admitted requests."""
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(WAIT_MS) + 1)
-        self.sum_ms = 0
-
-    def __repr__(self) -> str:
-        return f"<WaitHistogram of {sum(self.counts)} requests, {self.sum_ms} ms>"
-
-    def note(self, waited_ms: int) -> None:
-        """One more wait is counted."""
-        self.counts[bisect_left(WAIT_MS, waited_ms)] += 1
-        self.sum_ms += waited_ms
-
-
 class QueueCounts:
     """Refusals and waits, counted for metrics. Grows with models, not with requests."""
 
     def __init__(self) -> None:
         self._refused = Counter[tuple[str, str]]()
-        self._waits: dict[str, WaitHistogram] = {}
+        self._waits: dict[str, Histogram] = {}
+        """Milliseconds, by model."""
 
     def __repr__(self) -> str:
         return f"<QueueCounts: {self._refused.total()} turned away>"
 
     def on_admitted(self, model: str, waited_ms: int) -> None:
         """One request left the queue for a slot after a wait."""
-        self._waits.setdefault(model, WaitHistogram()).note(waited_ms)
+        found = self._waits.get(model)
+        if found is None:
+            found = self._waits[model] = Histogram(WAIT_MS)
+        found.observe(waited_ms)
 
     def on_turned_away(self, model: str, reason: str) -> None:
         """One request was turned away; the reason is of `core.events.routing.TURNED_AWAY`."""
@@ -59,7 +47,7 @@ class QueueCounts:
                 for (model, reason), count in sorted(self._refused.items())
             ],
             "waits": [
-                {"model": model, "counts": list(waits.counts), "sum_ms": waits.sum_ms}
+                {"model": model, "counts": list(waits.counts), "sum_ms": waits.sum}
                 for model, waits in sorted(self._waits.items())
             ],
         }

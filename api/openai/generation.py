@@ -119,9 +119,9 @@ class Generation:
         metrics, usage = self._metrics, self.prepared.usage()
         metrics.finished(outcome, (self._clock.monotonic_ms() - self._arrived_ms) / 1000)
         if self._last_ns is not None:
-            metrics.prompt_tokens.inc(usage.prompt_tokens)
-            metrics.cached_tokens.inc(usage.cached_tokens)
-            metrics.completion_tokens.inc(usage.completion_tokens)
+            metrics.prompt_tokens += usage.prompt_tokens
+            metrics.cached_tokens += usage.cached_tokens
+            metrics.completion_tokens += usage.completion_tokens
 
     def on_tokens(self) -> None:
         """Tokens of the first choice came now; the others' times would say nothing of any one stream."""

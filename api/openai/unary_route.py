@@ -93,5 +93,5 @@ class UnaryRoute(Generic[Body]):
             return
         metrics = self._metrics.of_model(unary_request.model)
         metrics.finished(outcome, took_ms / 1000)
-        metrics.prompt_tokens.inc(unary_request.prompt_tokens)
-        metrics.cached_tokens.inc(unary_request.cached_tokens)
+        metrics.prompt_tokens += unary_request.prompt_tokens
+        metrics.cached_tokens += unary_request.cached_tokens
