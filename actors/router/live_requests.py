@@ -259,7 +259,7 @@ class LiveRequests:
         _logger.warning("trying another worker: %s", command.text, extra={"request_id": command.request.id})
 
     def _send(self, command: Send) -> None:
-        request, worker, payload, hint = command
+        request, worker = command.request, command.worker
         self._membership.publisher.decisions_sent += 1
         live, client = self._live[request.id], self._fleet.clients.get(worker)
         live.connection = None if client is None else client.connection
@@ -267,7 +267,7 @@ class LiveRequests:
             live.fail(WorkerDisconnected("no connection to the worker"))
             return
         try:
-            live.number = live.connection.open(live, request.model, payload, hint)
+            live.number = live.connection.open(live, request.model, command.payload, command.hint)
         except CallerError as error:
             live.fail(error)
             return

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import xxhash
+from msgspec import Struct
 
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
@@ -79,13 +80,13 @@ REFUSED = "the engine refused the request"
 ONLY_PREFILL = "has only prefill workers, which answer no requests: start a decode worker (`contrail worker`)"
 
 
-class Arrived(NamedTuple):
+class Arrived(Struct, frozen=True):
     """A request of a known model; no other one of its id is in progress."""
 
     request: RoutedRequest
 
 
-class OutputArrived(NamedTuple):
+class OutputArrived(Struct, frozen=True):
     """An output of the attempt: the first, the last, or one in the middle of an answer that does not flow."""
 
     id: RequestId
@@ -94,7 +95,7 @@ class OutputArrived(NamedTuple):
     at_us: int
 
 
-class AttemptBroke(NamedTuple):
+class AttemptBroke(Struct, frozen=True):
     """The attempt ended without its last output: WorkerDeclined, WorkerLeaving, WorkerDisconnected, or CallerError if
     the engine cannot take the request."""
 
@@ -103,7 +104,7 @@ class AttemptBroke(NamedTuple):
     error: Exception
 
 
-class ReaderStopped(NamedTuple):
+class ReaderStopped(Struct, frozen=True):
     """The consumer wants no more output: the answer is whole for it, or it failed."""
 
     id: RequestId
@@ -112,7 +113,7 @@ class ReaderStopped(NamedTuple):
     is_whole: bool = True
 
 
-class ClientGone(NamedTuple):
+class ClientGone(Struct, frozen=True):
     """The request was cancelled. `reason` is of TURNED_AWAY; an attempt under way ends with `outcome`."""
 
     id: RequestId
@@ -122,28 +123,28 @@ class ClientGone(NamedTuple):
     is_whole: bool = False
 
 
-class LoadChanged(NamedTuple):
+class LoadChanged(Struct, frozen=True):
     """The fold or the fleet has changed: slots may have been freed or lost."""
 
 
-class SettingsReplaced(NamedTuple):
+class SettingsReplaced(Struct, frozen=True):
     """The settings of the next decision; the log has them."""
 
     settings: RoutingSettings
     revision: int
 
 
-class ClockCorrected(NamedTuple):
+class ClockCorrected(Struct, frozen=True):
     """The wall clock is so far ahead of the monotonic one from here on."""
 
     wall_offset_ms: int
 
 
-class Draining(NamedTuple):
+class Draining(Struct, frozen=True):
     """This replica stops: no request may wait any more."""
 
 
-class PlanTook(NamedTuple):
+class PlanTook(Struct, frozen=True):
     """Answers Measure with the duration of the step."""
 
     us: int
@@ -164,7 +165,7 @@ SchedulerEvent = (
 )
 
 
-class Measure(NamedTuple):
+class Measure(Struct, frozen=True):
     """The shell is to measure this step: its decision under the policy, or a plan that bound no request (policy empty).
     Always the first command of a step."""
 
@@ -172,19 +173,19 @@ class Measure(NamedTuple):
     queued: int
 
 
-class PublishLocal(NamedTuple):
+class PublishLocal(Struct, frozen=True):
     """The log gets the local reasons of workers, before the decision that rests on them."""
 
     local: Local
 
 
-class Publish(NamedTuple):
+class Publish(Struct, frozen=True):
     """The event counts at once, and goes to the log."""
 
     event: Event
 
 
-class Send(NamedTuple):
+class Send(Struct, frozen=True):
     """The attempt goes to the worker."""
 
     request: RoutedRequest
@@ -193,33 +194,33 @@ class Send(NamedTuple):
     hint: Hint
 
 
-class CancelAttempt(NamedTuple):
+class CancelAttempt(Struct, frozen=True):
     """The worker is to stop."""
 
     request: RoutedRequest
 
 
-class Deliver(NamedTuple):
+class Deliver(Struct, frozen=True):
     """The client gets the output."""
 
     request: RoutedRequest
     output: Output
 
 
-class Complete(NamedTuple):
+class Complete(Struct, frozen=True):
     """The request is over, and its client has the answer."""
 
     request: RoutedRequest
 
 
-class Fail(NamedTuple):
+class Fail(Struct, frozen=True):
     """The request is over, and its client gets the error."""
 
     request: RoutedRequest
     error: Exception
 
 
-class WorkerFailed(NamedTuple):
+class WorkerFailed(Struct, frozen=True):
     """The worker broke an attempt off: decisions leave it out for a while."""
 
     request: RoutedRequest

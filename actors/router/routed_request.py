@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
@@ -107,8 +108,7 @@ class Phase(enum.Enum):
     ENDED = enum.auto()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RoutedRequest:
+class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     """Owned by the scheduler from its arrival to its end."""
 
     id: RequestId
@@ -141,7 +141,7 @@ class RoutedRequest:
     """Number of the present attempt, or of the next one."""
     declined: int = 0
     """Attempts in a row, from the first, that a worker declined."""
-    retries: RetryBudget = field(default_factory=RetryBudget)
+    retries: RetryBudget = msgspec.field(default_factory=RetryBudget)
     payload: GenerateRequest | None = None
     asked: RouteRequest | None = None
     """The input of the next attempt's decision; None before it is prepared and once the attempt runs."""

@@ -133,9 +133,9 @@ class OpenAIEncoder:
 
     def has_content(self, choice_delta: ChoiceDelta) -> bool:
         """True if the delta holds text, a call, token ids or logprobs that the request asked for."""
-        options = self.options
+        options, delta = self.options, choice_delta.delta
         return (
-            any(choice_delta.delta)
+            bool(delta.text or delta.reasoning or delta.tools)
             or bool(options.token_ids and choice_delta.tokens)
             or bool(options.logprobs >= 0 and choice_delta.logprobs)
         )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from math import isnan
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from api.openai.request.choice import Choice, ChoiceDelta
 from api.server.errors import ApiError
@@ -18,8 +19,7 @@ from api.tokenizer.detokenizer import TokenTexts
 from core.generation import TokenLogprobs
 
 
-@dataclass(slots=True)
-class CollectedCall:
+class CollectedCall(Struct):
     """One call of a tool."""
 
     id: str = ""
@@ -27,8 +27,7 @@ class CollectedCall:
     arguments: list[str] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class CollectedChoice:
+class CollectedChoice(Struct):
     """All that one choice said, for an answer that is not streamed; adding is O(new)."""
 
     choice: Choice

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from api.parsers.tool_calls import ToolCallCollector, ToolDelta
 
 
-class Delta(NamedTuple):
+class Delta(Struct, frozen=True):
     """New text, reasoning and calls of one choice."""
 
     text: str = ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
+from msgspec.structs import replace
+
 from api.parsers.output_parser import BLANK, EMPTY_DELTA, Delta, OutputParser, overlap
 
 OPENING = "<think>"
@@ -100,4 +102,4 @@ class ChainedParser:
         reasoning = delta.reasoning if self._include_reasoning else ""
         if self._second is None or not delta.text:
             return Delta(delta.text, reasoning)
-        return self._second.push(delta.text, tokens)._replace(reasoning=reasoning)
+        return replace(self._second.push(delta.text, tokens), reasoning=reasoning)

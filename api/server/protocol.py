@@ -157,7 +157,7 @@ class HttpProtocol(HttpToolsProtocol):
         Java's own client asks for HTTP/2 in this way with every POST.
         """
         data, self._held, parsed = self._held + data, b"", 0
-        for found in _UPGRADE.finditer(data):
+        for found in _UPGRADE.finditer(data) if b"\r" in data else ():  # JSON has none: a body is not searched
             self.parser.feed_data(data[parsed : found.start()])
             parsed = found.start()
             if self._in_head and not data.endswith(CRLF, 0, parsed):  # behind an empty line the body begins

@@ -99,19 +99,19 @@ class TextEncoder:
         if self._cuts is None or self._frame is None:
             return self._beginning(text, tokens_max, proceed, add_special_tokens=add_special_tokens)
         parts = [text] if not self._special else self._cuts.split(text)
-        found, special, left = [], self._special, tokens_max * TOKEN_BYTES
+        found, left = [], tokens_max * TOKEN_BYTES
         cache = self._segment_cache
         scope = cache.scope(self._name, tenant) if tenant else self._common
-        for part in parts:  # no text between special tokens is one
-            tokens = special.get(part)
-            if tokens is None:
-                if not part:
-                    continue
-                tokens, key = cache.find(part, scope)
-                if tokens is None:
-                    tokens = self._tokens(part, left // TOKEN_BYTES, proceed, tenant)
-                    if len(tokens) <= left:  # else it may be a beginning
-                        cache.put(part, tokens, scope, key)
+        for place, part in enumerate(parts):
+            if place % 2:  # what the pattern found stands between two texts
+                tokens = self._special[part]
+            elif not part:
+                continue
+            else:
+                known, key = cache.find(part, scope)
+                tokens = self._tokens(part, left // TOKEN_BYTES, proceed, tenant) if known is None else known
+                if known is None and len(tokens) <= left:  # else it may be a beginning
+                    cache.put(part, tokens, scope, key)
             found.append(tokens)
             left -= len(tokens)
             if left < 0:

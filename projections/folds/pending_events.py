@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -39,7 +39,7 @@ _UNCHANGED: Mapping[str, int] = MappingProxyType({})
 InFlightEntry = tuple[AttemptKey, InFlight]
 
 
-class _Effect(NamedTuple):
+class _Effect(msgspec.Struct, frozen=True):
     name: EventKey
     taken: tuple[InFlightEntry, ...]
     added: tuple[InFlightEntry, ...]
@@ -115,27 +115,27 @@ class PendingEvents:
         return anew
 
     def _apply(self, effect: _Effect) -> None:
-        name, taken, added, routed, computed = effect
+        name = effect.name
         self._effects.append(effect)
         self._names[name] = self._names.get(name, 0) + 1
         if name[0] is ReplicaRestated:
             self.believed.clear()  # some of it may rest on events that were dropped
-        for key, entry in taken:
+        for key, entry in effect.taken:
             self.in_flight_load.subtract(entry)
             self._count_computed(key, entry)
             self._entries.pop(key, None)
-        for key, entry in added:
+        for key, entry in effect.added:
             self.in_flight_load.add(key, entry)
             self._entries[key] = entry
-        if computed is not None:
-            key, before, after = computed
+        if effect.computed is not None:
+            key, before, after = effect.computed
             self.in_flight_load.computed(before)
             self._count_computed(key, before)
             self._entries[key] = after
             if before.believed is not None:
                 self.believed.append(before)
-        if routed:
-            self._count(routed, 1)
+        if effect.routed:
+            self._count(effect.routed, 1)
 
     def read_back(self, event: Event) -> None:
         """The log gave this event back: the fold has it now, and what was emitted before it will not come any more.
@@ -155,17 +155,16 @@ class PendingEvents:
             _less(self._names, read)
 
     def _undo(self, effect: _Effect) -> None:
-        _, taken, added, routed, computed = effect
-        for key, entry in added:
+        for key, entry in effect.added:
             self.in_flight_load.subtract(entry)
             if self._entries.get(key) is entry:
                 del self._entries[key]
-        for key, entry in taken:
+        for key, entry in effect.taken:
             self.in_flight_load.weigh(entry, 1)  # the sums alone: what is being prefilled is the fold's to say
             _less(self.computed, key)
             _less(self.computed_on, entry.worker)
-        if computed is not None:
-            key, before, after = computed
+        if effect.computed is not None:
+            key, before, after = effect.computed
             self.in_flight_load.weigh_prefill(before, 1)
             _less(self.computed, key)
             _less(self.computed_on, before.worker)
@@ -173,8 +172,8 @@ class PendingEvents:
                 del self._entries[key]
             if self.believed and self.believed[0] is before:
                 self.believed.popleft()
-        if routed:
-            self._count(routed, -1)
+        if effect.routed:
+            self._count(effect.routed, -1)
 
     def _count_computed(self, key: AttemptKey, entry: InFlight) -> None:
         self.computed[key] = self.computed.get(key, 0) + 1

@@ -11,6 +11,9 @@ from collections.abc import Collection, Iterator
 from math import nan
 from typing import NamedTuple
 
+from msgspec import Struct
+from msgspec.structs import replace
+
 from api.parsers.output_parser import EMPTY_DELTA, Delta, OutputParser
 from api.tokenizer.detokenizer import ByteLevelDetokenizer, Detokenizer, StopStrings
 from core.generation import GenerateRequest, Output, TokenLogprobs
@@ -224,7 +227,7 @@ class Echo(NamedTuple):
     """Nothing of the answer is said: it was generated because an engine does not stop before its first token."""
 
 
-class ChoiceDelta(NamedTuple):
+class ChoiceDelta(Struct, frozen=True):
     """The new part of one choice of a request."""
 
     choice: int
@@ -329,8 +332,8 @@ class Choice:
         self._echoed = True
         if self.echo.only:
             choice_delta = ChoiceDelta(self.index, EMPTY_DELTA, finish=self.finish)
-        delta = choice_delta.delta._replace(text=self.echo.text + choice_delta.delta.text)
-        return choice_delta._replace(delta=delta, logprobs=(*self._prompt_entries(), *choice_delta.logprobs))
+        delta = replace(choice_delta.delta, text=self.echo.text + choice_delta.delta.text)
+        return replace(choice_delta, delta=delta, logprobs=(*self._prompt_entries(), *choice_delta.logprobs))
 
     def _prompt_entries(self) -> list[TokenLogprobs]:
         """Logprobs of the prompt's tokens, if the request asks for them; nan for the first token."""
