@@ -91,8 +91,8 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         doors: dict[str, Opened] = {OURS: lambda pace: ours(folder, pace)}
         doors |= dict(_peers(_venvs(options), folder))
         yield from _plain(doors, options)
-        bodies = _bodies(stream=False, tokenized=False)
-        yield from parts(folder, [numbered(body, number) for number, body in enumerate(bodies)])
+        plain = bodies(stream=False, tokenized=False)
+        yield from parts(folder, [numbered(body, number) for number, body in enumerate(plain)])
         yield from _alone(doors[OURS], options)
         yield from _streamed(doors, options)
         fours: dict[str, Opened] = {OURS: lambda pace: ours(folder, pace, INTERVAL)}
@@ -169,8 +169,8 @@ def _flowing(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[
 def _flow(target: Target) -> Measured:
     """Each client has one stream; their tokens are counted by their pace, and the program ends if they did not keep
     it."""
-    bodies = list(_bodies(stream=True, tokenized=False, tokens_out=FLOW_TOKENS))
-    job = Job(port=target.port, bodies=bodies, clients=STREAMS, seconds=FLOW_BEGIN_S)
+    streams = list(bodies(stream=True, tokenized=False, tokens_out=FLOW_TOKENS))
+    job = Job(port=target.port, bodies=streams, clients=STREAMS, seconds=FLOW_BEGIN_S)
     from_s, to_s = FLOW_S
     with ThreadPoolExecutor(1) as beside:
         load = beside.submit(_loaded, target.name, job)
@@ -247,13 +247,13 @@ def _job(
     tokenized: bool = False,
 ) -> Job:  # fmt: skip
     return Job(
-        port=port, bodies=list(_bodies(stream=stream, tokenized=tokenized)), clients=clients,
+        port=port, bodies=list(bodies(stream=stream, tokenized=tokenized)), clients=clients,
         seconds=SECONDS_QUICK if options.quick else SECONDS, quick_ack=quick,
         path="/v1/completions" if tokenized else "/v1/chat/completions",
     )  # fmt: skip
 
 
-def _bodies(*, stream: bool, tokenized: bool, tokens_out: int = TOKENS_OUT) -> Iterator[str]:
+def bodies(*, stream: bool, tokenized: bool, tokens_out: int = TOKENS_OUT) -> Iterator[str]:
     """Each with FIRST where the load puts a request's number."""
     made = random.Random(1)
     system = _words(made)

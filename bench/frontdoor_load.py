@@ -33,6 +33,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     seconds: float
     path: str = "/v1/chat/completions"
+    requests: int = 0
+    """So many are asked, and at least one by each client, if there is time; 0: as many as there is time for."""
+    first: int = 0
+    """The number of the first request, from 0."""
     quick_ack: bool = False
     """No delayed acknowledgements on our side: what a server without TCP_NODELAY does then."""
 
@@ -129,7 +133,8 @@ class Load:
         self.job = job
         self.found = Found()
         self._requests = [_request(job, body.encode()).partition(FIRST.encode()) for body in job.bodies]
-        self._turn = 0
+        self._turn = job.first
+        self._turns_end = job.first + job.requests if job.requests else sys.maxsize
         self._times: list[float] = []
         self._firsts: list[float] = []
         self._open = job.clients
@@ -149,7 +154,7 @@ class Load:
             self.found.requests += 1
             self._times.append(now - began)
             self._firsts.append(first - began)
-        return now < self._end
+        return now < self._end and self._turn < self._turns_end
 
     def left(self, *, answered: bool) -> None:
         """A connection is gone."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
@@ -49,6 +49,23 @@ class Target(NamedTuple):
         return sum(map(cpu_s, [child for pid in self.pids for child in family(pid)]))
 
 
+def answers(port: int, log: Path, body: Mapping[str, object] = ASKED, wait_s: float = READY_S) -> None:
+    """Returns when the front door gives an answer; the program ends with what it wrote if that takes too long."""
+    end_s = time.monotonic() + wait_s
+    while time.monotonic() < end_s:
+        with (
+            contextlib.suppress(OSError, HTTPException),
+            closing(HTTPConnection("127.0.0.1", port, timeout=5)) as asked,
+        ):
+            asked.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            answer = asked.getresponse()
+            answer.read()
+            if answer.status == HTTPStatus.OK:
+                return
+        time.sleep(0.25)
+    sys.exit(f"a front door did not answer within {wait_s:g} s; it wrote:\n{log.read_text()[-2000:]}")
+
+
 @contextmanager
 def ours(folder: str, pace: Pace, interval: int = 1) -> Iterator[Target]:
     """One front end of ours, with a real log and registry, over workers without a cost; they tell so many tokens of a
@@ -61,11 +78,11 @@ def ours(folder: str, pace: Pace, interval: int = 1) -> Iterator[Target]:
         (home / "up.yaml").write_text(json.dumps({"version": 1, "workers": [group]}))
         command = ["-P", "-m", "api.cli", "up", "-f", str(home / "up.yaml"), "--data", str(data), "--port", str(port)]
         stack.enter_context(running([sys.executable, *command], home / "up.log", end=signal.SIGINT))
-        _answers(port, home / "up.log", {**ASKED, "model": "idle"})
+        answers(port, home / "up.log", {**ASKED, "model": "idle"})
         how = map(str, (data, folder, WORKERS, *pace, interval))
         worker = [sys.executable, "-m", "bench.frontdoor_worker", *how]
         stack.enter_context(_helper(worker, home / "worker.log"))
-        _answers(port, home / "worker.log", ASKED)
+        answers(port, home / "worker.log")
         parts = json.loads((data / "run.json").read_text())["parts"]
         time.sleep(SETTLE_S)
         yield Target("contrail", port, tuple(part["pid"] for part in parts if part["kind"] == "frontend"))
@@ -92,7 +109,7 @@ def dynamo(venv: Path, folder: str, pace: Pace) -> Iterator[Target]:
         ]  # fmt: skip
         stack.enter_context(running(mocker, home / "mocker.log", env))
         process = stack.enter_context(running(front, home / "front.log", env))
-        _answers(port, home / "front.log", ASKED)
+        answers(port, home / "front.log")
         time.sleep(SETTLE_S)
         yield Target("dynamo", port, (process.pid,))
 
@@ -136,7 +153,7 @@ def _rust_router(name: str, command: list[str], pace: Pace) -> Iterator[Target]:
             "--worker-urls", *[f"http://127.0.0.1:{each}" for each in ports],
         ]  # fmt: skip
         process = stack.enter_context(running([*command, *where], home / "router.log"))
-        _answers(port, home / "router.log", ASKED)
+        answers(port, home / "router.log")
         time.sleep(SETTLE_S)
         yield Target(name, port, (process.pid,))
 
@@ -174,20 +191,3 @@ def _kill(process: subprocess.Popen[str]) -> None:
     for pid in family(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _answers(port: int, log: Path, body: dict[str, object]) -> None:
-    """Returns when the front door gives an answer; the program ends with what it wrote if that takes too long."""
-    end_s = time.monotonic() + READY_S
-    while time.monotonic() < end_s:
-        with (
-            contextlib.suppress(OSError, HTTPException),
-            closing(HTTPConnection("127.0.0.1", port, timeout=5)) as asked,
-        ):
-            asked.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-            answer = asked.getresponse()
-            answer.read()
-            if answer.status == HTTPStatus.OK:
-                return
-        time.sleep(0.25)
-    sys.exit(f"a front door did not answer within {READY_S:g} s; it wrote:\n{log.read_text()[-2000:]}")

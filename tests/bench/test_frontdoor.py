@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench import frontdoor, frontdoor_load, frontdoor_targets
@@ -22,7 +23,6 @@ from bench.frontdoor import (
     TOKENS_OUT,
     WORDS,
     Measured,
-    _bodies,
     _extend,
     _flow,
     _loaded,
@@ -30,6 +30,7 @@ from bench.frontdoor import (
     _peers,
     _streamed,
     _venvs,
+    bodies,
 )
 from bench.frontdoor_fake import TOKENS, Connection, Ticker
 from bench.frontdoor_load import Found, Job, Load, numbered
@@ -82,8 +83,8 @@ async def door(answer: Answer) -> AsyncIterator[tuple[Door, int]]:
 
 
 def job(port: int, clients: int = 2, seconds: float = 0.2) -> Job:
-    bodies = list(_bodies(stream=False, tokenized=False))[:3]
-    return Job(port=port, bodies=bodies, clients=clients, seconds=seconds)
+    three = list(bodies(stream=False, tokenized=False))[:3]
+    return Job(port=port, bodies=three, clients=clients, seconds=seconds)
 
 
 def found(**fields: Any) -> Found:
@@ -92,14 +93,14 @@ def found(**fields: Any) -> Found:
 
 @pytest.mark.parametrize("tokenized", [False, True])
 def test_bodies_differ_from_the_first_word_of_the_turn_and_their_number_takes_as_many_bytes(tokenized: bool) -> None:
-    bodies = list(_bodies(stream=False, tokenized=tokenized))
+    asked = list(bodies(stream=False, tokenized=tokenized))
 
-    made = [numbered(body, number) for number, body in enumerate([bodies[0]] * 3 + bodies[-1:] * 3, 998)]
+    made = [numbered(body, number) for number, body in enumerate([asked[0]] * 3 + asked[-1:] * 3, 998)]
 
     turns = [body["prompt"] if tokenized else body["messages"][1]["content"] for body in map(json.loads, made)]
-    assert len(bodies) == BODIES
+    assert len(asked) == BODIES
     assert len({str(turn)[:12] for turn in turns}) == len(turns)
-    assert all(len(body) == len(before) for body, before in zip(made[:3], bodies[:1] * 3, strict=True))
+    assert all(len(body) == len(before) for body, before in zip(made[:3], asked[:1] * 3, strict=True))
     if tokenized:
         assert turns[0][:2] == [1000, 1998]
         assert turns[2][:2] == [1001, 1000]
@@ -108,7 +109,7 @@ def test_bodies_differ_from_the_first_word_of_the_turn_and_their_number_takes_as
 def test_words_are_many_and_always_the_same() -> None:
     assert len(WORDS) == len(set(WORDS)) >= 500
     assert WORDS[:3] == ["ba", "baco", "bafafa"]
-    assert len(set(next(_bodies(stream=False, tokenized=False)).split())) > 100
+    assert len(set(next(bodies(stream=False, tokenized=False)).split())) > 100
 
 
 async def test_no_request_comes_twice() -> None:
@@ -120,6 +121,17 @@ async def test_no_request_comes_twice() -> None:
     assert result.errors == 0
     assert len(turns) == len(there.asked) == result.all_requests > 6
     assert len({body["messages"][0]["content"] for body in there.asked}) == 1
+
+
+async def test_a_load_of_so_many_requests_begins_with_its_number_and_ends() -> None:
+    async with door(lambda _: WHOLE) as (there, port):
+        job_of_many = msgspec.structs.replace(job(port, seconds=20.0), requests=7, first=1000)
+        result = await asyncio.wait_for(Load(job_of_many).run(), 5)
+
+    turns = [body["messages"][1]["content"].split()[:2] for body in there.asked]
+
+    assert (result.all_requests, result.errors) == (7, 0)
+    assert sorted(turns) == [["1001,", str(number)] for number in range(1000, 1007)]
 
 
 async def test_connections_that_break_off_are_errors() -> None:
@@ -218,7 +230,7 @@ async def test_answers_of_the_fake_take_as_long_as_their_tokens(stream: bool, pi
     ticker, loop = Ticker(PACE_S), asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(ticker, PACE_S), "127.0.0.1", 0)
     ticking = asyncio.create_task(ticker.run())
-    body = next(_bodies(stream=stream, tokenized=False)).encode()
+    body = next(bodies(stream=stream, tokenized=False)).encode()
     async with server:
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         for _ in range(2):
