@@ -48,6 +48,8 @@ class Impostor:
                 for answer in self._answers(frame):
                     writer.write(encode_frame(answer))
         except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:  # the loop may end first
             writer.close()
 
     def _answers(self, frame: dict[str, Any]) -> list[Any]:
