@@ -84,12 +84,12 @@ def parts(label: str, folder: Path, load: TalksLoad, seed: str) -> Iterable[Figu
         at = timed if turn >= load.turns - ROUNDS else _Parts(label)
         requests = at.each("read", asked, decoder.decode)
         texts = at.each("render", requests, lambda request: render(request, template))
-        segments = [re.split(SPECIAL, text) for text in texts]
-        at.each("digest", segments, lambda each: [scope.digest(segment.encode()) for segment in each])
         tokens = at.each("tokenize", texts, lambda text: tokenizer.encode(text, CONTEXT_MAX, add_special_tokens=False))
         prompts = at.each("hash", tokens, lambda each: columns.prompt(each, BLOCK_SIZE))
         if at is not timed:
             continue
+        segments = [re.split(SPECIAL, text) for text in texts]
+        at.each("digest", segments, lambda each: [scope.digest(segment.encode()) for segment in each])
         routes = [RouteRequest(RequestId("req-0"), 0, MODEL, prompt) for prompt in prompts]
         decisions = at.each("decide", routes, lambda route: decide(fleet, route, SETTINGS, 1, 1))
         at.each("send", tokens, _frame)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from actors.engines.tiny_model import ensure_tiny_checkpoint
-from bench.figures import Figure, main, refuse
+from bench.figures import Figure, lap, main, refuse
 from bench.frontdoor import bodies
 from bench.frontdoor_load import Found, Job
 from bench.frontdoor_targets import answers, ours
@@ -105,9 +105,9 @@ def _of_another(pid: int, folder: Path, load: Load, requests: int) -> float:
         _control(process.pid, "-i", "on")
         _loaded(port, load, COUNTED_FIRST, first=WARM_REQUESTS)
         _control(process.pid, "-d")
-        took_s = _lap(lambda: _loaded(port, load, requests, first=WARM_REQUESTS + COUNTED_FIRST))
+        took_s = lap(lambda: _loaded(port, load, requests, first=WARM_REQUESTS + COUNTED_FIRST))
         _control(process.pid, "-d")
-        idle_s = _lap(lambda: time.sleep(IDLE_S))
+        idle_s = lap(lambda: time.sleep(IDLE_S))
         _control(process.pid, "-d")
         _control(process.pid, "-i", "off")
     busy, idle = (_total(folder / f"{FILES}.{number}") for number in (2, 3))
@@ -164,13 +164,6 @@ def _loaded(port: int, load: Load, requests: int, *, first: int) -> None:
 
 def _control(pid: int, *words: str) -> None:
     subprocess.run(["callgrind_control", *words, str(pid)], check=True, capture_output=True)
-
-
-def _lap(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    started_s = time.monotonic()
-    work()
-    return time.monotonic() - started_s
 
 
 def _total(dump: Path) -> int:

@@ -1,6 +1,7 @@
-"""Observations counted in buckets, as Prometheus's histograms are, for a tenth of what its client takes to count one.
+"""Observations counted in buckets, as Prometheus's histograms are, for a sixth of what its client takes to count one.
 
-A front end counts three of them in each request: under a lock for each value, that was a fortieth of the request.
+A front end counts three of them in each request. By the client, which takes a lock for each value, they and the
+counters were a fortieth of the request.
 """
 
 from __future__ import annotations
