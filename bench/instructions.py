@@ -58,6 +58,7 @@ class Load(NamedTuple):
     clients: int
     stream: bool = False
     tokenized: bool = False
+    pace: Pace = Pace(0.0)
 
 
 LOADS = {
@@ -66,7 +67,9 @@ LOADS = {
     "chat, one client": Load(1),
     "chat streamed, 16 clients": Load(16, stream=True),
     "prompt of token ids, one client": Load(1, tokenized=True),
+    "chat, tokens one by one": Load(160, pace=Pace(500.0)),
 }
+"""The pace is fifty times slower, too; so many clients that idling is little of what is counted."""
 
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
@@ -87,7 +90,7 @@ def _counted(tree: Path, load: Load, requests: int) -> float:
     """Instructions of one request at a front end of this tree."""
     with tempfile.TemporaryDirectory() as folder, _code_of(tree):
         ensure_tiny_checkpoint(Path(folder, "tiny"), lambda *_: None)
-        with ours(str(Path(folder, "tiny")), Pace(0.0)) as target:
+        with ours(str(Path(folder, "tiny")), load.pace) as target:
             return _of_another(target.pids[0], Path(folder), load, requests)
 
 
