@@ -40,8 +40,10 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "time"
     prefill_weight_m: int = 1000
     """Price of a block that must be computed, those queued before it included."""
-    decode_weight_m: int = 1000
-    """Price of an active block: each one slows every decode step."""
+    decode_weight_m: int = 60
+    """Price of an active block: each one slows every decode step. Every request counts all blocks of its prompt. At the
+    price of a block to be computed, a worker that serves one turn of a talk would look too full for the next, the talk
+    would move, and its copies would push others out."""
     request_weight_m: int = 0
     """Price of an active request."""
     device_credit_m: int = 1000

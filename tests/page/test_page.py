@@ -160,7 +160,7 @@ def test_everything_can_be_typed(page: Page) -> None:
     page.keyboard.press("Escape")
     expect(page.locator("#help")).to_be_hidden()
     page.keyboard.press("p")
-    expect(page.locator("#said")).to_contain_text("uses revision 1: decode_weight 1 → 2.5, temperature 0 → 0.15")
+    expect(page.locator("#said")).to_contain_text("uses revision 1: decode_weight 0.06 → 2.5, temperature 0 → 0.15")
 
 
 def test_the_address_leads_to_its_decision(browser: Browser, served: Served) -> None:

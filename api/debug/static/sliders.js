@@ -6,7 +6,7 @@ import { words } from "./format.js";
 const BY_BLOCKS = ["kv", "approximate"];
 const OF_POLICIES = [
   [BY_BLOCKS, "prefill_weight", 0, 8, 0.05, "price of a block that must be computed"],
-  [BY_BLOCKS, "decode_weight", 0, 8, 0.05, "price of an active block"],
+  [BY_BLOCKS, "decode_weight", 0, 4, 0.02, "price of an active block"],
   [BY_BLOCKS, "request_weight", 0, 50, 0.5, "price of an active request"],
   [["time"], "own_weight", 0, 16, 0.1, "price of a millisecond of the request's own prefill"],
   [["time"], "own_request_weight", 0, 1, 0.01, "the same once more for each active request, which it holds up"],

@@ -122,7 +122,7 @@ async def test_the_timeline_is_what_was_recorded(shown: Shown) -> None:
     kinds = {note["kind"] for note in found["notes"]}
     assert kinds >= {"worker_joined", "worker_lost", "settings", "migrated", "rejected", "doubt", "replica_joined"}
     changed = [note["text"] for note in found["notes"] if note["kind"] == "settings"]
-    assert "frontend-3 uses revision 1: decode_weight 1 → 2.5, temperature 0 → 0.15" in changed
+    assert "frontend-3 uses revision 1: decode_weight 0.06 → 2.5, temperature 0 → 0.15" in changed
 
 
 async def test_what_follows_is_asked_for_by_position(shown: Shown) -> None:
@@ -150,7 +150,7 @@ async def test_a_decision_is_its_record(shown: Shown) -> None:
             assert row["cost"] == cost / 1000
             assert row["prefill_cost"] + row["decode_cost"] + row["request_cost"] == pytest.approx(row["cost"])
         assert found["settings_known"]
-        assert found["settings"]["decode_weight"] == (2.5 if event.settings_revision else 1.0)
+        assert found["settings"]["decode_weight"] == (2.5 if event.settings_revision else 0.06)
         told = await shown.get(f"/explanation/{n}")
         attempts = msgspec.to_builtins(explain(shown.recording, event.request).attempts)
         assert told | {"known": True} == {**attempts[event.attempt], "known": True, "uses": 1}

@@ -97,13 +97,24 @@ def test_the_last_token_is_never_predicted_as_cached(site: Site) -> None:
 
 def test_load_outweighs_overlap_when_it_is_more(site: Site) -> None:
     """Blocks in flight on a worker are priced against the blocks that it would save."""
+    equal = RoutingSettings(policy="kv", decode_weight_m=1000)
     site.cache(B, ASKED, 10)
     site.say(ROUTING, REPLICA, routed("x", B, prompt(*range(100, 104))), prefilled("x"))
-    assert site.decide(ASKED).worker == B
+    assert site.decide(ASKED, equal).worker == B
     site.say(ROUTING, REPLICA, routed("y", B, prompt(*range(200, 206))), prefilled("y"))
-    assert site.decide(ASKED).worker != B
+    assert site.decide(ASKED, equal).worker != B
+    assert site.decide(ASKED, RoutingSettings(policy="kv")).worker == B
     site.say(ROUTING, REPLICA, finished("x"), finished("y"))
-    assert site.decide(ASKED).worker == B
+    assert site.decide(ASKED, equal).worker == B
+
+
+def test_a_talk_stays_where_its_turns_are_in_flight(site: Site) -> None:
+    """By the defaults of `kv`: turns of one talk that overlap share its blocks, and each counts them all."""
+    site.cache(B, ASKED, 10)
+    turns = [routed(f"turn {number}", B, ASKED) for number in range(4)]
+    site.say(ROUTING, REPLICA, *turns, *(prefilled(f"turn {number}") for number in range(4)))
+    assert candidate(site, B).active_blocks >= 4 * 10
+    assert set(chosen(site, RoutingSettings(policy="kv"), 20)) == {B}
 
 
 def test_queued_prefill_counts_until_the_first_token(site: Site) -> None:

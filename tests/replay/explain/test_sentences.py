@@ -166,7 +166,7 @@ def goes(asked: Prompt) -> str:
     ("given", "idle", "why"),
     [
         ({"prefill_weight": 0}, 4, ": 0 active blocks against 41"),
-        ({"device_credit": 0}, 4, ": 0 active blocks against 41"),
+        ({"device_credit": 0, "decode_weight": 1}, 4, ": 0 active blocks against 41"),
         ({"decode_weight": 0, "prefill_weight": 0, "request_weight": 1}, 4, ": 0 active requests against 1"),
         ({"decode_weight": 0.01}, 4, ": it has 4 of 6 full blocks of the prompt cached, a has 0"),
         ({"prefill_weight": 0.1, "decode_weight": 0.01}, 0, ": 6.25 blocks to prefill against 46.5"),

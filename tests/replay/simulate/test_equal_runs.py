@@ -35,8 +35,8 @@ DIGESTS: dict[str, str] = {
     "twenty workers": "a3137d1c558f778fb857dacbf08dbbca",
     "prefill workers": "b20d65f941184f6f2faf84947c0fd70a",
     "closed loop": "c9ca68ee1481b62543e7be905366187b",
-    "kv": "3e6a05999a0a58bbf707038e6330fd56",
-    "approximate": "8a22a69c078fcf793725f051ef1c144f",
+    "kv": "e9714b6762374cc49b041bccfdb32592",
+    "approximate": "bc9ec2843a9000b144c57458f08e520c",
     "least loaded": "30e96701c54c5d84000a42260f746a75",
 }
 

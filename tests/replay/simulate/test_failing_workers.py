@@ -129,7 +129,7 @@ def test_who_is_gone_is_lost_after_its_lease(run: Run) -> None:
 def test_another_takes_its_place(tmp_path: Path) -> None:
     """Half a minute later, under a new id and with an empty cache; it serves. By `kv`: so few requests would wait for
     nobody under `time`, which keeps to full caches then."""
-    run = Run(tmp_path / "log", replace(OPTIONS, routing=RoutingSettings(policy="kv")))
+    run = Run(tmp_path / "log", replace(OPTIONS, routing=RoutingSettings(policy="kv", decode_weight_m=1000)))
     joined = [(at_ms, owner, event) for at_ms, owner, event in run.said[KV] if isinstance(event, WorkerJoined)]
     new = [(at_ms, owner, event) for at_ms, owner, event in joined if at_ms]
 
