@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from actors.membership.decision_bases import DecisionBases
 from core.clock import Clock
+from core.codec import Message, decode_message
 from core.errors import Unavailable
 from core.events import (
     DecisionCounts,
@@ -28,6 +29,7 @@ from core.events import (
     ReplicaRestated,
     RequestRejected,
     RequestRouted,
+    UnknownEvent,
 )
 from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
@@ -82,6 +84,8 @@ class RoutingPublisher:
         self._decisions_rejected = 0
         self._stated = _NONE
         """The counts that were stated last."""
+        self._n_read = 0
+        """The number of the next message to be read back."""
         self.has_continued = False
         """True if a decision that continues another went to the log since the last restatement."""
         self._state = state
@@ -175,10 +179,22 @@ class RoutingPublisher:
     def _local_events(self) -> list[Event]:
         return [LocalChanged(worker=worker, reasons=reasons) for worker, reasons in sorted(self._local.items())]
 
-    def read_back(self, events: Sequence[object]) -> None:
+    def read_back(self, message: Message) -> None:
         """Events of this replica were read from the log and folded: they are not pending any more."""
-        for event in events:
+        self._n_read = max(self._n_read, message.n + 1)
+        for event in message.events:
             self.pending_events.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
+
+    def refold(self) -> None:
+        """The state has become another. A message that was read back, is not in it and will be appended again is
+        pending again: a store that went back had stored it, and its acknowledgement had not come."""
+        part, sealed, lacking = self._state.routing.replicas.get(self.id), self.outbox.sealed, list[Event]()
+        n_folded = 0 if part is None else part.chain.n_next
+        if sealed is not None and n_folded <= sealed.n < self._n_read:
+            events = decode_message(sealed.payload).events
+            lacking = [event for event in events if not isinstance(event, UnknownEvent)]
+        self._n_read = n_folded
+        self.pending_events.refold(lacking, part)
 
     async def leave(self, reason: str) -> None:
         """ReplicaLeft is in the log if that was possible in time."""

@@ -388,7 +388,7 @@ class Router:
         elif applied.stream == ROUTING and applied.changed:
             self.membership.bases.note(self.state.cursor[ROUTING].epoch, applied.seq, applied.message.events)
             if applied.owner == self.publisher.id:
-                self.publisher.read_back(applied.message.events)
+                self.publisher.read_back(applied.message)
                 self._check_superseded()
         if applied.changed and applied.owner != self.publisher.id and self.scheduler.has_waiting:
             self.requests.feed(LoadChanged())
@@ -400,6 +400,7 @@ class Router:
 
     def _on_became(self) -> None:
         self._check_superseded()
+        self.publisher.refold()
         self.membership.bases.clear()
         self.background_tasks.on_state_replaced()
 

@@ -10,7 +10,7 @@ it, here as in the fold; so what is ahead of a cursor after a restatement depend
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ InFlightEntry = tuple[AttemptKey, InFlight]
 
 
 class _Effect(msgspec.Struct, frozen=True):
+    event: Event
     name: EventKey
     taken: tuple[InFlightEntry, ...]
     added: tuple[InFlightEntry, ...]
@@ -107,6 +108,14 @@ class PendingEvents:
     def forget(self) -> None:
         """No event waits."""
         vars(self).update(vars(PendingEvents()))
+
+    def refold(self, lacking: Sequence[Event], folded: ReplicaPart | None) -> None:
+        """The fold has become another, with `folded` as this replica's part: the events `lacking`, which were read back
+        and are not in it, count here again, and those that wait count on that part. O(events)."""
+        events = [*lacking, *(effect.event for effect in self._effects)]
+        self.forget()
+        for event in events:
+            self.emit(event, folded)
 
     def _counted_anew(self) -> PendingEvents:
         anew = PendingEvents()
@@ -189,17 +198,17 @@ class PendingEvents:
             return None
         if isinstance(event, ReplicaRestated):
             taken = tuple(self._all(folded).items())
-            return _Effect(name, taken, tuple(dict(restated_requests(event)).items()), self._uncounted(folded))
+            return _Effect(event, name, taken, tuple(dict(restated_requests(event)).items()), self._uncounted(folded))
         key: AttemptKey = name[1]
         entry = self._entries.get(key)
         if entry is None and folded is not None and key not in self.computed:
             entry = folded.in_flight.get(key)
         gone = () if entry is None else ((key, entry),)
         if type(event) is RequestRouted:
-            return _Effect(name, gone, ((key, in_flight(event)),), {event.model: 1})
+            return _Effect(event, name, gone, ((key, in_flight(event)),), {event.model: 1})
         if type(event) is RequestFinished or entry is None:
-            return _Effect(name, gone, (), _UNCHANGED)
-        return _Effect(name, (), (), _UNCHANGED, (key, entry, entry.prefilled()))
+            return _Effect(event, name, gone, (), _UNCHANGED)
+        return _Effect(event, name, (), (), _UNCHANGED, (key, entry, entry.prefilled()))
 
     def _all(self, folded: ReplicaPart | None) -> dict[AttemptKey, InFlight]:
         """Everything in flight on this replica now."""

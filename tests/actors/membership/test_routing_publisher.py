@@ -29,6 +29,7 @@ from core.models import GenerationFailed, NoWorkers
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.state import State
+from streams.memory.memory_log import MemoryLog
 from streams.outbox.backlog import MemoryBacklog, OutboxLimits
 from tests.actors.scripted_engine import ScriptedEngine
 from tests.actors.world import KEY, World, collect, request, world
@@ -120,6 +121,35 @@ async def test_an_attempt_that_fails_before_the_first_token_is_made_again() -> N
             *(("y", attempt, "worker_lost") for attempt in range(3)),
             *(("z", attempt, "worker_lost") for attempt in range(5)),
         ]  # fmt: skip
+
+
+async def test_a_decision_that_the_log_lost_and_takes_again_counts_until_its_end() -> None:
+    """The log stored it without an acknowledgement, and went back. Its end alone counted, as less than no load."""
+    async with world() as it:
+        router, engine = await scripted(it)
+        await it.settled(router)
+        log, end = it.log, (await it.log.state(ROUTING)).last_seq
+        assert isinstance(log, MemoryLog)
+        log.acks_to_lose = 1000
+        stream = answer(router, request(range(40), id="x"))
+        engine.script("x").put_nowait(Output(tokens=(1,), cached_tokens=0))
+        await anext(stream)
+        await eventually(lambda: router.state.cursor[ROUTING].seq > end, "the decision was read back")
+        log.acks_to_lose, log.full = 0, True
+        log.cut(ROUTING, end)
+        await eventually(lambda: router.runner.rebuilds, "a fold without it")
+        assert in_flight(router) == 1
+        await stream.aclose()
+        await eventually(lambda: not router.scheduler.running, "it is over")
+        assert in_flight(router) == 0
+        log.full = False
+        assert await outcomes(it, router) == [("x", 0, "abort")]
+
+
+def in_flight(router: Router) -> int:
+    """Requests in flight on all workers, as a decision counts them."""
+    loads = router.state.routing.in_flight_load, router.publisher.pending_events.in_flight_load
+    return sum(busy.requests for load in loads for busy in load.busy.values())
 
 
 async def test_one_id_twice_at_a_time_is_two_requests() -> None:

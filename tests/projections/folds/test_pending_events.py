@@ -85,6 +85,8 @@ class Router:
     def __init__(self) -> None:
         self.pending_events = PendingEvents()
         self.log = Log()
+        self.folded: list[list[Event]] = []
+        """Read back, message by message."""
         self.emitted: list[Event] = []
         """In order, with what was dropped: a restatement in the log voids it anyway."""
         self.sealed: list[Event] = []
@@ -119,8 +121,20 @@ class Router:
         del self.sealed[:count]
         if events:
             self.log.fold(*events)
+            self.folded.append(events)
             for event in events:
                 self.pending_events.read_back(event)
+
+    def go_back(self, count: int) -> None:
+        """The log has lost up to `count` of the last messages that were read back, and they are sure to come again."""
+        kept = max(0, len(self.folded) - count)
+        lacking = [event for events in self.folded[kept:] for event in events]
+        del self.folded[kept:]
+        self.sealed = lacking + self.sealed
+        self.log = Log()
+        for events in self.folded:
+            self.log.fold(*events)
+        self.pending_events.refold(lacking, self.log.state.routing.replicas.get(R))
 
     def overflow(self) -> None:
         """Everything not sealed is dropped; what is said until the restatement is dropped, too."""
@@ -161,7 +175,7 @@ class Router:
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, int]:
-    shares = Counter(route=5, prefill=3, finish=3, read=3, seal=2, overflow=1, restate=1)
+    shares = Counter(route=5, prefill=3, finish=3, read=3, seal=2, overflow=1, restate=1, go_back=1)
     return draw(st.sampled_from(list(shares.elements()))), draw(st.integers(0, 5))
 
 
@@ -187,18 +201,22 @@ def run(router: Router, step: str, number: int, made: int) -> None:
             router.overflow()
         case "restate":
             router.restate()
+        case "go_back":
+            router.go_back(number)
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(steps(), min_size=10, max_size=50))
 @example([("route", 0), ("restate", 0), ("prefill", 0), ("overflow", 0)])
 @example([("route", 0), ("restate", 0), ("overflow", 0)])
+@example([("route", 0), ("seal", 1), ("read", 1), ("prefill", 0), ("go_back", 1), ("finish", 0)])
 def test_folded_and_ahead_add_up(given_: list[tuple[str, int]]) -> None:
     """At every split between read back and ahead, their sum is the fold of all; and a replay has the same ahead.
 
     Sums per worker, decisions per model, pending prefixes and outstanding prefills as a decision sees them; also when
-    events were dropped and what is in flight was said again. What workers are believed to hold is all there too, and
-    goes with a restatement that is read back. When all is, nothing is left ahead.
+    events were dropped and what is in flight was said again, and when the log went back and takes messages again. What
+    workers are believed to hold is all there too, and goes with a restatement that is read back. When all is, nothing
+    is left ahead.
     """
     router = Router()
     for made, (step, number) in enumerate(given_):
