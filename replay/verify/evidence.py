@@ -87,7 +87,9 @@ class Evidence:
         if self._agreements is None:
             self._agreements = FoldAgreements(self._recording)
         agreed, read = (it(at.replica, at.seq) for it in (self._agreements.folds, self._agreements.heads))
-        return ReplacedStates(self._playback, at, agreed, read, self._near)
+        reversal, reported = self._places().reversal(at), self._agreements.places(at.replica, at.seq)
+        went_back = {stream for stream in self._recording.streams if reported.get(stream, 0) < reversal}
+        return ReplacedStates(self._playback, at, agreed, read, went_back, self._near)
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
@@ -183,7 +185,8 @@ class _Place(NamedTuple):
 
 
 class NamedPlaces:
-    """Epochs and sequences of streams that replicas name: they witness what the log had then."""
+    """Epochs and sequences of streams that replicas name: they witness what the log had then, and where the history
+    that a replica read was replaced."""
 
     def __init__(self, recording: Recording) -> None:
         """Reads the routing stream once."""
@@ -193,12 +196,21 @@ class NamedPlaces:
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
         self._remade: dict[str, list[tuple[StreamSeq, ReplicaId]]] = {}
         """By stream, the places at which replicas state that it was made anew."""
+        self._cursors: dict[ReplicaId, Mapping[str, tuple[int, int]]] = {}
+        """The last one of each replica."""
+        self._reversals: dict[ReplicaId, list[tuple[StreamSeq, int]]] = {}
+        """Per replica the events, by message and number, with an earlier place than an event before in its chain."""
+        numbers: dict[ReplicaId, int] = {}
         for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
             if message.source != owner(record.subject):
                 continue
             replica = ReplicaId(message.source)
-            for event in message.events:
+            is_repeat = message.n < numbers.get(replica, 0)
+            for number, event in enumerate(message.events):
                 self._note_event(record.seq, replica, event)
+                if isinstance(event, RequestRouted | RequestRejected) and not is_repeat:
+                    self._note_cursor(record.seq, number, replica, event.cursor)
+            numbers[replica] = max(message.n + 1, numbers.get(replica, 0))
 
     def __repr__(self) -> str:
         return f"<NamedPlaces in {len(self._first)} epochs>"
@@ -223,6 +235,12 @@ class NamedPlaces:
                 return f"replica {self._recording.names.replica(replica)}, by {ROUTING}:{place.at},"
         return self._snapshot(lambda place: place.epoch == epoch and place.seq > end, stream)
 
+    def reversal(self, at: RecordedDecision | RecordedRefusal) -> StreamSeq:
+        """The last place, up to the decision, at which its replica names an earlier place of a stream than before: the
+        history that it had read was replaced in between. 0 if there is none."""
+        found = (seq for seq, number in self._reversals.get(at.replica, ()) if (seq, number) <= (at.seq, at.number))
+        return max(found, default=StreamSeq(0))
+
     def _snapshot(self, holds: Callable[[At], bool], stream: StreamName) -> str:
         for manifest in self._recording.archive.snapshots():
             place = manifest.cursor.get(stream)
@@ -242,6 +260,14 @@ class NamedPlaces:
             for name, points in event.points.items():
                 for seq in points.seqs:
                     self._note(name, points.epoch, _Place(at, replica, StreamSeq(seq), reported=True))
+
+    def _note_cursor(
+        self, at: StreamSeq, number: int, replica: ReplicaId, cursor: Mapping[str, tuple[int, int]]
+    ) -> None:
+        before = self._cursors.get(replica, {})
+        self._cursors[replica] = cursor
+        if any(before.get(name, (0, 0))[0] == epoch and seq < before[name][1] for name, (epoch, seq) in cursor.items()):
+            self._reversals.setdefault(replica, []).append((at, number))
 
     def _note(self, name: str, epoch: int, place: _Place) -> None:
         self._first.setdefault((name, epoch), {}).setdefault(place.replica, place)
@@ -427,6 +453,10 @@ class FoldAgreements:
     def heads(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
         """The same of places at which it had read the message that stands there."""
         return _furthest(self._read.get(replica, ()), seq)
+
+    def places(self, replica: ReplicaId, seq: int) -> dict[StreamName, StreamSeq]:
+        """Per stream the place of the last of those reports at which the replica's fold agreed."""
+        return {each.stream: each.at for each in self._agreed.get(replica, ()) if each.at < seq}
 
 
 def _furthest(reports: Iterable[FoldReport], seq: int) -> dict[StreamName, StreamSeq]:

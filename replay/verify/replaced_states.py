@@ -9,7 +9,7 @@ explained; so is one that may rest on messages that the chain lacks. No other re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 from core.events import RequestRouted
@@ -51,11 +51,14 @@ class ReplacedStates:
         at: RecordedDecision | RecordedRefusal,
         agreed: Mapping[StreamName, int],
         read: Mapping[StreamName, int],
+        went_back: Container[StreamName],
         near: dict[StreamName, StateCursor],
     ) -> None:
-        """`agreed` and `read`: as `replay.recording.gaps.Gaps` takes them. `near`: by stream a state that is kept for
-        the next decision."""
+        """`agreed` and `read`: as `replay.recording.gaps.Gaps` takes them. `went_back`: streams of which the replica
+        has reported no fold of the log's since its cursors went back. `near`: by stream a state that is kept for the
+        next decision."""
         self._playback, self._at, self._agreed, self._near = playback, at, agreed, near
+        self._went_back = went_back
         self._found: dict[tuple[str, str], ReplacedHistory | None] = {}
         cursor = at.event.cursor
         self._replaced = [
@@ -160,6 +163,8 @@ class ReplacedStates:
         if n_next is None and not recording.start[stream]:
             n_next = 0
         n_first = n_next or 0
+        if stream in self._went_back and self._lacks_later(stream, worker, n_first):
+            yield None
         end = where.after + where.messages + PLACES_MAX
         for frame in recording.frames(stream, where.after + 1, end):
             message = frame.message
@@ -175,6 +180,12 @@ class ReplacedStates:
                 n_next = max(n_next, message.n + 1)
             state.fold(stream, frame.seq, frame.owner, message, frame.head)
             yield state
+
+    def _lacks_later(self, stream: StreamName, worker: str, n_first: int) -> bool:
+        """True if the chain lacks messages behind that number. A replica with cursors that went back had read a history
+        in which they may have followed at once: what stands before them here had been lost there."""
+        gaps = self._playback.gaps.all
+        return any(gap.stream == stream and gap.source == worker and gap.n_from >= n_first for gap in gaps)
 
 
 def _member(state: State, worker: str) -> Member | None:

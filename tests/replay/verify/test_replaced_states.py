@@ -163,6 +163,68 @@ def test_a_restatement_counts_from_where_its_replica_has_read_it(
     assert (found.different, found.not_judged) == ((0, {"gap": 1}) if is_missing else (1, {}))
 
 
+def decide_between_two_copies(stage: Stage, *, has_decided: bool) -> None:
+    """`x` is decided after an older copy of the store was put back, and before a newer one was: of what A sent in
+    between the log has nothing, and the newer copy has messages that the older one had not."""
+    for number in (70, 71, 72):
+        stage.say(KV, A, stored(number))
+    if has_decided:
+        stage.route("w", ASKED)
+    frames, records = stage.frames[KV][:], stage._records[:]
+    rolled_back(stage, 3)
+    stage.say(KV, A, joined("left"), restated(0, 1, *[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage._seats.clear()
+    stage.settings(RoutingSettings(policy="kv"))
+    event = stage.decided("x", ASKED)
+    stage.frames[KV] = frames
+    stage._records = [it for it in records if it.stream == KV] + [it for it in stage._records if it.stream != KV]
+    stage.tell(event)
+    stage.say(KV, A, joined("left"), restated(0, 1, 73))
+
+
+@pytest.mark.parametrize("has_decided", [True, False])
+def test_a_copy_put_back_after_an_older_one_is_named_by_cursors_that_went_back(
+    stage: Stage, tmp_path: Path, has_decided: bool
+) -> None:
+    """The messages that are missing stood before others that are here. Only the replica's own cursors show that."""
+    decide_between_two_copies(stage, has_decided=has_decided)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if has_decided else (1, {}))
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_between_two_copies_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    """The chain of worker C lacks nothing."""
+    plant(monkeypatch, C, change)
+    decide_between_two_copies(stage, has_decided=True)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert {each.term for each in found.differences} == {TERMS[change]}
+
+
+def test_cursors_that_went_back_before_an_equal_report_are_no_evidence(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the report the replica is back in the log's history. A later loss explains no cache of before."""
+    decide_between_two_copies(stage, has_decided=True)
+    stage._seats.clear()
+    stage.settings(RoutingSettings(policy="kv"))
+    stage.tell(stage.report(R))
+    stage.say(KV, B, stored(74))
+    plant(monkeypatch, A, cached)
+    stage.route("y", ASKED)
+    monkeypatch.undo()
+    stage.say(KV, A, stored(75))
+    lose(stage, KV, A)
+    stage.say(KV, A, stored(76))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {"replaced": 1})
+    assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
+
+
 @pytest.mark.parametrize("lost", [KV, LOAD])
 def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
     stage: Stage, tmp_path: Path, lost: StreamName
