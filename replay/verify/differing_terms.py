@@ -167,8 +167,8 @@ class _Excuses:
         there follows from such a term of the worker."""
         if self._replaced is None:
             return
-        if term.term == "prefill":
-            yield from self._explaining.get(term.worker, ())
+        if term.term == "prefill" and term.worker in self._explaining:
+            yield from self._explaining[term.worker]
         elif by := self._replaced.explains(term.term, term.worker):
             found = Unverifiable("replaced", f"history was replaced: {by.text}", by.stream, term.worker)
             self._explaining[term.worker] = [found]

@@ -1,32 +1,43 @@
-"""States of one worker in a history that was replaced, as evidence for what a record says of it.
+"""States of one worker, or of all requests in flight, in a history that was replaced, as evidence for what a record
+says of them.
 
 A store that went back lost the newest messages of its streams. Sources sent some of these again, at other places, and
 others never. So the fold up to a recorded cursor is not the state that the replica had. But in each stream that state
 followed from a start of the worker's own chain: no shorter than the place up to which the replica is known to have had
 the log's fold, and no longer than the places behind that one allow. A record that one of these starts gives is
-explained; so is one that may rest on messages that the chain lacks. No other record is.
+explained; so is one that may rest on messages that the chain lacks. No other record is. Requests in flight are those of
+all replicas: one start of each other replica's chain must give what the record counts on all of its candidates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from core.events import RequestRouted
-from core.ids import Epoch, StreamName, StreamSeq, WorkerId, from_column
-from core.subjects import LOAD, is_kv
+from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
+from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadPart
 from projections.folds.state import State
-from projections.policy.view import NO_OVERLAP, NO_REPORT
+from projections.policy.decide import decide, record
+from projections.policy.view import NO_OVERLAP, NO_REPORT, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
-from replay.playback.state_cursors import StateCursor
+from replay.playback.state_cursors import CursorSource, StateCursor
 from replay.recording.gaps import ReplacedHistory
+from replay.recording.recording import RecordedFrame
 
 PLACES_MAX = 1024
 """Places before and behind the cursor at which a worker's messages are looked for; more are not explained."""
 _OF_CACHE = ("overlap", "overlap_all", "known")
-_ALIKE = {"cache": _OF_CACHE, "report": ("waiting",), "membership": ("candidates", "excluded")}
+_OF_IN_FLIGHT = ("pending", "active_blocks", "active_requests", "wait_us", "prefill")
+_ALIKE = {
+    "cache": _OF_CACHE,
+    "report": ("waiting",),
+    "membership": ("candidates", "excluded"),
+    "in flight": _OF_IN_FLIGHT,
+}
 """Terms that a worker's state explains together."""
 _OF_REPORT = ("draining", "overloaded")
 """Reasons to leave a worker out that rest on its report."""
@@ -72,10 +83,13 @@ class ReplacedStates:
 
     def explains(self, term: str, worker: str) -> ReplacedHistory | None:
         """The replaced history in which the worker can have been as the record says. O(PLACES_MAX) messages, and a copy
-        of a state: once for a worker's cache, report and membership each."""
+        of a state: once for a worker's cache, report and membership each; for all requests in flight O(PLACES_MAX)
+        decisions and copies."""
         if not self._replaced or not worker:
             return None
         of = next((name for name, terms in _ALIKE.items() if term in terms), "")
+        if of == "in flight":
+            worker = ""  # a replica's messages are about all workers
         if (of, worker) not in self._found:
             self._found[of, worker] = self._explained(of, worker)
         return self._found[of, worker]
@@ -83,6 +97,8 @@ class ReplacedStates:
     def _explained(self, of: str, worker: str) -> ReplacedHistory | None:
         if of == "membership":
             return self._membership(worker)
+        if of == "in flight":
+            return self._in_flight()
         if worker not in self._candidates:
             return None
         if of == "cache":
@@ -119,6 +135,26 @@ class ReplacedStates:
             return self._in_kv(worker, lambda state, its: _member(state, its) is not None)
         return None
 
+    def _is_in_flight_as_recorded(self, state: State) -> bool:
+        """True if the decision made again on that state counts the same in flight on all candidates. What is to be
+        prefilled follows where the cache is the recorded one, too."""
+        at = self._at
+        assert isinstance(at, RecordedDecision)
+        view = View(state, at.replica, at.replica_state.pending_events, at.view.local)
+        event = at.event
+        decision = decide(view, at.request, at.settings, event.now_ms, event.seed, version=event.decide_version)
+        if decision.worker is None:
+            return False
+        again = record(decision, at.request, at.settings, event.settings_revision)
+        places = {worker: place for place, worker in enumerate(from_column(again.candidates))}
+        for worker in places.keys() & set(self._candidates):
+            one = _row(self._columns, self._candidates.index(worker))
+            other = _row(again.columns, places[worker])
+            terms = _OF_IN_FLIGHT if all(one[term] == other[term] for term in _OF_CACHE) else _OF_IN_FLIGHT[:-1]
+            if any(one[term] != other[term] for term in terms):
+                return False
+        return True
+
     # --- what the worker was -----------------------------------------------------------------------------------
 
     def _in_kv(self, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
@@ -137,6 +173,17 @@ class ReplacedStates:
             return None  # the log's own state gives the record, so the rules do not
         for state in self._states(stream, worker, where):
             if state is None or fits(state, worker):
+                return where.by
+        return None
+
+    def _in_flight(self) -> ReplacedHistory | None:
+        where = self._range(ROUTING)
+        if where is None or not isinstance(self._at, RecordedDecision):
+            return None
+        if self._is_in_flight_as_recorded(self._at.view.state):
+            return None  # the log's own state gives the record, so the rules do not
+        for state in islice(self._joint_states(where), PLACES_MAX):
+            if state is None or self._is_in_flight_as_recorded(state):
                 return where.by
         return None
 
@@ -181,11 +228,75 @@ class ReplacedStates:
             state.fold(stream, frame.seq, frame.owner, message, frame.head)
             yield state
 
+    def _joint_states(self, where: _Range) -> Iterator[State | None]:
+        """States after a start of each other replica's chain, all together no longer than the places allow; None for
+        states that only messages give that the log lacks. What the replica itself sent counts as it does in its
+        view."""
+        at, source, recording = self._at, self._playback.source, self._playback.recording
+        epoch = Epoch(source.epochs[ROUTING])
+        place = {**at.event.cursor, ROUTING: (epoch, where.after)}
+        base = self._near[ROUTING] = source.new_cursor(place, self._near.values())
+        base.state.open(ROUTING, epoch)
+        base = source.copy(base)
+        chains = dict[str, list[RecordedFrame]]()
+        for frame in recording.frames(ROUTING, where.after + 1, where.after + where.messages + PLACES_MAX):
+            if frame.owner != at.replica:
+                chains.setdefault(frame.owner, []).append(frame)
+            elif frame.seq <= at.event.cursor[ROUTING][1] and frame.message is not None:
+                base.state.routing.apply(frame.owner, frame.message, frame.head)
+        starts = [list(self._start(base.state, frames, where.messages)) for frames in chains.values()]
+        if any(None in start for start in starts):
+            yield None
+        whole = [[frame for frame in start if frame is not None] for start in starts]
+        yield from _folded(source, base, sorted(whole, key=len), where.messages)
+
+    def _start(self, state: State, frames: list[RecordedFrame], messages: int) -> Iterator[RecordedFrame | None]:
+        """The first frames of one source's chain that the replica may have had; None if it may have had others."""
+        part = state.routing.replicas.get(ReplicaId(frames[0].owner))
+        n_next = part.chain.n_next if part is not None else 0
+        n_first = n_next
+        for frame in frames:
+            message = frame.message
+            if message is None:
+                continue
+            if message.source == frame.owner:
+                if message.n > n_next and n_next - n_first < messages:
+                    yield None
+                if message.n - n_first >= messages:
+                    return
+                n_next = max(n_next, message.n + 1)
+            yield frame
+
     def _lacks_later(self, stream: StreamName, worker: str, n_first: int) -> bool:
         """True if the chain lacks messages behind that number. A replica with cursors that went back had read a history
         in which they may have followed at once: what stands before them here had been lost there."""
         gaps = self._playback.gaps.all
         return any(gap.stream == stream and gap.source == worker and gap.n_from >= n_first for gap in gaps)
+
+
+def _row(columns: Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | None]:
+    """The terms of one candidate; None for those without a column."""
+    return {
+        term: column[place] if place < len(column := columns.get(term, ())) else None
+        for term in (*_OF_CACHE, *_OF_IN_FLIGHT)
+    }
+
+
+def _folded(
+    source: CursorSource, base: StateCursor, chains: list[list[RecordedFrame]], messages: int
+) -> Iterator[State]:
+    """The state after each start of each of these chains, with so many messages at most; a copy for each start of all
+    chains but the last."""
+    if not chains:
+        yield base.state
+        return
+    first, *others = chains
+    here = source.copy(base)
+    yield from _folded(source, here, others, messages)
+    for number, frame in enumerate(first[:messages], 1):
+        assert frame.message is not None
+        here.state.routing.apply(frame.owner, frame.message, frame.head)
+        yield from _folded(source, here, others, messages - number)
 
 
 def _member(state: State, worker: str) -> Member | None:

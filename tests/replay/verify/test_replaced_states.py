@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from core.events import LocalChanged
+from core.events import LocalChanged, RequestRouted
 from core.events.routing import LOST_HISTORY, MADE_ANEW
-from core.ids import StreamName
+from core.ids import RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections.folds.in_flight import InFlight
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
 from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
-from tests.replay.staged import KEY, KV, A, B, C, R, Stage
+from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 from tests.replay.verify.test_differing_terms import (
     ASKED,
     TERMS,
@@ -236,6 +237,60 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
     stage.tell(structs.replace(replica_restated([]), reason=reason))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if lost == KV else (1, {}))
+
+
+def count_other_requests(stage: Stage, *, is_sent_again: bool) -> RequestRouted:
+    """`x` is decided where R has read what S has in flight. Then the store goes back: S sends that again at another
+    place, or never. All caches are as before, but for a message of B that is missing."""
+    stage.replica(S, "r2", RoutingSettings(policy="kv"))
+    stage.say(KV, B, stored(70))
+    here = len(stage.frames[ROUTING])
+    own, own_event = stage.sealed(ROUTING, R, LocalChanged(worker=B, reasons=())), LocalChanged(worker=B, reasons=())
+    stage.store(ROUTING, R, own)
+    in_flight = {(RequestId("other"), 0): InFlight(WorkerId(A), 4, 12)}
+    others = stage.sealed(ROUTING, S, replica_restated(in_flight.items()))
+    stage.store(ROUTING, S, others)
+    stage.seat(R).apply_own(here + 1, own_event)
+    event = stage.decided("x", ASKED)
+    rolled_back(stage, 1)
+    del stage.frames[ROUTING][here:]
+    stage._records = [it for it in stage._records if it.stream != ROUTING or it.seq <= here]
+    stage.say(KV, C, stored(80))
+    stage.say(KV, B, stored(71))
+    if not is_sent_again:
+        stage.say(ROUTING, S, replica_restated([]))
+    stage.store(ROUTING, R, own)
+    if is_sent_again:
+        stage.tell(LocalChanged(worker=C, reasons=()))
+        stage.store(ROUTING, S, others)
+    stage.tell(event)
+    return event
+
+
+@pytest.mark.parametrize("is_sent_again", [True, False])
+def test_requests_of_another_replica_before_the_store_went_back_are_explained(
+    stage: Stage, tmp_path: Path, is_sent_again: bool
+) -> None:
+    """At the cursor the log has another message of its own instead, or what S said when it found its message missing.
+    Before, what R counted in flight was called wrong."""
+    event = count_other_requests(stage, is_sent_again=is_sent_again)
+    assert sum(event.columns["active_requests"]) == 1
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 1})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("worker", [A, C])
+def test_wrong_requests_of_another_replica_are_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate], worker: str
+) -> None:
+    """No start of the chain of S gives one request more."""
+    plant(monkeypatch, worker, change)
+    count_other_requests(stage, is_sent_again=True)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+    assert found.differences[0].term == (TERMS[change] if change is not busy else "active_blocks")
 
 
 def test_explain_judges_alike(stage: Stage, tmp_path: Path) -> None:
