@@ -98,6 +98,8 @@ class State:
         self.jobs = JobsFold()
         self.kv: dict[StreamName, KvFold] = {}
         self.cursor: dict[StreamName, Position] = {}
+        self.begins: dict[StreamName, StreamSeq] = {}
+        """The first message of each stream that is folded from the log's own start, and not from a snapshot."""
         self.corrupt = 0
         """Records that are no messages of ours: skipped and counted."""
         self.gaps: deque[ChainGap] = deque(maxlen=GAPS_KEPT)
@@ -129,6 +131,7 @@ class State:
         """The stream's fold is at this position; `head` is the chain digest of the message there (empty if the log
         lacks it)."""
         self.cursor[stream] = position
+        self.begins.pop(stream, None)
         self._points[stream] = points = DigestPoints()
         if head and position.seq:
             projection = self.projection(stream)
@@ -138,6 +141,8 @@ class State:
         """The log has nothing more of the stream up to there: what follows the cursor was taken by retention."""
         position = self.cursor[stream]
         assert seq >= position.seq
+        if not position.seq:
+            self.begins[stream] = StreamSeq(seq + 1)
         self.cursor[stream] = Position(position.epoch, seq)
 
     def reset(self, stream: StreamName, epoch: Epoch) -> None:
@@ -178,6 +183,8 @@ class State:
         epoch, last = self.cursor[stream]
         if seq <= last:
             return None
+        if not last:
+            self.begins[stream] = seq
         projection, applied = self.projection(stream), None
         if message is None:
             self.corrupt += 1

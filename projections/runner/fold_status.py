@@ -34,6 +34,9 @@ class FoldLag:
         """Messages folded; the owner counts them."""
         self.events_per_s = 0.0
         """Messages folded between the last two looks."""
+        self.earlier: dict[StreamName, tuple[StreamSeq, StreamSeq]] = {}
+        """Streams in which the log has messages before the first one that was folded: its start in the log and in the
+        fold."""
         self._log = log
         self._state = state
         self._refreshed: tuple[float, int] | None = None
@@ -47,17 +50,24 @@ class FoldLag:
         counts, failed = dict[StreamName, int](), dict[StreamName, Unavailable]()
         for stream in streams:
             try:
-                last = (await self._log.state(stream)).last_seq
+                held = await self._log.state(stream)
             except Unavailable as error:
                 failed[stream] = error
             else:
-                counts[stream] = max(0, last - self._state.cursor[stream].seq)
+                counts[stream] = max(0, held.last_seq - self._state.cursor[stream].seq)
+                self._note_start(stream, held.first_seq)
         if failed and not counts:
             raise next(iter(failed.values()))
         self._note_away(failed)
         self.ms = await self._age_ms(counts)
         self.events = {stream: self.events[stream] for stream in failed if stream in self.events} | counts
         self._take_rate()
+
+    def _note_start(self, stream: StreamName, first: StreamSeq) -> None:
+        self.earlier.pop(stream, None)
+        folded = self._state.begins.get(stream, StreamSeq(0))
+        if first < folded:
+            self.earlier[stream] = first, folded
 
     def _note_away(self, failed: Mapping[StreamName, Unavailable]) -> None:
         for stream in failed.keys() - self.away:

@@ -3,8 +3,9 @@
 1. State and position are one value (`projections.folds.state`); nothing here holds a position of its own.
 2. It begins with a rebuild (`projections.runner.rebuild`), and then tails every stream from where that ended.
 3. A stream with a replaced history is folded no further: its last state serves while everything is folded anew,
-   and then the new fold takes its place. `rebuild` does the same on demand. Records that come meanwhile
-   are held (`projections.runner.rebuild`), and read again from the log if they are too many.
+   and then the new fold takes its place. `rebuild` does the same on demand, and so does a stream that has messages
+   again which were cut off when it was folded. Records that come meanwhile are held (`projections.runner.rebuild`), and
+   read again from the log if they are too many.
 4. The log may go away at any point: each read is tried again, and the last known state serves.
 """
 
@@ -82,6 +83,8 @@ class Runner:
         self._buffer: RecordBuffer | None = None
         self._replaced: set[StreamName] = set()
         """Streams with a history that was replaced since they were folded."""
+        self._earlier: dict[StreamName, tuple[StreamSeq, StreamSeq]] = {}
+        """See `FoldLag.earlier`, as it was at the last look."""
         self._void = False
         """True if another history was replaced during a rebuild."""
         self._stopped = False
@@ -161,6 +164,7 @@ class Runner:
                     await self._rebuild()
                 followed = await self._follow_all()
                 await self._lag.refresh(list(self._tails))
+                self._fold_earlier()
                 if followed:
                     self._measured.set()
                     pause_s = MEASURE_EVERY_S
@@ -235,6 +239,15 @@ class Runner:
         _logger.error("the history of stream %s was replaced: what is known serves while all is folded again", stream)
         self._replaced.add(stream)
         self._request(f"the history of stream {stream} was replaced")
+
+    def _fold_earlier(self) -> None:
+        """A rebuild is requested for each stream that has messages again which were cut off when it was folded; once,
+        because a broker may count messages that it cannot serve."""
+        before, self._earlier = self._earlier, dict(self._lag.earlier)
+        for stream, starts in self._earlier.items():
+            if before.get(stream) != starts:
+                _logger.error("stream %s begins at %d again, and was folded from %d on", stream, *starts)
+                self._request(f"stream {stream} has earlier messages again")
 
     # --- a fold beside it --------------------------------------------------------------------------------------
 

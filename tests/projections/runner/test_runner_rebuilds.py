@@ -18,7 +18,7 @@ from projections.runner import rebuild as rebuild_module
 from projections.runner import runner as runner_module
 from projections.runner.rebuild import RecordBuffer
 from projections.runner.runner import OWN_RECORDS_KEPT, Runner
-from streams.log import Record
+from streams.log import Record, StreamState
 from tests.fixtures.eventually import eventually
 from tests.projections.facts import joined, load, routed, stored
 from tests.projections.made_log import KV, A, B, MadeLog, R, made
@@ -165,6 +165,37 @@ async def test_it_agrees_with_the_log_whatever_became_of_it(fault: str) -> None:
             it.log.rewrite(KV, (await it.log.state(KV)).last_seq, b"damaged")
         await eventually(lambda: found.runner.rebuilds, "a new fold")
         await agree(it, found)
+
+
+async def test_messages_that_were_cut_off_and_are_back_are_folded() -> None:
+    """The store was put back to a copy while the stream's end stayed. Before, workers without a message since the start
+    of the process were not there until they restated themselves."""
+    it = await made()
+    copy, end = it.log.copy(), (await it.log.state(KV)).last_seq
+    it.log.expire(KV, end)
+    async with running(it) as found:
+        alive = len(found.state.alive())
+        it.log.restore(copy)
+        await eventually(lambda: len(found.state.alive()) > alive, "all workers")
+        await agree(it, found)
+        assert (found.runner.resets, found.runner.rebuilds) == (0, 1)
+
+
+async def test_messages_that_the_log_counts_and_cannot_serve_cost_one_rebuild(caplog: pytest.LogCaptureFixture) -> None:
+    it = await made()
+    it.log.expire(KV, StreamSeq(3))
+    state = it.log.state
+
+    async def counted(stream: StreamName) -> StreamState:
+        found = await state(stream)
+        return found._replace(first_seq=StreamSeq(2)) if stream == KV else found
+
+    async with running(it) as found:
+        it.log.state = counted  # type: ignore[method-assign]
+        await eventually(lambda: found.runner.rebuilds, "a new fold")
+        await asyncio.sleep(10 * runner_module.MEASURE_EVERY_S)
+        assert found.runner.rebuilds == 1
+    assert "begins at 2 again, and was folded from 3 on" in caplog.text
 
 
 async def test_a_rebuild_on_demand_mends_the_live_state() -> None:
