@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from core.clock import Clock
 from core.codec import digest
 from core.errors import PeerError
-from core.events.routing import LOST_HISTORY, MADE_ANEW
+from core.events.routing import LOST_HISTORY, MADE_ANEW, ROLLED_BACK_TEXT
 from core.ids import StreamName, StreamSeq
 from projections.folds.state import State
 from streams.log import DELETED, REMADE, ROLLED_BACK, EventLog, Extents, StreamState
@@ -129,13 +129,13 @@ async def _lost(
     if kind == REMADE:
         return kind, f"{MADE_ANEW}, all up to {stream}:{head.seq} is gone"
     if kind == ROLLED_BACK:
-        return kind, f"the stream was rolled back, its end at {stream}:{head.seq} is gone"
+        return kind, f"{ROLLED_BACK_TEXT}, its end at {stream}:{head.seq} is gone"
     if state.first_seq > head.seq:
         is_purged = not _may_be_retention(state, age_ms)
         return ("purged", f"all up to {stream}:{head.seq} was purged") if is_purged else ("", "")
     record = await log.at(stream, StreamSeq(head.seq)) if head.seq else None
     if record is not None and digest(record.payload, chain_key).hex() != head.head:
-        text = f"the stream was rolled back, another message stands at its former end {stream}:{head.seq}"
+        text = f"{ROLLED_BACK_TEXT}, another message stands at its former end {stream}:{head.seq}"
         return ROLLED_BACK, text
     messages = "1 message was" if state.deleted == 1 else f"{state.deleted} messages were"
     return kind, f"{messages} deleted inside the stream" if kind == DELETED else ""

@@ -126,7 +126,9 @@ class DecisionCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 LOST_HISTORY = "lost history"
 """Stands in the reason of a restatement that follows a loss of the log: `STREAM lost history: …`."""
 MADE_ANEW = "the stream was made anew"
-"""Begins the text behind that where the stream has another epoch now."""
+"""Begins the text behind that where the stream has another epoch now …"""
+ROLLED_BACK_TEXT = "the stream was rolled back"
+"""… and where its store went back."""
 
 
 class ReplicaJoined(EventBase, frozen=True):

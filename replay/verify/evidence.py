@@ -14,7 +14,7 @@ from typing import NamedTuple
 from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import Event, ReplicaReported, ReplicaRestated, RequestRejected, RequestRouted, UnknownEvent
-from core.events.routing import LOST_HISTORY, MADE_ANEW, PROGRAM_VERSION
+from core.events.routing import LOST_HISTORY, MADE_ANEW, PROGRAM_VERSION, ROLLED_BACK_TEXT
 from core.ids import LOST_SUFFIX, Epoch, ReplicaId, SourceId, StreamName, StreamSeq, from_column
 from core.snapshot_manifest import At
 from core.subjects import JOBS, LOAD, ROUTING, owner
@@ -24,7 +24,7 @@ from replay.playback.fold_reports import FoldReport, fold_reports_of
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.replica_state import ReplicaState
 from replay.playback.state_cursors import StateCursor
-from replay.recording.gaps import CUT, Gaps
+from replay.recording.gaps import CUT, Gaps, ReplacedHistory
 from replay.recording.recording import Recording
 from replay.verify.replaced_states import ReplacedStates
 
@@ -82,14 +82,16 @@ class Evidence:
     def replaced_states(self, at: RecordedDecision | RecordedRefusal) -> ReplacedStates | None:
         """The states of a history that was replaced, on which the decision or refusal may rest; None if none was. The
         first ones cost a pass through the recording."""
-        if not self._playback.gaps.replaced:
+        replaced = [*self._playback.gaps.replaced, *self._places().left_histories(at)]
+        if not replaced:
             return None
         if self._agreements is None:
             self._agreements = FoldAgreements(self._recording)
         agreed, read = (it(at.replica, at.seq) for it in (self._agreements.folds, self._agreements.heads))
         reversal, reported = self._places().reversal(at), self._agreements.places(at.replica, at.seq)
         went_back = {stream for stream in self._recording.streams if reported.get(stream, 0) < reversal}
-        return ReplacedStates(self._playback, at, agreed, read, went_back, self._near)
+        replaced = [each for each in replaced if read.get(each.stream, 0) < each.noticed]
+        return ReplacedStates(self._playback, at, agreed, replaced, went_back, self._near)
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
@@ -184,6 +186,18 @@ class _Place(NamedTuple):
     """True for a replica's report on its folds; else it is the cursor of a decision."""
 
 
+class _Reversal(NamedTuple):
+    """An event with an earlier place of some stream than the event before in the chain of its replica."""
+
+    at: StreamSeq
+    number: int
+    cursor: Mapping[str, tuple[int, int]]
+
+    def follows(self, other: RecordedDecision | RecordedRefusal) -> bool:
+        """True if it comes after that decision of its replica."""
+        return (self.at, self.number) > (other.seq, other.number)
+
+
 class NamedPlaces:
     """Epochs and sequences of streams that replicas name: they witness what the log had then, and where the history
     that a replica read was replaced."""
@@ -195,11 +209,12 @@ class NamedPlaces:
         """By stream and epoch, each replica's first place."""
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
         self._remade: dict[str, list[tuple[StreamSeq, ReplicaId]]] = {}
-        """By stream, the places at which replicas state that it was made anew."""
+        """By stream, the places at which replicas state that it was made anew …"""
+        self._rolled_back: dict[str, StreamSeq] = {}
+        """… and the last one at which one states that it was rolled back."""
         self._cursors: dict[ReplicaId, Mapping[str, tuple[int, int]]] = {}
         """The last one of each replica."""
-        self._reversals: dict[ReplicaId, list[tuple[StreamSeq, int]]] = {}
-        """Per replica the events, by message and number, with an earlier place than an event before in its chain."""
+        self._reversals: dict[ReplicaId, list[_Reversal]] = {}
         numbers: dict[ReplicaId, int] = {}
         for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
             if message.source != owner(record.subject):
@@ -238,8 +253,20 @@ class NamedPlaces:
     def reversal(self, at: RecordedDecision | RecordedRefusal) -> StreamSeq:
         """The last place, up to the decision, at which its replica names an earlier place of a stream than before: the
         history that it had read was replaced in between. 0 if there is none."""
-        found = (seq for seq, number in self._reversals.get(at.replica, ()) if (seq, number) <= (at.seq, at.number))
+        found = (each.at for each in self._reversals.get(at.replica, ()) if not each.follows(at))
         return max(found, default=StreamSeq(0))
+
+    def left_histories(self, at: RecordedDecision | RecordedRefusal) -> Iterator[ReplacedHistory]:
+        """Per stream the history in which the decision was made, if a restatement later on says that the stream was
+        rolled back, and its replica names an earlier place later on: what it had read behind that one is gone."""
+        later = [each.cursor for each in self._reversals.get(at.replica, ()) if each.follows(at)]
+        for name, (epoch, seq) in at.event.cursor.items():
+            places = [cursor[name][1] for cursor in later if cursor.get(name, (0, 0))[0] == epoch]
+            first = min(places, default=seq)
+            if first < seq and self._rolled_back.get(name, 0) > at.seq:
+                who = self._recording.names.replica(at.replica)
+                text = f"replica {who} had read {name}:{seq}, and only {name}:{first} after the stream was rolled back"
+                yield ReplacedHistory(StreamName(name), first + 1, seq, seq + 1, text)
 
     def _snapshot(self, holds: Callable[[At], bool], stream: StreamName) -> str:
         for manifest in self._recording.archive.snapshots():
@@ -256,6 +283,8 @@ class NamedPlaces:
             name, _, how = event.reason.partition(f" {LOST_HISTORY}: ")
             if how.startswith(MADE_ANEW):
                 self._remade.setdefault(name, []).append((at, replica))
+            elif how.startswith(ROLLED_BACK_TEXT):
+                self._rolled_back[name] = at
         elif isinstance(event, ReplicaReported):
             for name, points in event.points.items():
                 for seq in points.seqs:
@@ -267,7 +296,7 @@ class NamedPlaces:
         before = self._cursors.get(replica, {})
         self._cursors[replica] = cursor
         if any(before.get(name, (0, 0))[0] == epoch and seq < before[name][1] for name, (epoch, seq) in cursor.items()):
-            self._reversals.setdefault(replica, []).append((at, number))
+            self._reversals.setdefault(replica, []).append(_Reversal(at, number, cursor))
 
     def _note(self, name: str, epoch: int, place: _Place) -> None:
         self._first.setdefault((name, epoch), {}).setdefault(place.replica, place)

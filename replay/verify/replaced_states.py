@@ -11,7 +11,7 @@ all replicas: one start of each other replica's chain must give what the record 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
@@ -61,20 +61,18 @@ class ReplacedStates:
         playback: Playback,
         at: RecordedDecision | RecordedRefusal,
         agreed: Mapping[StreamName, int],
-        read: Mapping[StreamName, int],
+        replaced: Iterable[ReplacedHistory],
         went_back: Container[StreamName],
         near: dict[StreamName, StateCursor],
     ) -> None:
-        """`agreed` and `read`: as `replay.recording.gaps.Gaps` takes them. `went_back`: streams of which the replica
-        has reported no fold of the log's since its cursors went back. `near`: by stream a state that is kept for the
-        next decision."""
+        """`agreed`: as `replay.recording.gaps.Gaps` takes it. `replaced`: histories that were replaced, and that the
+        replica is not known to have left by then. `went_back`: streams of which the replica has reported no fold of the
+        log's since its cursors went back. `near`: by stream a state that is kept for the next decision."""
         self._playback, self._at, self._agreed, self._near = playback, at, agreed, near
         self._went_back = went_back
         self._found: dict[tuple[str, str], ReplacedHistory | None] = {}
         cursor = at.event.cursor
-        self._replaced = [
-            each for each in playback.gaps.replaced if each.stream in cursor and read.get(each.stream, 0) < each.noticed
-        ]
+        self._replaced = [each for each in replaced if each.stream in cursor]
         self._columns = at.event.columns if isinstance(at.event, RequestRouted) else {}
         self._candidates = from_column(at.event.candidates) if isinstance(at.event, RequestRouted) else []
 

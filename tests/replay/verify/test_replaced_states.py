@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from core.events import LocalChanged, RequestRouted
-from core.events.routing import LOST_HISTORY, MADE_ANEW
+from core.events.routing import LOST_HISTORY, MADE_ANEW, ROLLED_BACK_TEXT
 from core.ids import RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -224,6 +224,45 @@ def test_cursors_that_went_back_before_an_equal_report_are_no_evidence(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {"replaced": 1})
     assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
+
+
+def decide_before_a_rollback(stage: Stage, *, is_named: bool, goes_back: bool) -> None:
+    """`x` is decided with worker D, which ends. Then the store has nothing of D, and no chain lacks anything."""
+    stage.say(LOAD, D, load())
+    stage.say(KV, D, joined("fourth"))
+    stage.route("x", ASKED)
+    rolled_back(stage, 1)
+    if goes_back:
+        stage._seats.clear()
+        stage.settings(RoutingSettings(policy="kv"))
+        stage.route("y", ASKED)
+    stage.say(KV, B, stored(71))
+    reason = f"{KV} {LOST_HISTORY}: {ROLLED_BACK_TEXT}, another message stands at its former end {KV}:4"
+    stage.tell(structs.replace(replica_restated([]), reason=reason if is_named else "test"))
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_worker_that_ended_was_there_by_a_rollback_that_is_named(
+    stage: Stage, tmp_path: Path, is_named: bool, goes_back: bool
+) -> None:
+    """A restatement names the rollback, and a cursor of the replica went back. Either alone is no evidence: a replica
+    that counts wrong would have such cursors, too."""
+    decide_before_a_rollback(stage, is_named=is_named, goes_back=goes_back)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_named and goes_back else (1, {}))
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_before_such_a_rollback_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_before_a_rollback(stage, is_named=True, goes_back=True)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert {each.term for each in found.differences} == {TERMS[change]}
 
 
 @pytest.mark.parametrize("lost", [KV, LOAD])
