@@ -7,9 +7,11 @@ apart here.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +19,8 @@ import msgspec
 
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
-from actors.transport.frames import Generate
+from actors.prompt_cache.part_digests import NamedParts
+from actors.transport.worker_connection import WorkerConnection
 from actors.worker.model_files import tokenizer_files
 from api.openai.types.request_types import ChatRequest
 from api.tokenizer.chat_template import render
@@ -26,8 +29,9 @@ from bench.agents_load import ANSWER_TOKENS, TalksLoad, bodies
 from bench.figures import Figure
 from bench.frontdoor_parts import view
 from core.codec import encode_event
-from core.generation import GenerateRequest, Sampling
+from core.generation import NO_HINT, GenerateRequest, Output, Sampling
 from core.ids import RequestId
+from core.prompt import Prompt
 from core.settings import RoutingSettings
 from projections.policy.decide import decide, record
 from projections.policy.view import RouteRequest
@@ -79,26 +83,65 @@ def parts(label: str, folder: Path, load: TalksLoad, seed: str) -> Iterable[Figu
     tokenizer, columns = ModelTokenizer(MODEL, tokenizer_files(str(folder)), store), HashColumns(store, HASH_SEED)
     template, scope = tokenizer.chat_template, store.scope(b"parts")
     assert template is not None
+    loop = asyncio.new_event_loop()
+    connection = loop.run_until_complete(_connected())
     decoder, fleet, timed = msgspec.json.Decoder(ChatRequest), view(), _Parts(label)
     for turn, asked in enumerate(zip(*bodies(MODEL, load, seed, ANSWER), strict=True)):
         at = timed if turn >= load.turns - ROUNDS else _Parts(label)
         requests = at.each("read", asked, decoder.decode)
         texts = at.each("render", requests, lambda request: render(request, template))
         tokens = at.each("tokenize", texts, lambda text: tokenizer.encode(text, CONTEXT_MAX, add_special_tokens=False))
-        prompts = at.each("hash", tokens, lambda each: columns.prompt(each, BLOCK_SIZE))
+        named = at.each("hash", tokens, lambda each: columns.prompt_and_parts(each, BLOCK_SIZE))
+        prompts = [prompt for prompt, _ in named]
+        at.each("send", [*zip(tokens, named, strict=True)], partial(_sent, connection))
         if at is not timed:
             continue
         segments = [re.split(SPECIAL, text) for text in texts]
         at.each("digest", segments, lambda each: [scope.digest(segment.encode()) for segment in each])
         routes = [RouteRequest(RequestId("req-0"), 0, MODEL, prompt) for prompt in prompts]
         decisions = at.each("decide", routes, lambda route: decide(fleet, route, SETTINGS, 1, 1))
-        at.each("send", tokens, _frame)
         pairs = list(zip(decisions, routes, strict=True))
         at.each("record", pairs, lambda pair: encode_event(record(pair[0], pair[1], SETTINGS, 1)))
         at.count(len(asked))
+    loop.close()
     yield from timed.figures()
 
 
-def _frame(tokens: bytes) -> bytes:
+class _Nowhere(asyncio.Transport):
+    """Takes all bytes, and sends none."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+async def _connected() -> WorkerConnection:
+    """A connection to a worker that keeps prompts."""
+    found = WorkerConnection()
+    found.connection_made(_Nowhere())
+    found.keeps_prompts = True
+    return found
+
+
+class _Deaf:
+    """Reads no answer."""
+
+    def put(self, output: Output) -> None:
+        pass
+
+    def fail(self, error: Exception) -> None:
+        pass
+
+
+def _sent(connection: WorkerConnection, asked: tuple[bytes, tuple[Prompt, NamedParts | None]]) -> None:
+    tokens, (_, named) = asked
     request = GenerateRequest(id=RequestId("req-0"), tokens=tokens, sampling=Sampling(max_tokens=ANSWER_TOKENS))
-    return msgspec.msgpack.encode(Generate(stream=1, model=MODEL, request=request))
+    number = connection.open(_Deaf(), MODEL, request, NO_HINT, named)
+    connection.cancel(number)
+    connection.loop.call_soon(connection.loop.stop)
+    connection.loop.run_forever()  # one turn: the rest is written

@@ -14,6 +14,8 @@ TOTALS = {
     "requests": "Generations that got a token",
     "prompt_tokens": "Their prompt tokens",
     "cached_tokens": "Of those, taken from the cache",
+    "prompts_named": "Prompts of which front ends left out parts that they had sent before",
+    "prompts_asked": "Those of them that the worker no longer kept, and asked for whole",
     "kv_events": "Changes of the cache told by the engine",
     "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
     "cache_gaps": "Times that the engine's events were lost for good",

@@ -22,6 +22,7 @@ from core.prompt import TOKEN_BYTES, Prompt, scope_bytes, tokens_to_bytes
 
 if TYPE_CHECKING:
     from actors.prompt_cache.hash_columns import HashColumns  # its library is for front ends alone
+    from actors.prompt_cache.part_digests import NamedParts
 
 SEED_BITS = 31
 """Of a seed that we give: every engine takes it."""
@@ -42,6 +43,8 @@ class AnswerProgress:
         self._columns = columns
         self._scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
         self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
+        self.parts: NamedParts | None = None
+        """Parts of the present attempt's prompt, if it is long."""
         self.passthrough = True
         """The present attempt is the first one with output: all its tokens are new, and `accept` only appends them."""
         self._compared = 0
@@ -81,7 +84,8 @@ class AnswerProgress:
 
     def prompt(self, payload: GenerateRequest) -> Prompt:
         """The prompt of the payload, with the blocks that a decision looks up."""
-        return self._columns.prompt(payload.tokens, self._block_size, self._scope)
+        prompt, self.parts = self._columns.prompt_and_parts(payload.tokens, self._block_size, self._scope)
+        return prompt
 
     def keep(self, output: Output) -> None:
         """The new tokens of an attempt that passes through are part of the answer: the cheap half of `accept`."""

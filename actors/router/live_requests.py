@@ -56,10 +56,18 @@ SchedulerShell = MachineShell[SchedulerEvent, SchedulerCommand]
 class LiveRequest:
     """One request with its client and the stream of its present attempt."""
 
-    __slots__ = ("_clock", "_shell", "connection", "consumer", "done", "failure", "number", "request")
+    __slots__ = ("_clock", "_shell", "connection", "consumer", "done", "failure", "number", "progress", "request")
 
-    def __init__(self, request: RoutedRequest, consumer: OutputConsumer, shell: SchedulerShell, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: RoutedRequest,
+        progress: AnswerProgress,
+        consumer: OutputConsumer,
+        shell: SchedulerShell,
+        clock: Clock,
+    ) -> None:
         self.request = request
+        self.progress = progress
         self.consumer = consumer
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the request is over; its exception is the error that `run` raises."""
@@ -225,7 +233,7 @@ class LiveRequests:
             session_parent=self._session_key(tenant, request.session_parent),
             deadline_ms=request.deadline_ms,
         )
-        return LiveRequest(routed, consumer, self._shell, self._clock)
+        return LiveRequest(routed, progress, consumer, self._shell, self._clock)
 
     def _session_key(self, tenant: str, name: str | None) -> str:
         """Key of the session; one name gives each tenant another key."""
@@ -267,7 +275,7 @@ class LiveRequests:
             live.fail(WorkerDisconnected("no connection to the worker"))
             return
         try:
-            live.number = live.connection.open(live, request.model, command.payload, command.hint)
+            live.number = live.connection.open(live, request.model, command.payload, command.hint, live.progress.parts)
         except CallerError as error:
             live.fail(error)
             return

@@ -147,7 +147,7 @@ class Router:
             self.state,
             self._clock,
             key.hash_seed,
-            HashColumns(options.texts, key.hash_seed),
+            HashColumns(options.texts, key.hash_seed, self.link.key),
             membership=self.membership,
             decided=decided,
         )

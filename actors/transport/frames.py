@@ -9,6 +9,9 @@
    `Failed` ends it. `Cancel` ends it from the other side; later frames for that number are dropped.
    Where an engine's step gave several streams a token each and nothing else, one `StepTokens` has them all, if the
    client's hello said that it reads those: an older one gets `Tokens`.
+   A long prompt is named by its parts (`PromptParts`), if the worker's welcome says that it keeps them. `Generate`
+   leaves out leading parts that the client sent before over this connection. A worker that has one of them no longer
+   sends `AskPrompt`, before the request counts as taken; the client sends the same `Generate` whole, once.
 4. Tokens that wait for a slow connection are merged, so a stream never holds more than its own answer. While written
    bytes wait on a connection, nothing is read from it.
 5. A prefill worker connects to the decode workers, never the other way round. After `Welcome` it sends `Introduce`
@@ -136,6 +139,19 @@ class LegacyHello(Frame, frozen=True, tag="Hello"):
     steps: bool = False
 
 
+class PromptParts(msgspec.Struct, frozen=True, array_like=True):
+    """Names of a prompt's parts (`actors.prompt_cache.part_digests`)."""
+
+    size: int
+    """Of each part, in bytes of token ids."""
+    known: int
+    """Leading parts that the request's `tokens` leave out …"""
+    before: bytes
+    """… with their digest; that of the scope if none is left out."""
+    end: bytes
+    """Digest of the whole prompt."""
+
+
 class Generate(Frame, frozen=True, tag="Generate"):
     """Asks for tokens."""
 
@@ -143,6 +159,8 @@ class Generate(Frame, frozen=True, tag="Generate"):
     model: str
     request: GenerateRequest
     hint: Hint = NO_HINT
+    parts: PromptParts | None = None
+    """Of a long prompt, for a worker that keeps prompts."""
 
 
 class Cancel(Frame, frozen=True, tag="Cancel"):
@@ -182,6 +200,8 @@ class Welcome(Frame, frozen=True, tag="Welcome"):
     worker: str
     name: str
     model: str
+    keeps_prompts: bool = False
+    """True if the worker reads `Generate.parts`."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -202,6 +222,12 @@ class StepTokens(Frame, frozen=True, tag="StepTokens"):
 
     tokens: dict[int, int]
     """By stream."""
+
+
+class AskPrompt(Frame, frozen=True, tag="AskPrompt"):
+    """The worker does not keep the parts that the request of this stream names: send its prompt whole."""
+
+    stream: int
 
 
 class Failed(Frame, frozen=True, tag="Failed"):
@@ -257,6 +283,7 @@ ToReplica = (
     | Refusal
     | Tokens
     | StepTokens
+    | AskPrompt
     | Failed
     | Pong
     | Files

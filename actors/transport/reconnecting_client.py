@@ -239,6 +239,7 @@ class ReconnectingClient:
             frame = await connection.ask(proof, Welcome)
             self._handshake = handshake
         assert isinstance(frame, Welcome)
+        connection.keeps_prompts = frame.keeps_prompts
         return frame
 
     def _broken(self) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
-from typing import Protocol, assert_never, cast
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, assert_never, cast
 
+import msgspec
+
+from actors.prompt_cache.part_digests import NamedParts
 from actors.transport.frames import (
+    AskPrompt,
     Cache,
     Cancel,
     Confirm,
@@ -19,6 +24,7 @@ from actors.transport.frames import (
     JobPrompt,
     Ping,
     Pong,
+    PromptParts,
     Refusal,
     Release,
     StepTokens,
@@ -44,6 +50,10 @@ from core.generation import GenerateRequest, Hint, Output
 UNSENT_BYTES_MAX = 64 << 20
 """Bound on unsent bytes for a worker that does not read. Beyond it the connection is given up, and other workers
 continue its requests. Four of the longest frames; a worker that reads has next to none."""
+
+SENT_PARTS_MAX = 16_384
+"""Parts of prompts that a connection remembers as sent: as many as a worker keeps by its default bound. At 120 bytes
+each, 2 MB."""
 
 _logger = logging.getLogger(__name__)
 
@@ -83,6 +93,38 @@ class OutputReceiver(Protocol):
         engine cannot take the request. Must not raise."""
 
 
+class _SentParts:
+    """Digests of the parts that were sent to a worker, which it should keep; the least recently used ones leave."""
+
+    def __init__(self) -> None:
+        self._sent: OrderedDict[bytes, None] = OrderedDict()
+
+    def known(self, digests: Sequence[bytes]) -> int:
+        """Number of leading parts that were sent."""
+        return next((count for count in range(len(digests), 0, -1) if digests[count - 1] in self._sent), 0)
+
+    def add(self, digests: Sequence[bytes]) -> None:
+        for digest in reversed(digests):  # the first part is used last, as the worker has it
+            self._sent[digest] = None
+            self._sent.move_to_end(digest)
+        while len(self._sent) > SENT_PARTS_MAX:
+            self._sent.popitem(last=False)
+
+    def forget(self, digests: Sequence[bytes]) -> None:
+        for digest in digests:
+            self._sent.pop(digest, None)
+
+
+class _Named(NamedTuple):
+    """A request that was sent by the parts of its prompt, and of which nothing came yet."""
+
+    generate: Generate
+    """With the whole prompt."""
+    parts: NamedParts
+    known: int
+    """Leading parts that were left out."""
+
+
 class WorkerConnection(asyncio.Protocol):
     """One connection, from its start to its end, with its streams and questions. `on_frame` is called with frames for a
     prefill worker, `on_end` at the end."""
@@ -101,6 +143,11 @@ class WorkerConnection(asyncio.Protocol):
         """Something came since `ReconnectingClient.silence` was called last."""
         self.silence = 0
         """The number of pings since then."""
+        self.keeps_prompts = False
+        """The worker keeps the parts of prompts that it was sent."""
+        self._sent_parts = _SentParts()
+        self._named: dict[int, _Named] = {}
+        """By stream: kept until the worker has the whole prompt for certain."""
         self._numbers = itertools.count()
         self._unsent: list[bytes] | None = None
         """Frames that leave at the end of this turn of the loop; None until one left in it."""
@@ -156,6 +203,7 @@ class WorkerConnection(asyncio.Protocol):
             return
         self.closed.set()
         why = self.refusal or why
+        self._named.clear()
         streams, self.streams = self.streams, {}
         for receiver in streams.values():
             receiver.fail(WorkerDisconnected(why))
@@ -165,21 +213,47 @@ class WorkerConnection(asyncio.Protocol):
                 answer.set_exception(WorkerDisconnected(why))
         self._on_end()
 
-    def open(self, receiver: OutputReceiver, model: str, request: GenerateRequest, hint: Hint) -> int:
-        """The request is on its way; returns the number of its stream. CallerError if it is too long."""
+    def open(
+        self,
+        receiver: OutputReceiver,
+        model: str,
+        request: GenerateRequest,
+        hint: Hint,
+        parts: NamedParts | None = None,
+    ) -> int:
+        """The request is on its way; returns the number of its stream. Of the parts of its prompt, if they are given,
+        those that were sent before are left out. CallerError if it is too long."""
         number = next(self._numbers)
         generate = Generate(stream=number, model=model, request=request, hint=hint)
-        frame = encode_frame(generate)
-        if len(frame) > FRAME_BYTES_MAX:
-            raise CallerError(
-                f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
-            )
-        self.streams[number] = receiver
+        if parts is not None and parts.digests and self.keeps_prompts:
+            known = self._sent_parts.known(parts.digests)
+            frame = _encoded(_by_parts(generate, parts, known))
+            self._sent_parts.add(parts.digests)
+            self._named[number] = _Named(generate, parts, known)
+        else:
+            frame = _encoded(generate)
+        self.streams[number] = receiver  # before it is sent: the connection may end in that
         self.send(frame)
         return number
 
+    def _send_whole(self, number: int) -> None:
+        """The worker lacks parts of this stream's prompt: it gets the whole, unless the stream is over."""
+        named = self._named.get(number)
+        if named is None:
+            return
+        self._sent_parts.forget(named.parts.digests)
+        try:
+            frame = _encoded(_by_parts(named.generate, named.parts, 0))
+        except CallerError as error:
+            del self._named[number]
+            self.streams.pop(number).fail(error)
+            return
+        self._sent_parts.add(named.parts.digests)
+        self.send(frame)
+
     def cancel(self, number: int) -> None:
         """Nothing more comes of the stream; the worker stops within a step if it had not finished."""
+        self._named.pop(number, None)
         if self.streams.pop(number, None) is not None:
             self.send(encode_frame(Cancel(stream=number)))
 
@@ -240,13 +314,14 @@ class WorkerConnection(asyncio.Protocol):
                 self._step(tokens)
             case Tokens(stream=number, output=output):
                 streams = self.streams
+                self._named.pop(number, None)
                 receiver = streams.get(number) if output.finish is None else streams.pop(number, None)
                 if receiver is not None:
                     receiver.put(output)
-            case Failed(stream=number, fault=fault, text=text):
-                receiver = self.streams.pop(number, None)
-                if receiver is not None:
-                    receiver.fail(_FAULTS.get(fault, WorkerDisconnected)(text))
+            case AskPrompt(stream=number):
+                self._send_whole(number)
+            case Failed():
+                self._on_failed(frame)
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
@@ -258,6 +333,13 @@ class WorkerConnection(asyncio.Protocol):
                 self._on_frame(frame)
             case _:
                 assert_never(frame)
+
+    def _on_failed(self, frame: Failed) -> None:
+        if (named := self._named.pop(frame.stream, None)) is not None:  # it may have been refused unread
+            self._sent_parts.forget(named.parts.digests[named.known :])
+        receiver = self.streams.pop(frame.stream, None)
+        if receiver is not None:
+            receiver.fail(_FAULTS.get(frame.fault, WorkerDisconnected)(frame.text))
 
     def _step(self, tokens: dict[int, int]) -> None:
         streams = self.streams
@@ -277,3 +359,20 @@ class WorkerConnection(asyncio.Protocol):
 
 _FAULTS: dict[str, type[Exception]] = {"caller": CallerError, "leaving": WorkerLeaving, "busy": WorkerDeclined}
 """Any unknown fault counts as the worker's."""
+
+
+def _encoded(generate: Generate) -> bytes:
+    """The frame with its length. CallerError if it is too long."""
+    frame = encode_frame(generate)
+    if len(frame) > FRAME_BYTES_MAX:
+        raise CallerError(f"the request takes {len(frame)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker")
+    return frame
+
+
+def _by_parts(generate: Generate, parts: NamedParts, known: int) -> Generate:
+    """The same without the first `known` parts of its prompt, which it names instead."""
+    request = generate.request
+    if known:
+        request = msgspec.structs.replace(request, tokens=request.tokens[known * parts.size :])
+    names = PromptParts(parts.size, known, parts.before(known), parts.end)
+    return Generate(stream=generate.stream, model=generate.model, request=request, hint=generate.hint, parts=names)

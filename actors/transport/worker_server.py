@@ -10,9 +10,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
+import msgspec
+
+from actors.prompt_cache.part_digests import PartDigests
+from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX, PromptStore
 from actors.transport.frames import (
     AskCache,
     AskFiles,
+    AskPrompt,
     Cache,
     Cancel,
     Claim,
@@ -40,7 +45,7 @@ from actors.transport.handshake import LinkSecurity, WorkerHandshake, legacy_fau
 from actors.transport.output_buffer import OutputBuffer, SendBuffer
 from core.errors import CallerError, ContrailError, PeerError
 from core.generation import Output
-from core.prompt import TOKEN_BYTES
+from core.prompt import TOKEN_BYTES, scope_bytes
 from projections.policy.binding_plan import is_one_pass
 
 REQUESTS_MAX = 4096
@@ -90,13 +95,19 @@ class ServerHandler(Protocol):
 class WorkerServer:
     """Listens at one address until closed."""
 
-    def __init__(self, host: ServerHandler, link: LinkSecurity) -> None:
+    def __init__(self, host: ServerHandler, link: LinkSecurity, *, prompts_bytes_max: int = PROMPTS_BYTES_MAX) -> None:
+        """`prompts_bytes_max` bounds the memory for prompts that clients sent before."""
         self.host = host
         self.link = link
+        self.prompts = PromptStore(PartDigests(link.key), prompts_bytes_max)
         self.address = ""
         """HOST:PORT at which the worker is registered: a client must have dialed it. The listening address unless the
         owner sets another."""
         self.draining = False
+        self.prompts_named = 0
+        """Prompts so far of which a client left out parts …"""
+        self.prompts_asked = 0
+        """… and of these, those that it was asked for whole."""
         self.outputs = 0
         """Outputs of the engine to all requests so far."""
         self._server: asyncio.Server | None = None
@@ -196,6 +207,8 @@ class ClientConnection(asyncio.Protocol):
         self.streams: dict[int, asyncio.Task[None]] = {}
         self.prefills: dict[int, int] = {}
         """Streams without a token yet, with how many tokens their replica expects to be computed."""
+        self._asked: set[int] = set()
+        """Streams of which the client was asked for the whole prompt."""
         self._held: dict[int, OutputBuffer] = {}
         """Tokens of each stream that are gathered before they are sent."""
         self._worker_server = port
@@ -338,21 +351,47 @@ class ClientConnection(asyncio.Protocol):
 
     def _take(self, frame: Generate) -> None:
         stream, model = frame.stream, self._worker_server.host.welcome().model
+        was_asked = stream in self._asked
+        self._asked.discard(stream)
         if frame.model != model:
             self._fail(stream, "worker", f"asked for model {frame.model!r}, here is {model!r}")
         elif self._worker_server.draining:
             self._fail(stream, "leaving", "draining")
-        elif len(self.streams) >= REQUESTS_MAX:
+        elif len(self.streams) + len(self._asked) >= REQUESTS_MAX:
             self._fail(stream, "worker", f"{REQUESTS_MAX} requests are open on this connection")
         elif stream in self.streams:
             self._refuse(f"stream {stream} is open already")
         elif frame.hint.if_free and (others := self._declines(frame.hint.prefill_tokens)):
             self._fail(stream, "busy", str(others))
-        else:
+        elif (whole := self._with_whole_prompt(frame, was_asked=was_asked)) is not None:
+            frame = whole
             self.prefills[stream] = frame.hint.prefill_tokens
             task = asyncio.create_task(self._stream(frame), name=f"request {frame.request.id}")
             self.streams[stream] = task
             task.add_done_callback(lambda done: self._ended(frame, done))
+
+    def _with_whole_prompt(self, frame: Generate, *, was_asked: bool) -> Generate | None:
+        """The frame with all tokens of its prompt. None if they are not there: then the client is asked for them, once,
+        or told what is wrong with their names."""
+        parts, request, stream = frame.parts, frame.request, frame.stream
+        if parts is None:
+            return frame
+        server, scope = self._worker_server, scope_bytes(request.adapter, request.cache_salt)
+        server.prompts_named += parts.known > 0
+        try:
+            tokens = server.prompts.whole(request.tokens, parts.size, parts.known, parts.before, parts.end, scope)
+        except PeerError as error:
+            self._fail(stream, "worker", str(error))
+            return None
+        if tokens is not None:
+            return msgspec.structs.replace(frame, request=msgspec.structs.replace(request, tokens=tokens), parts=None)
+        if was_asked:
+            self._refuse(f"stream {stream} was to have its whole prompt")
+        else:
+            self._asked.add(stream)
+            server.prompts_asked += 1
+            self.send(AskPrompt(stream=stream))
+        return None
 
     def _declines(self, tokens: int) -> int:
         """The prompt tokens computed for other replicas, if `tokens` do not fit into one pass with them; else 0."""
@@ -361,6 +400,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _cancel(self, stream: int) -> None:
         self._unsent.drop(stream)
+        self._asked.discard(stream)
         task = self.streams.get(stream)
         if task is not None:
             task.cancel()

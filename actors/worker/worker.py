@@ -256,6 +256,7 @@ class Worker:
             "name": self.options.name,
             "blocks": mirror.reported if mirror else 0,
             "requests": self.port.streams,
+            "prompts_kept": {"parts": len(self.port.prompts), "bytes": self.port.prompts.size},
             "appended": publisher.kv.n_acked if publisher else 0,
             "waiting": publisher.kv.depth if publisher else 0,
             "outbox": {"events": publisher.kv.depth, "bytes": publisher.kv.bytes} if publisher else None,
@@ -280,7 +281,8 @@ class Worker:
     def welcome(self) -> Welcome:
         """The worker's present id, its name and its model."""
         assert self.publisher is not None
-        return Welcome(worker=self.publisher.id, name=self.options.name, model=self.engine.info.model)
+        name, model = self.options.name, self.engine.info.model
+        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True)
 
     @property
     def publisher(self) -> WorkerPublisher | None:
@@ -327,7 +329,7 @@ class Worker:
     @property
     def totals(self) -> dict[str, int]:
         """Counts since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
-        counts = dict(self._totals)
+        counts = dict(self._totals, prompts_named=self.port.prompts_named, prompts_asked=self.port.prompts_asked)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
         return counts | self.role.totals()

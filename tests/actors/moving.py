@@ -10,6 +10,7 @@ import msgspec
 
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.engine_step import EngineState, step
+from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.router.router import Router
 from core.generation import GenerateRequest, Output
 from tests.actors.membership.test_failure_detector import worker_id
@@ -28,8 +29,13 @@ def greedy(max_tokens: int = LONG, **sampling: Any) -> GenerateRequest:
 
 
 def right() -> list[int]:
-    """The tokens of `greedy`, as any simulated engine makes them; at once."""
-    state, asked = EngineState(FAST), greedy()
+    """The tokens of `greedy`."""
+    return made_at_once(greedy())
+
+
+def made_at_once(asked: GenerateRequest, engine: SimulatedSettings = FAST) -> list[int]:
+    """The tokens of the answer, as any simulated engine makes them."""
+    state = EngineState(engine)
     made, now_us = list(step(state, 0, [Submit(asked)]).outputs), 0
     while not made or made[-1][1].finish is None:
         now_us += FAST.decode_us_per_step

@@ -73,6 +73,7 @@ class ScriptedHost:
     def __init__(self) -> None:
         self.engine: Any = ScriptedEngine()
         self.worker = WORKER
+        self.keeps_prompts = False
         self.tokenizer: dict[str, bytes] = {"tokenizer.json": b"{}"}
         self.restated = 0
         self.reused: list[tuple[int, int]] = []
@@ -80,7 +81,8 @@ class ScriptedHost:
         """Those of prefill workers."""
 
     def welcome(self) -> Welcome:
-        return Welcome(worker=self.worker, name="w", model=self.engine.info.model)
+        model, keeps = self.engine.info.model, self.keeps_prompts
+        return Welcome(worker=self.worker, name="w", model=model, keeps_prompts=keeps)
 
     def restate(self) -> None:
         self.restated += 1

@@ -29,7 +29,8 @@ def test_turns_of_talks_have_the_hashes_of_their_prompts(data: st.DataObject) ->
         tokens = before[: 4 * data.draw(st.integers(0, len(before) // 4))] + news
         block_size, scope = data.draw(st.sampled_from((1, 16, 48, 5000))), data.draw(st.sampled_from(SCOPES))
         expected = Prompt(tokens, block_size, SEED, scope)
-        prompt = columns.prompt(tokens, block_size, scope)
+        prompt, parts = columns.prompt_and_parts(tokens, block_size, scope)
+        assert parts == HashColumns(DigestStore(), SEED).prompt_and_parts(tokens, block_size, scope)[1]
         depths = range(1, expected.blocks + 1, 97)
         assert [prompt.key(depth) for depth in depths] == [expected.key(depth) for depth in depths]
         assert prompt.hashes() == expected.hashes()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from actors.prompt_cache.hash_columns import PART_TOKENS
 from actors.router import request_scheduler
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
@@ -18,8 +20,8 @@ from core.models import GenerationFailed
 from core.subjects import ROUTING
 from replay.explain.explain import explain
 from replay.verify.verify import verify
-from tests.actors.moving import SLOW, fleet, greedy, rest, right, scripted, stream_of, until_more, where
-from tests.actors.world import KEY, NAMESPACE, collect, world
+from tests.actors.moving import SLOW, fleet, greedy, made_at_once, rest, right, scripted, stream_of, until_more, where
+from tests.actors.world import KEY, NAMESPACE, collect, request, world
 from tests.fixtures.eventually import eventually
 from tests.replay.recorded import recorded
 
@@ -221,3 +223,27 @@ async def test_a_second_word_makes_a_worker_leave_at_once() -> None:
         assert await rest(stream, tokens) == "length"
         assert tokens == right()
         assert len(await it.told(ROUTING, RequestMigrated)) == 1
+
+
+async def test_a_long_prompt_goes_on_at_a_worker_that_knows_no_part_of_it() -> None:
+    """Turns of a talk are named by the parts that their worker keeps; the next worker gets the whole prompt."""
+    engine = replace(SLOW, capacity_blocks=4096, context_max=32_768)
+    talk = [number % 1000 for number in range(14_000)]
+    async with world() as it:
+        await it.worker("a", settings=engine)
+        router = await it.router()
+        await it.ready(router)
+        for length in (9000, 13_000):
+            asked = request(talk[:length], max_tokens=3)
+            assert (await collect(router, asked))[0] == made_at_once(asked, engine)
+        assert len(it.workers["a"].port.prompts) == 13_000 // PART_TOKENS
+        tokens: list[int] = []
+        asked = request(talk, max_tokens=40)
+        stream = stream_of(router, asked)
+        await until_more(stream, tokens, 5)
+        await it.worker("b", settings=engine)
+        await it.ready(router, 2)
+        await it.crash("a")
+        assert await rest(stream, tokens) == "length"
+        assert tokens == made_at_once(asked, engine)
+        assert len(it.workers["b"].port.prompts) == 14_000 // PART_TOKENS

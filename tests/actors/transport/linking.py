@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+from actors.prompt_cache.part_digests import NamedParts
 from actors.transport.frames import ClientHello, ClientProof, ToWorker, Welcome
 from actors.transport.framing import FRAME_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
 from actors.transport.handshake import LinkSecurity, WorkerHandshake
@@ -13,7 +14,7 @@ from actors.transport.output_buffer import OutputBuffer
 from actors.transport.reconnecting_client import ReconnectingClient
 from actors.transport.worker_connection import WorkerConnection, WorkerDisconnected
 from actors.transport.worker_server import WorkerServer
-from core.generation import NO_HINT, GenerateRequest, Output
+from core.generation import NO_HINT, GenerateRequest, Hint, Output
 from core.ids import WorkerId
 from tests.actors.scripted_engine import WORKER, ScriptedHost
 from tests.fixtures.eventually import eventually
@@ -101,7 +102,14 @@ async def up(link: ReconnectingClient) -> None:
 class TokenReader:
     """Reads one stream of a connection in a task: what comes before `run` waits, merged."""
 
-    def __init__(self, connection: WorkerConnection | None, asked: GenerateRequest, model: str = "sim") -> None:
+    def __init__(
+        self,
+        connection: WorkerConnection | None,
+        asked: GenerateRequest,
+        model: str = "sim",
+        hint: Hint = NO_HINT,
+        parts: NamedParts | None = None,
+    ) -> None:
         self._buffer = OutputBuffer()
         self._error: Exception | None = None
         self._take: Callable[[Output], bool] | None = None
@@ -111,7 +119,7 @@ class TokenReader:
         if connection is None:
             self.fail(WorkerDisconnected("no connection to the worker"))
         else:
-            self._number = connection.open(self, model, asked, NO_HINT)
+            self._number = connection.open(self, model, asked, hint, parts)
 
     @staticmethod
     def of(link: ReconnectingClient, asked: GenerateRequest) -> TokenReader:
