@@ -23,6 +23,7 @@ from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
+from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.frames import FromPrefill, Generate, Welcome
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
@@ -75,6 +76,8 @@ class WorkerOptions:
     drain_timeout_s: float = DRAIN_TIMEOUT_S
     engine_stall_s: float | None = None
     """Bound on one step of the engine; None chooses it by the kind of the engine."""
+    prompts_bytes_max: int = PROMPTS_BYTES_MAX
+    """Memory for the token ids of long prompts."""
     restate_every_s: float = RESTATE_EVERY_S
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     """The configured settings; the registry's override them. Used by decode workers with remote prefill."""
@@ -108,7 +111,7 @@ class Worker:
         self.mirror: CacheMirror | None = None
         self.membership: WorkerMembership | None = None
         self.link = options.link.security(key, options.namespace, clock)
-        self.port = WorkerServer(self, self.link)
+        self.port = WorkerServer(self, self.link, prompts_bytes_max=options.prompts_bytes_max)
         self.draining = GracefulDrain(self.port, options.drain_timeout_s)
         self.address = ""
         self.log = log

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import uvloop
 
+from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
 from actors.worker.model_files import ChatFormat
@@ -18,6 +19,7 @@ from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operation
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
+from api.config.units import size_bytes
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
 from api.process.logging_setup import configure_engine_logging, configure_logging
@@ -55,6 +57,13 @@ OPTIONS = (
         metavar="S",
         help="Longer than any step of the engine: one that ends none for so long, though requests wait, hangs, and the "
         f"worker ends.  [default: {ENGINE_STALL_S:g}, on a CPU {ENGINE_STALL_CPU_S:g}]",
+    ),
+    click.option(
+        "--prompt-cache-max",
+        default=f"{PROMPTS_BYTES_MAX // 2**20}MiB",
+        show_default=True,
+        metavar="SIZE",
+        help="Memory for the token ids of long prompts, so that front ends send what is new in them.",
     ),
     click.option(SUPERVISED, is_flag=True, hidden=True),
     click.argument("more", nargs=-1, type=click.UNPROCESSED),
@@ -137,6 +146,10 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
+    try:
+        prompts_bytes_max = size_bytes(given["prompt_cache_max"])
+    except ValueError as error:
+        raise CallerError(f"--prompt-cache-max: {error}") from error
     chat_format = chat_format or ChatFormat()
     options = WorkerOptions(
         namespace=connection.namespace,
@@ -151,6 +164,7 @@ def run_worker(
         routing=connection.deployment.routing_settings,
         drain_timeout_s=given["drain_timeout"],
         engine_stall_s=given["engine_stall"],
+        prompts_bytes_max=prompts_bytes_max,
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,

@@ -72,6 +72,7 @@ EXAMPLES = {
     "max_bytes": '"8GiB"',
     "journal_max": '"256MiB"',
     "text_cache_max": '"512MiB"',
+    "prompt_cache_max": '"256MiB"',
     "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }
 """Example values of the keys with a unit or a form of their own."""

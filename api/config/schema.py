@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
+from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import check_aliases, with_remote_prefill
@@ -282,6 +283,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """A jinja file to take instead of the model's own template."""
     drain_timeout: str = "30s"
     """Time for the requests of a worker that drains; later ones continue on other workers."""
+    prompt_cache_max: str = f"{PROMPTS_BYTES_MAX // 2**20}MiB"
+    """Memory of a worker for the token ids of long prompts, so that front ends send what is new in them."""
     engine_stall: str | None = None
     """Longer than any step of the engine: one that ends none for so long, though requests wait, hangs. Not given, what
     suits the engine (`actors.worker.engine_watchdog`)."""
@@ -292,6 +295,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check("listen", split_address, self.listen)
         _check_delay("drain_timeout", self.drain_timeout, DRAIN_TIMEOUT_MAX_S)
+        _check("prompt_cache_max", size_bytes, self.prompt_cache_max)
         if self.engine_stall is not None:
             _check_delay("engine_stall", self.engine_stall, ENGINE_STALL_MAX_S)
             if not delay_s(self.engine_stall):

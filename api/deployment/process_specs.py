@@ -151,6 +151,7 @@ def worker_specs(
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
                 *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
+                *("--prompt-cache-max", group.prompt_cache_max),
                 *("--listen", str(address), *advertise),
             ),
             role=group.role,

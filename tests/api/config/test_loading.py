@@ -73,6 +73,8 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         ("log: {max_age: 7}", 'log.max_age: expected text, got a whole number: write "7d"'),
         ("log: {snapshot_every: off}", 'write "1h", or "off" with its quotes'),
         ("workers: [{engine_stall: 60}]", 'write "2m"'),
+        ("workers: [{prompt_cache_max: 5}]", 'write "256MiB"'),
+        ("workers: [{prompt_cache_max: much}]", "prompt_cache_max: 'much' is not a size"),
         ("frontend: {listen: nowhere}", "frontend: listen: 'nowhere' is not an address"),
         ("namespace: Prod", "use 1 to 63 of a-z"),
         ("a: [", "line 1: this is not YAML"),

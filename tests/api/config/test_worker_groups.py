@@ -54,6 +54,13 @@ def test_remote_prefill_is_on_exactly_beside_a_prefill_group_of_the_model(tmp_pa
     assert asks(loaded(tmp_path, {}, off, PREFILL).deployment) == {"decode": True, "off": False, "prefill": None}
 
 
+@pytest.mark.parametrize(("given", "word"), [({}, "256MiB"), ({"prompt_cache_max": "2GiB"}, "2GiB")])
+def test_workers_of_both_kinds_get_their_memory_for_prompts(tmp_path: Path, given: dict[str, str], word: str) -> None:
+    for group in loaded(tmp_path, given, {**PREFILL, **given}).deployment.workers:
+        for spec in worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(())):
+            assert spec.command[spec.command.index("--prompt-cache-max") + 1] == word
+
+
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
