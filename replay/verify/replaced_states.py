@@ -208,7 +208,7 @@ class ReplacedStates:
         if n_next is None and not recording.start[stream]:
             n_next = 0
         n_first = n_next or 0
-        if stream in self._went_back and self._lacks_later(stream, worker, n_first):
+        if stream in self._went_back and self._has_later_gap(stream, worker, n_first):
             yield None
         end = where.after + where.messages + PLACES_MAX
         for frame in recording.frames(stream, where.after + 1, end):
@@ -265,7 +265,7 @@ class ReplacedStates:
                 n_next = max(n_next, message.n + 1)
             yield frame
 
-    def _lacks_later(self, stream: StreamName, worker: str, n_first: int) -> bool:
+    def _has_later_gap(self, stream: StreamName, worker: str, n_first: int) -> bool:
         """True if the chain lacks messages behind that number. A replica with cursors that went back had read a history
         in which they may have followed at once: what stands before them here had been lost there."""
         gaps = self._playback.gaps.all
