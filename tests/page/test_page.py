@@ -112,13 +112,13 @@ def test_a_slider_changes_a_choice(page: Page, served: Served) -> None:
     page.locator("#list .row").first.click()
     page.get_by_role("tab", name="Decision").click()
     choice = page.locator("#choice")
-    expect(choice).to_contain_text("With decode weight 2.5: decode-")
+    expect(choice).to_contain_text("With decode weight 0.66: decode-")
     said = re.search(r": (decode-\d) instead of (decode-\d)", choice.inner_text())
     assert said is not None
     request = page.locator("#decision h3 code").inner_text()
     with Recording.open(served.log) as recording:
         seq = recording.requests.attempts(request)[-1].seq
-        (outcome,) = what_if(recording, [Scenario.parse({"decode_weight": 2.5})], *window(page, seq))
+        (outcome,) = what_if(recording, [Scenario.parse({"decode_weight": 0.66})], *window(page, seq))
         change = next(change for change in outcome.changes if change.request == request)
         assert recording.names.worker(change.new_worker) == said[1]
         assert recording.names.worker(change.recorded_worker) == said[2]
