@@ -32,21 +32,17 @@ class HashColumns:
     def __repr__(self) -> str:
         return f"<HashColumns in {self._store!r}>"
 
-    def prompt(self, token_bytes: bytes, block_size: int, scope: bytes = b"") -> Prompt:
-        """The prompt; a long one with all its block hashes."""
-        return self.prompt_and_parts(token_bytes, block_size, scope)[0]
-
     def prompt_and_parts(
         self, token_bytes: bytes, block_size: int, scope: bytes = b""
     ) -> tuple[Prompt, NamedParts | None]:
-        """The prompt, and the parts of a long one by their digests."""
+        """The prompt, a long one with all its block hashes; and its parts by their digests, if it is long."""
         hashes, parts = b"", None
         if len(token_bytes) >= PART_TOKENS * TOKEN_BYTES:
             hashes, parts = self._column(token_bytes, block_size, scope)
         return Prompt(token_bytes, block_size, self._seed, scope, hashes), parts
 
     def _column(self, token_bytes: bytes, block_size: int, scope: bytes) -> tuple[bytes, NamedParts]:
-        """All block hashes of the prompt, which are kept, and its parts; some 1.5 us for each part that was kept, 20 us
+        """All block hashes of the prompt, which are kept, and its parts; some 1.5 us for each part that was kept, 30 us
         for each other one, and 0.1 us for each of its blocks."""
         blocks = max(1, PART_TOKENS // block_size)
         size = blocks * block_size * TOKEN_BYTES

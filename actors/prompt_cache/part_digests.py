@@ -32,7 +32,7 @@ class NamedParts(NamedTuple):
 
 
 class PartDigests:
-    """Computes the digests: 1 us and 1.2 us per KB each."""
+    """Computes the digests: 1.5 us and 1.9 us per KB each."""
 
     def __init__(self, link_key: bytes) -> None:
         """`link_key` is `core.keys.DeploymentKey.link_key`."""

@@ -52,7 +52,7 @@ def test_only_what_is_new_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = random.Random(1).randbytes(5 * part)
     changed = bytes([tokens[0] ^ 1]) + tokens[1:]
     for asked in (tokens[: 3 * part + 64], tokens, tokens[:-4], changed):
-        columns.prompt(asked, 16)
+        columns.prompt_and_parts(asked, 16)
     assert starts == [0, 3 * part, 4 * part, 0]
-    columns.prompt(tokens, 16, SCOPES[1])
+    columns.prompt_and_parts(tokens, 16, SCOPES[1])
     assert starts[4:] == [len(SCOPES[1])]
