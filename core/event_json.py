@@ -89,6 +89,10 @@ def _offset(value: int | msgspec.UnsetType) -> int:
     return 0 if isinstance(value, msgspec.UnsetType) else value
 
 
+def _begins(value: dict[str, Any] | msgspec.UnsetType) -> dict[str, Any]:
+    return {} if isinstance(value, msgspec.UnsetType) else _cursor(value)
+
+
 def _version(value: int | msgspec.UnsetType) -> int:
     """Version 1 where an earlier program left it out."""
     return EVENT_VERSION if isinstance(value, msgspec.UnsetType) else value
@@ -114,6 +118,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "points": _points,
     "counts": _counts,
     "clock_offset_ms": _offset,
+    "begins": _begins,
     "refolded": hash_text,
     "base": _base,
     "reads": _version,

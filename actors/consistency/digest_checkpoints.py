@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import UNSET
+
 from core.events import Points, ReplicaReported
 from core.ids import COLUMN_WIDTH, StreamName, StreamSeq
 from projections.digest import FOLD_VERSION
@@ -67,7 +69,13 @@ class DigestCheckpoints:
             fold_version=FOLD_VERSION,
             points={stream: _columns(points) for stream, points in chosen.items() if points},
             incomplete=tuple(stream for stream in chosen if self._state.projection(stream).incomplete),
+            begins=self._begins() or UNSET,
         )
+
+    def _begins(self) -> dict[str, tuple[int, int]]:
+        """The epoch and first message of each stream that is folded from behind its first."""
+        begins = sorted(self._state.begins.items())
+        return {stream: (self._state.cursor[stream].epoch, seq) for stream, seq in begins if seq > 1}
 
     def _choice(self, stream: StreamName) -> list[DigestPoint]:
         """The newest digest, and those of passed milestones that other replicas are likeliest to report, too."""

@@ -383,6 +383,9 @@ class ReplicaReported(EventBase, frozen=True):
     """By stream."""
     incomplete: tuple[str, ...] = ()
     """Streams of which a source is unknown until it restates itself: nothing is said of them."""
+    begins: dict[str, tuple[int, int]] | UnsetType = UNSET
+    """By stream, of which the first messages had been cut off when it was folded: its epoch and the first one folded.
+    Left out where there is no such stream, and by earlier versions."""
     counts: DecisionCounts | UnsetType = UNSET
     """As in ReplicaRestated."""
     clock_offset_ms: int | UnsetType = UNSET

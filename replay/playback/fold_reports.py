@@ -11,12 +11,14 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UnsetType
 
 from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
 from projections.digest import FOLD_VERSION
 from projections.folds.state import DigestPoint, State
+from replay.playback.late_folds import LateFolds
 from replay.playback.state_cursors import CursorSource, StateCursor
 from replay.recording.gaps import Gaps
 from replay.recording.unknown_sources import UnknownSources
@@ -35,17 +37,32 @@ class FoldReport(NamedTuple):
     digest: int
     head: bytes
     """Chain digest of the message at `seq`, as the replica had read it."""
+    begin: tuple[int, int] | None = None
+    """Epoch and first message of its fold, if it states that it lacks earlier ones."""
 
 
 def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: ReplicaReported) -> Iterator[FoldReport]:
     """All of one report; none if it is of folds of another version."""
     if event.fold_version != FOLD_VERSION:
         return
+    begins = {} if isinstance(event.begins, UnsetType) else event.begins
     for stream, points in event.points.items():
+        begin = begins.get(stream)
         for i, seq in enumerate(points.seqs):
             digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
             head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
-            yield FoldReport(replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head)
+            yield FoldReport(
+                replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head, begin
+            )
+
+
+def late_fold(late_folds: LateFolds, report: FoldReport) -> State | None:
+    """The fold from the message on with which the report says that its own begins; None if the recording has none
+    before that one."""
+    begin = report.begin
+    if begin is None or begin[1] > report.seq or not late_folds.is_late(report.stream, begin):
+        return None
+    return late_folds.state(report.stream, StreamSeq(begin[1]), report.seq)
 
 
 KEPT = 100
@@ -147,11 +164,14 @@ def _place(it: FoldDifference) -> tuple[int, str, int]:
 class DeferredDigestChecks:
     """Reports that wait for a state cursor to pass their place."""
 
-    def __init__(self, source: CursorSource, folds: FoldCheck, gaps: Gaps, unknown: UnknownSources) -> None:
+    def __init__(
+        self, source: CursorSource, folds: FoldCheck, gaps: Gaps, unknown: UnknownSources, late_folds: LateFolds
+    ) -> None:
         self._source = source
         self._folds = folds
         self._gaps = gaps
         self._unknown = unknown
+        self._late_folds = late_folds
         self._waiting: list[FoldReport] = []
 
     def __repr__(self) -> str:
@@ -190,7 +210,9 @@ class DeferredDigestChecks:
         self._waiting = []
 
     def _compare(self, report: FoldReport, state_cursor: StateCursor) -> bool:
-        return self._folds.compare(report, state_cursor.state, state_cursor.cut, self._gaps, self._unknown)
+        late = late_fold(self._late_folds, report)
+        state, cut = (late, ()) if late is not None else (state_cursor.state, state_cursor.cut)
+        return self._folds.compare(report, state, cut, self._gaps, self._unknown)
 
 
 def _reach(state_cursor: StateCursor, stream: StreamName) -> int:

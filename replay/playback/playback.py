@@ -18,7 +18,8 @@ from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
 from core.subjects import JOBS, ROUTING
 from projections.policy.view import RouteRequest, View
-from replay.playback.fold_reports import DeferredDigestChecks, FoldCheck, fold_reports_of
+from replay.playback.fold_reports import DeferredDigestChecks, FoldCheck, fold_reports_of, late_fold
+from replay.playback.late_folds import LateFolds
 from replay.playback.replica_state import ReplicaState
 from replay.playback.state_cursors import (
     CursorPerReplica,
@@ -139,6 +140,7 @@ class Playback:
         self.gaps = gaps
         self.unknown_sources = UnknownSources(recording)
         self.source = CursorSource(recording, rebases=bool(gaps.all))
+        self.late_folds = LateFolds(self.source)
         self._deferred: DeferredDigestChecks | None = None
         """None if reports are not compared later."""
         self._unapplied: dict[ReplicaId, deque[_ReplicaEvent]] = {}
@@ -170,7 +172,9 @@ class Playback:
         """The same in windows of the log, within each in the order of the cursors: where several replicas decide, that
         is a good deal cheaper. Each window is to be gone through to its end."""
         pool, frames = SharedCursors(self.source), self._frames()
-        self._deferred = deferred = DeferredDigestChecks(self.source, self.folds, self.gaps, self.unknown_sources)
+        self._deferred = deferred = DeferredDigestChecks(
+            self.source, self.folds, self.gaps, self.unknown_sources, self.late_folds
+        )
         while window := list(islice(frames, WINDOW)):
             yield self._window(window, pool)
             self._clean_up(pool, list(self._unapplied))
@@ -320,7 +324,8 @@ class Playback:
         if not isinstance(step.event, ReplicaReported) or self._delay is not None:
             return
         for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
-            state, cut = replica_state.state, replica_state.cut
+            late = late_fold(self.late_folds, report)
+            state, cut = (late, ()) if late is not None else (replica_state.state, replica_state.cut)
             compared = self.folds.compare(report, state, cut, self.gaps, self.unknown_sources)
             if not compared and self._deferred is not None:
                 self._deferred.note(report)

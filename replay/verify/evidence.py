@@ -7,9 +7,12 @@ the digest of its fold, and the log's fold has the same, no gap before that plac
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import UnsetType
 
 from core.codec import decode_message
 from core.errors import Corrupt
@@ -21,6 +24,7 @@ from core.subjects import JOBS, LOAD, ROUTING, owner
 from projections.folds.state import DigestPoint, State
 from projections.policy.rules import RULES
 from replay.playback.fold_reports import FoldReport, fold_reports_of
+from replay.playback.late_folds import LateFolds
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.replica_state import ReplicaState
 from replay.playback.state_cursors import StateCursor
@@ -83,7 +87,8 @@ class Evidence:
         """The states of a history that was replaced, on which the decision or refusal may rest; None if none was. The
         first ones cost a pass through the recording."""
         replaced = [*self._playback.gaps.replaced, *self._places().left_histories(at)]
-        if not replaced:
+        late = self._places().late_histories(at, self._playback.late_folds)
+        if not replaced and not late:
             return None
         if self._agreements is None:
             self._agreements = FoldAgreements(self._recording)
@@ -91,7 +96,7 @@ class Evidence:
         reversal, reported = self._places().reversal(at), self._agreements.places(at.replica, at.seq)
         went_back = {stream for stream in self._recording.streams if reported.get(stream, 0) < reversal}
         replaced = [each for each in replaced if read.get(each.stream, 0) < each.noticed]
-        return ReplacedStates(self._playback, at, agreed, replaced, went_back, self._near)
+        return ReplacedStates(self._playback, at, agreed, replaced, late, went_back, self._near)
 
     def known(self, at: RecordedDecision | RecordedRefusal) -> dict[str, str]:
         """Reasons by kind, as far as the playback knows them without another pass: some of them may be lifted by a
@@ -212,6 +217,8 @@ class NamedPlaces:
         """By stream, the places at which replicas state that it was made anew …"""
         self._rolled_back: dict[str, StreamSeq] = {}
         """… and the last one at which one states that it was rolled back."""
+        self._begins: dict[ReplicaId, list[tuple[StreamSeq, Mapping[str, tuple[int, int]]]]] = {}
+        """By replica its reports, each with the begins of its folds."""
         self._cursors: dict[ReplicaId, Mapping[str, tuple[int, int]]] = {}
         """The last one of each replica."""
         self._reversals: dict[ReplicaId, list[_Reversal]] = {}
@@ -268,6 +275,22 @@ class NamedPlaces:
                 text = f"replica {who} had read {name}:{seq}, and only {name}:{first} after the stream was rolled back"
                 yield ReplacedHistory(StreamName(name), first + 1, seq, seq + 1, text)
 
+    def late_histories(self, at: RecordedDecision | RecordedRefusal, late_folds: LateFolds) -> list[ReplacedHistory]:
+        """The first messages of streams that the replica's folds lack by its last report before the decision, or by the
+        first one behind it: they had been cut off, and are here again."""
+        reports = self._begins.get(at.replica, [])
+        place = bisect_left(reports, at.seq, key=lambda report: report[0])
+        found = {}
+        for seq, begins in reports[max(0, place - 1) : place + 1]:
+            for name, begin in begins.items():
+                stream, first = StreamName(name), StreamSeq(begin[1])
+                if late_folds.is_late(stream, begin):
+                    who = self._recording.names.replica(at.replica)
+                    text = f"replica {who} states at {ROUTING}:{seq} that its fold of {stream} begins at {first}"
+                    begin_here = self._recording.start[stream] + 1
+                    found[stream, first] = ReplacedHistory(stream, begin_here, first - 1, first, text)
+        return [found[each] for each in sorted(found)]
+
     def _snapshot(self, holds: Callable[[At], bool], stream: StreamName) -> str:
         for manifest in self._recording.archive.snapshots():
             place = manifest.cursor.get(stream)
@@ -286,6 +309,8 @@ class NamedPlaces:
             elif how.startswith(ROLLED_BACK_TEXT):
                 self._rolled_back[name] = at
         elif isinstance(event, ReplicaReported):
+            begins = {} if isinstance(event.begins, UnsetType) else event.begins
+            self._begins.setdefault(replica, []).append((at, begins))
             for name, points in event.points.items():
                 for seq in points.seqs:
                     self._note(name, points.epoch, _Place(at, replica, StreamSeq(seq), reported=True))

@@ -7,6 +7,9 @@ followed from a start of the worker's own chain: no shorter than the place up to
 the log's fold, and no longer than the places behind that one allow. A record that one of these starts gives is
 explained; so is one that may rest on messages that the chain lacks. No other record is. Requests in flight are those of
 all replicas: one start of each other replica's chain must give what the record counts on all of its candidates.
+
+A store may also have first messages of a stream again that retention had taken when a replica folded it. Then the log's
+fold from where the replica states that its own begins must give the record (`replay.playback.late_folds`).
 """
 
 from __future__ import annotations
@@ -62,17 +65,21 @@ class ReplacedStates:
         at: RecordedDecision | RecordedRefusal,
         agreed: Mapping[StreamName, int],
         replaced: Iterable[ReplacedHistory],
+        late: Iterable[ReplacedHistory],
         went_back: Container[StreamName],
         near: dict[StreamName, StateCursor],
     ) -> None:
         """`agreed`: as `replay.recording.gaps.Gaps` takes it. `replaced`: histories that were replaced, and that the
-        replica is not known to have left by then. `went_back`: streams of which the replica has reported no fold of the
-        log's since its cursors went back. `near`: by stream a state that is kept for the next decision."""
+        replica is not known to have left by then. `late`: first messages of streams that its folds may lack.
+        `went_back`: streams of which the replica has reported no fold of the log's since its cursors went back. `near`:
+        by stream a state that is kept for the next decision."""
         self._playback, self._at, self._agreed, self._near = playback, at, agreed, near
         self._went_back = went_back
         self._found: dict[tuple[str, str], ReplacedHistory | None] = {}
         cursor = at.event.cursor
         self._replaced = [each for each in replaced if each.stream in cursor]
+        epochs = playback.source.epochs
+        self._late = [it for it in late if cursor.get(it.stream, (0, 0))[0] == epochs[it.stream]]
         self._columns = at.event.columns if isinstance(at.event, RequestRouted) else {}
         self._candidates = from_column(at.event.candidates) if isinstance(at.event, RequestRouted) else []
 
@@ -83,7 +90,7 @@ class ReplacedStates:
         """The replaced history in which the worker can have been as the record says. O(PLACES_MAX) messages, and a copy
         of a state: once for a worker's cache, report and membership each; for all requests in flight O(PLACES_MAX)
         decisions and copies."""
-        if not self._replaced or not worker:
+        if not (self._replaced or self._late) or not worker:
             return None
         of = next((name for name, terms in _ALIKE.items() if term in terms), "")
         if of == "in flight":
@@ -166,24 +173,41 @@ class ReplacedStates:
         return next((each for each in self._replaced if is_kv(each.stream)), None)
 
     def _in(self, stream: StreamName, worker: str, fits: Callable[[State, str], bool]) -> ReplacedHistory | None:
-        where = self._range(stream)
-        if where is None or fits(self._at.view.state, worker):
+        if fits(self._at.view.state, worker):
             return None  # the log's own state gives the record, so the rules do not
+        for history, late in self._late_states(stream):
+            if fits(late, worker):
+                return history
+        where = self._range(stream)
+        if where is None:
+            return None
         for state in self._states(stream, worker, where):
             if state is None or fits(state, worker):
                 return where.by
         return None
 
     def _in_flight(self) -> ReplacedHistory | None:
-        where = self._range(ROUTING)
-        if where is None or not isinstance(self._at, RecordedDecision):
-            return None
-        if self._is_in_flight_as_recorded(self._at.view.state):
+        if not isinstance(self._at, RecordedDecision) or self._is_in_flight_as_recorded(self._at.view.state):
             return None  # the log's own state gives the record, so the rules do not
+        for history, late in self._late_states(ROUTING):
+            whole = self._playback.source.copy(StateCursor(self._at.view.state, {})).state
+            whole.routing = late.routing
+            if self._is_in_flight_as_recorded(whole):
+                return history
+        where = self._range(ROUTING)
+        if where is None:
+            return None
         for state in islice(self._joint_states(where), PLACES_MAX):
             if state is None or self._is_in_flight_as_recorded(state):
                 return where.by
         return None
+
+    def _late_states(self, stream: StreamName) -> Iterator[tuple[ReplacedHistory, State]]:
+        """The stream's fold alone, without the first messages that the replica's own may lack."""
+        seq = StreamSeq(self._at.event.cursor.get(stream, (0, 0))[1])
+        for history in self._late:
+            if history.stream == stream:
+                yield history, self._playback.late_folds.state(stream, StreamSeq(history.noticed), seq)
 
     def _range(self, stream: StreamName) -> _Range | None:
         by = [each for each in self._replaced if each.stream == stream or each.rolled_back]

@@ -86,6 +86,7 @@ BY_TYPE[KvBlocks] = any_of(KvBlocks)
 BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
+BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
