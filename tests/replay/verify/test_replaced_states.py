@@ -265,6 +265,43 @@ def test_a_wrong_term_before_such_a_rollback_is_named(
     assert {each.term for each in found.differences} == {TERMS[change]}
 
 
+def lose_the_end(stage: Stage, *, acknowledged: int) -> None:
+    """`x` is decided where A has the prompt. Then the store has nothing of that, and A ends before it sends anything
+    again. Its load reports state how many of its messages the log had acknowledged."""
+    stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.say(KV, B, stored(70))
+    stage.say(LOAD, A, structs.replace(load(), kv_n=acknowledged))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    stage.say(KV, C, stored(80))
+    stage.say(KV, C, stored(81))
+    stage.say(KV, B, stored(71))
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1, 2])
+def test_a_load_report_names_messages_that_a_worker_never_sent_again(
+    stage: Stage, tmp_path: Path, acknowledged: int
+) -> None:
+    """The chain of A has one message here. Before, its recorded cache was called wrong."""
+    lose_the_end(stage, acknowledged=acknowledged)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if acknowledged == 2 else (1, {}))
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("worker", [B, C])
+def test_a_wrong_term_beside_a_lost_end_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate], worker: str
+) -> None:
+    """The chain of C lacks nothing; of B, of which a message is missing, neither load nor requests are excused."""
+    plant(monkeypatch, worker, change)
+    lose_the_end(stage, acknowledged=2)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    is_missing = worker == B and change is cached
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_missing else (1, {}))
+
+
 @pytest.mark.parametrize("lost", [KV, LOAD])
 def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
     stage: Stage, tmp_path: Path, lost: StreamName
