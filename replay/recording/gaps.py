@@ -77,6 +77,9 @@ class ReplacedHistory(NamedTuple):
     """Sources with messages in the old history alone, as far as they are known."""
     rolled_back: bool = False
     """True if its messages are missing and others stand there: the store went back, and with it maybe every stream."""
+    sent_again: bool = False
+    """True if the stream went back and none of its messages is known to be missing: all that stood there must stand
+    elsewhere in the chains."""
 
 
 class Gaps:

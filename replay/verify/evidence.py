@@ -86,14 +86,15 @@ class Evidence:
     def replaced_states(self, at: RecordedDecision | RecordedRefusal) -> ReplacedStates | None:
         """The states of a history that was replaced, on which the decision or refusal may rest; None if none was. The
         first ones cost a pass through the recording."""
-        replaced = [*self._playback.gaps.replaced, *self._places().left_histories(at)]
-        late = self._places().late_histories(at, self._playback.late_folds)
+        places = self._places()
+        replaced = [*self._playback.gaps.replaced, *places.left_histories(at), *places.histories_sent_again(at)]
+        late = places.late_histories(at, self._playback.late_folds)
         if not replaced and not late:
             return None
         if self._agreements is None:
             self._agreements = FoldAgreements(self._recording)
         agreed, read = (it(at.replica, at.seq) for it in (self._agreements.folds, self._agreements.heads))
-        reversal, reported = self._places().reversal(at), self._agreements.places(at.replica, at.seq)
+        reversal, reported = places.reversal(at), self._agreements.places(at.replica, at.seq)
         went_back = {stream for stream in self._recording.streams if reported.get(stream, 0) < reversal}
         replaced = [each for each in replaced if read.get(each.stream, 0) < each.noticed]
         return ReplacedStates(self._playback, at, agreed, replaced, late, went_back, self._near)
@@ -210,6 +211,7 @@ class NamedPlaces:
     def __init__(self, recording: Recording) -> None:
         """Reads the routing stream once."""
         self._recording = recording
+        self._epoch = recording.archive.span(ROUTING).epoch if ROUTING in recording.streams else None
         self._first: dict[tuple[str, int], dict[ReplicaId, _Place]] = {}
         """By stream and epoch, each replica's first place."""
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
@@ -222,6 +224,9 @@ class NamedPlaces:
         self._cursors: dict[ReplicaId, Mapping[str, tuple[int, int]]] = {}
         """The last one of each replica."""
         self._reversals: dict[ReplicaId, list[_Reversal]] = {}
+        self._sent_again: list[ReplacedHistory] = []
+        """Places of the routing stream at which replicas had read other messages before they sent those that stand
+        there."""
         numbers: dict[ReplicaId, int] = {}
         for record, message in recording.messages(ROUTING) if ROUTING in recording.streams else ():
             if message.source != owner(record.subject):
@@ -232,6 +237,7 @@ class NamedPlaces:
                 self._note_event(record.seq, replica, event)
                 if isinstance(event, RequestRouted | RequestRejected) and not is_repeat:
                     self._note_cursor(record.seq, number, replica, event.cursor)
+                    self._note_own_place(record.seq, replica, event.cursor)
             numbers[replica] = max(message.n + 1, numbers.get(replica, 0))
 
     def __repr__(self) -> str:
@@ -291,6 +297,13 @@ class NamedPlaces:
                     found[stream, first] = ReplacedHistory(stream, begin_here, first - 1, first, text)
         return [found[each] for each in sorted(found)]
 
+    def histories_sent_again(self, at: RecordedDecision | RecordedRefusal) -> Iterator[ReplacedHistory]:
+        """The history of the routing stream that held the decision's place there, if some replica had read as far
+        before it sent a message that stands at or before that place."""
+        epoch, seq = at.event.cursor.get(ROUTING, (None, 0))
+        if epoch == self._epoch:
+            yield from (each for each in self._sent_again if each.first <= seq <= (each.last or seq))
+
     def _snapshot(self, holds: Callable[[At], bool], stream: StreamName) -> str:
         for manifest in self._recording.archive.snapshots():
             place = manifest.cursor.get(stream)
@@ -322,6 +335,17 @@ class NamedPlaces:
         self._cursors[replica] = cursor
         if any(before.get(name, (0, 0))[0] == epoch and seq < before[name][1] for name, (epoch, seq) in cursor.items()):
             self._reversals.setdefault(replica, []).append(_Reversal(at, number, cursor))
+
+    def _note_own_place(self, at: StreamSeq, replica: ReplicaId, cursor: Mapping[str, tuple[int, int]]) -> None:
+        """No replica can have read its own message, or a later one, before it sent it: others stood there."""
+        epoch, seq = cursor.get(ROUTING, (None, 0))
+        if epoch != self._epoch or seq < at:
+            return
+        if self._sent_again and self._sent_again[-1].first == at:
+            seq = max(seq, self._sent_again.pop().last or 0)  # an event before in the same message
+        who = self._recording.names.replica(replica)
+        text = f"replica {who} had read {ROUTING}:{seq} before it sent the message that stands at {ROUTING}:{at}"
+        self._sent_again.append(ReplacedHistory(ROUTING, at, seq, at, text, sent_again=True))
 
     def _note(self, name: str, epoch: int, place: _Place) -> None:
         self._first.setdefault((name, epoch), {}).setdefault(place.replica, place)

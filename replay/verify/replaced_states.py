@@ -18,11 +18,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from core.events import RequestRouted
+from core.events import RequestRouted, UnknownEvent
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadPart
+from projections.folds.pending_events import PendingEvents
 from projections.folds.state import State
 from projections.policy.decide import decide, record
 from projections.policy.view import NO_OVERLAP, NO_REPORT, View
@@ -54,6 +55,19 @@ class _Range(NamedTuple):
     messages: int
     """The number of places between that one and the decision's cursor."""
     by: ReplacedHistory
+    is_whole: bool
+    """True if the chains are taken to have all messages that stood there."""
+
+
+class _OwnPart(NamedTuple):
+    """The messages of the replica that decided, sent before the decision."""
+
+    base: StateCursor
+    """The log's fold at the start of a range, with the messages of the replica that its fold had …"""
+    pending_events: PendingEvents
+    """… and its further events."""
+    messages: int
+    """The number of its messages behind the start of the range."""
 
 
 class ReplacedStates:
@@ -140,12 +154,12 @@ class ReplacedStates:
             return self._in_kv(worker, lambda state, its: _member(state, its) is not None)
         return None
 
-    def _is_in_flight_as_recorded(self, state: State) -> bool:
+    def _is_in_flight_as_recorded(self, state: State, pending_events: PendingEvents) -> bool:
         """True if the decision made again on that state counts the same in flight on all candidates. What is to be
         prefilled follows where the cache is the recorded one, too."""
         at = self._at
         assert isinstance(at, RecordedDecision)
-        view = View(state, at.replica, at.replica_state.pending_events, at.view.local)
+        view = View(state, at.replica, pending_events, at.view.local)
         event = at.event
         decision = decide(view, at.request, at.settings, event.now_ms, event.seed, version=event.decide_version)
         if decision.worker is None:
@@ -187,18 +201,22 @@ class ReplacedStates:
         return None
 
     def _in_flight(self) -> ReplacedHistory | None:
-        if not isinstance(self._at, RecordedDecision) or self._is_in_flight_as_recorded(self._at.view.state):
+        pending_events = self._at.replica_state.pending_events
+        if not isinstance(self._at, RecordedDecision) or self._is_in_flight_as_recorded(
+            self._at.view.state, pending_events
+        ):
             return None  # the log's own state gives the record, so the rules do not
         for history, late in self._late_states(ROUTING):
             whole = self._playback.source.copy(StateCursor(self._at.view.state, {})).state
             whole.routing = late.routing
-            if self._is_in_flight_as_recorded(whole):
+            if self._is_in_flight_as_recorded(whole, pending_events):
                 return history
         where = self._range(ROUTING)
         if where is None:
             return None
-        for state in islice(self._joint_states(where), PLACES_MAX):
-            if state is None or self._is_in_flight_as_recorded(state):
+        own = self._own_part(where)
+        for state in islice(self._joint_states(where, own), PLACES_MAX):
+            if state is None or self._is_in_flight_as_recorded(state, own.pending_events):
                 return where.by
         return None
 
@@ -217,7 +235,9 @@ class ReplacedStates:
         start = self._playback.recording.start[stream]
         after = max(self._agreed.get(stream, 0), place[1] - PLACES_MAX, start)
         first = next((each for each in by if each.stream == stream), by[0])
-        return _Range(StreamSeq(after), place[1] - after, first) if place[1] > after else None
+        if place[1] <= after:
+            return None
+        return _Range(StreamSeq(after), place[1] - after, first, all(each.sent_again for each in by))
 
     def _states(self, stream: StreamName, worker: str, where: _Range) -> Iterator[State | None]:
         """The worker's states after each start of its chain that the replica may have had; None for states that only
@@ -252,27 +272,48 @@ class ReplacedStates:
         if n_next is not None and n_next - n_first < where.messages and self._has_lost_end(stream, worker, n_next):
             yield None
 
-    def _joint_states(self, where: _Range) -> Iterator[State | None]:
-        """States after a start of each other replica's chain, all together no longer than the places allow; None for
-        states that only messages give that the log lacks. What the replica itself sent counts as it does in its
-        view."""
+    def _own_part(self, where: _Range) -> _OwnPart:
+        """The fold at the start of the range, with what the replica itself had sent before the decision as that counts
+        in its view."""
         at, source, recording = self._at, self._playback.source, self._playback.recording
-        epoch = Epoch(source.epochs[ROUTING])
+        epoch, cursor = Epoch(source.epochs[ROUTING]), at.event.cursor[ROUTING][1]
         place = {**at.event.cursor, ROUTING: (epoch, where.after)}
         base = self._near[ROUTING] = source.new_cursor(place, self._near.values())
         base.state.open(ROUTING, epoch)
         base = source.copy(base)
+        routing = base.state.routing
+        pending_events = at.replica_state.pending_events if cursor < at.seq else PendingEvents()
+        part = routing.replicas.get(at.replica)
+        n_first = n_next = part.chain.n_next if part is not None else 0
+        for frame in recording.frames(ROUTING, where.after + 1, at.seq + 1):
+            message = frame.message
+            if frame.owner != at.replica or message is None:
+                continue
+            if frame.seq < at.seq:
+                n_next = max(n_next, message.n + 1)
+                if frame.seq <= cursor:
+                    routing.apply(frame.owner, message, frame.head)
+            elif cursor >= at.seq:  # the log's fold at the cursor has the whole message, the decision included
+                for event in message.events[: at.number]:
+                    if not isinstance(event, UnknownEvent):
+                        pending_events.emit(event, routing.replicas.get(at.replica))
+        return _OwnPart(base, pending_events, n_next - n_first)
+
+    def _joint_states(self, where: _Range, own: _OwnPart) -> Iterator[State | None]:
+        """States after a start of each other replica's chain, all together no longer than the places allow; None for
+        states that only messages give that the log lacks. Where the chains have all messages, the starts have those
+        that the replica itself had not sent by then."""
+        at, source, recording = self._at, self._playback.source, self._playback.recording
         chains = dict[str, list[RecordedFrame]]()
         for frame in recording.frames(ROUTING, where.after + 1, where.after + where.messages + PLACES_MAX):
             if frame.owner != at.replica:
                 chains.setdefault(frame.owner, []).append(frame)
-            elif frame.seq <= at.event.cursor[ROUTING][1] and frame.message is not None:
-                base.state.routing.apply(frame.owner, frame.message, frame.head)
-        starts = [list(self._start(base.state, frames, where.messages)) for frames in chains.values()]
-        if any(None in start for start in starts):
+        starts = [list(self._start(own.base.state, frames, where.messages)) for frames in chains.values()]
+        if not where.is_whole and any(None in start for start in starts):
             yield None
         whole = [[frame for frame in start if frame is not None] for start in starts]
-        yield from _folded(source, base, sorted(whole, key=len), where.messages)
+        least = where.messages - own.messages if where.is_whole else 0
+        yield from _folded(source, own.base, sorted(whole, key=len), where.messages, least)
 
     def _start(self, state: State, frames: list[RecordedFrame], messages: int) -> Iterator[RecordedFrame | None]:
         """The first frames of one source's chain that the replica may have had; None if it may have had others."""
@@ -297,7 +338,6 @@ class ReplacedStates:
         gaps = self._playback.gaps.all
         return any(gap.stream == stream and gap.source == worker and gap.n_from >= n_first for gap in gaps)
 
-
     def _has_lost_end(self, stream: StreamName, worker: str, n_next: int) -> bool:
         """True if the chain ends with that number, and by the worker's own load reports the log had more of it."""
         if not is_kv(stream):
@@ -316,20 +356,22 @@ def _row(columns: Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | 
 
 
 def _folded(
-    source: CursorSource, base: StateCursor, chains: list[list[RecordedFrame]], messages: int
+    source: CursorSource, base: StateCursor, chains: list[list[RecordedFrame]], messages: int, least: int
 ) -> Iterator[State]:
-    """The state after each start of each of these chains, with so many messages at most; a copy for each start of all
-    chains but the last."""
+    """The state after each start of each of these chains, with so many messages at most and at least; a copy for each
+    start of all chains but the last."""
+    if least > min(messages, sum(map(len, chains))):
+        return
     if not chains:
         yield base.state
         return
     first, *others = chains
     here = source.copy(base)
-    yield from _folded(source, here, others, messages)
+    yield from _folded(source, here, others, messages, least)
     for number, frame in enumerate(first[:messages], 1):
         assert frame.message is not None
         here.state.routing.apply(frame.owner, frame.message, frame.head)
-        yield from _folded(source, here, others, messages - number)
+        yield from _folded(source, here, others, messages - number, least - number)
 
 
 def _member(state: State, worker: str) -> Member | None:

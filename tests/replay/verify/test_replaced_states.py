@@ -11,7 +11,7 @@ from msgspec import structs
 
 from core.events import LocalChanged, RequestRouted
 from core.events.routing import LOST_HISTORY, MADE_ANEW, ROLLED_BACK_TEXT
-from core.ids import RequestId, StreamName, WorkerId
+from core.ids import ReplicaId, RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
@@ -34,6 +34,7 @@ from tests.replay.verify.test_differing_terms import (
 from tests.replay.verify.test_excuses import rolled_back
 
 D = worker_id(4)
+T = ReplicaId("cc" * 8)
 
 
 @pytest.fixture
@@ -367,6 +368,86 @@ def test_wrong_requests_of_another_replica_are_named(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
     assert found.differences[0].term == (TERMS[change] if change is not busy else "active_blocks")
+
+
+def decide_and_send_all_again(
+    stage: Stage, *, is_ahead: bool = True, has_read: bool = True, has_reported: bool = False
+) -> None:
+    """R decides `x`, `y` and `w`, and S decides `z`, where both have read what S and T have in flight. Then the routing
+    stream goes back, and all messages are sent again at other places. No chain lacks anything. R `is_ahead` if it sends
+    `x` at a place that it had read by then. Unless it `has_read`, its cursors are wrong: it counts nothing of the
+    others."""
+    for replica, name in ((S, "r2"), (T, "r3")):
+        stage.replica(replica, name, RoutingSettings(policy="kv"))
+    here = len(stage.frames[ROUTING])
+    sent = {
+        replica: stage.sealed(ROUTING, replica, replica_restated([((name, 0), InFlight(WorkerId(A), 4, 12))]))
+        for replica, name in ((S, "of-s"), (T, "of-t"))
+    }
+    if not has_read:
+        stage.seat(R)
+    for replica, payload in sent.items():
+        stage.store(ROUTING, replica, payload)
+    lag = {} if has_read else {ROUTING: 2}
+    decided = []
+    for request in ("x", "y", "w"):
+        event = stage.decided(request, ASKED, lag=lag)
+        decided.append(structs.replace(event, cursor={**event.cursor, ROUTING: (1, here + 2)}))
+        stage.seat(R, lag).pending_events.emit(event, stage.seat(R, lag).part)
+    of_s = stage.decided("z", ASKED, replica=S)
+    del stage.frames[ROUTING][here:]
+    stage._records = [it for it in stage._records if it.stream != ROUTING or it.seq <= here]
+    if not is_ahead:
+        for _ in range(2):
+            stage.say(ROUTING, R, LocalChanged(worker=C, reasons=()))
+    stage.say(ROUTING, R, *decided[:2])
+    stage.store(ROUTING, S, sent[S])
+    stage.say(ROUTING, S, of_s)
+    stage.store(ROUTING, T, sent[T])
+    if has_reported:
+        stage._seats.clear()
+        stage.say(ROUTING, R, stage.report(R))
+    stage.say(ROUTING, R, decided[2])
+
+
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_decision_that_names_its_own_place_is_evidence_of_a_history_that_was_sent_again(
+    stage: Stage, tmp_path: Path, is_ahead: bool
+) -> None:
+    """Nothing is missing, so only the cursor shows it: no replica reads its own message before it sends it. Before, all
+    were called different; without such a cursor they are."""
+    decide_and_send_all_again(stage, is_ahead=is_ahead)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 4}) if is_ahead else (4, {}))
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+@pytest.mark.parametrize("worker", [A, C])
+def test_a_wrong_term_in_a_history_that_was_sent_again_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate], worker: str
+) -> None:
+    plant(monkeypatch, worker, change)
+    decide_and_send_all_again(stage)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (4, {})
+    in_flight = {"pending", "active_blocks", "active_requests"}
+    assert {each.term for each in found.differences} <= (in_flight if change is busy else {TERMS[change]})
+
+
+def test_a_replica_that_counts_its_cursors_wrong_has_read_no_other_history(stage: Stage, tmp_path: Path) -> None:
+    """It names two messages that it had not read. As many must stand in the chains, and count in its record."""
+    decide_and_send_all_again(stage, has_read=False)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (3, {"replaced": 1})
+    assert [each.request for each in found.differences] == ["x", "y", "w"]
+
+
+def test_a_replica_that_has_read_what_was_sent_again_has_left_the_history_before(stage: Stage, tmp_path: Path) -> None:
+    decide_and_send_all_again(stage, has_reported=True)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {"replaced": 3})
+    assert found.differences[0].request == "w"
 
 
 def test_explain_judges_alike(stage: Stage, tmp_path: Path) -> None:
