@@ -78,6 +78,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/replay/verify/test_evidence.py",
         "tests/replay/verify/test_rules.py",
         "tests/replay/verify/test_chain_proof.py",
+        "tests/replay/verify/test_replaced_states.py",
+        "tests/replay/verify/test_late_folds.py",
     ),
 }
 """Tests of each area, the quickest first: they run where neither verify nor a digest names a mutant."""
@@ -1912,6 +1914,65 @@ MUTANTS: tuple[Mutant, ...] = (
                 "return found - {Input.SETTINGS} if known else found",
             ),
         },
+    ),
+    # states of a history that was replaced
+    *_mutants(
+        "excuses",
+        "replay/verify/replaced_states.py",
+        {
+            "replaced-by-log": (
+                "        if fits(self._at.view.state, worker):\n            return None  # the log's",
+                "        if False:\n            return None  # the log's",
+                EXCUSED,
+            ),
+            "replaced-unknown-in-full": (
+                "message.n > n_next and n_next - n_first < where.messages",
+                "message.n > n_next",
+                EXCUSED,
+            ),
+            "replaced-lost-end-equal": (
+                "kv_acknowledged.get(worker, 0) > n_next",
+                "kv_acknowledged.get(worker, 0) >= n_next",
+                EXCUSED,
+            ),
+            "replaced-lost-end-inside": ("return is_end and self._playback", "return self._playback", EXCUSED),
+            "replaced-lost-end-of-load": (
+                "        if not is_kv(stream):\n            return False\n        last",
+                "        last",
+                EXCUSED,
+            ),
+            "replaced-sent-again-fewer": ("if where.is_whole else 0", "if False else 0", EXCUSED),
+            "replaced-late-epoch": (
+                "if cursor.get(it.stream, (0, 0))[0] == epochs[it.stream]]",
+                "if it.stream in cursor]",
+                EXCUSED,
+            ),
+        },
+    ),
+    *_mutants(
+        "excuses",
+        "replay/playback/late_folds.py",
+        {
+            "late-other-epoch": ("self._source.epochs.get(stream) == epoch and ", "", EXCUSED),
+            "late-behind-begin": ("min(begin - 1, seq)", "min(begin, seq)", EXCUSED),
+        },
+    ),
+    *_mutants(
+        "excuses",
+        "replay/verify/evidence.py",
+        {
+            "late-report-before": ("reports[max(0, place - 1) : place + 1]", "reports[place : place + 1]", EXCUSED),
+            "late-report-behind": (
+                "reports[max(0, place - 1) : place + 1]",
+                "reports[max(0, place - 1) : place]",
+                EXCUSED,
+            ),
+        },
+    ),
+    *_mutants(
+        "excuses",
+        "replay/playback/fold_reports.py",
+        {"late-begin-behind-place": ("begin is None or begin[1] > report.seq or not", "begin is None or not", EXCUSED)},
     ),
 )
 """All of them, by area."""

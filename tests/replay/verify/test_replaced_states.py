@@ -17,6 +17,7 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
+from replay.verify import replaced_states
 from replay.verify.judge import judge_decision
 from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
@@ -296,11 +297,28 @@ def test_a_wrong_term_beside_a_lost_end_is_named(
 ) -> None:
     """The chain of C lacks nothing; of B, of which a message is missing, neither load nor requests are excused."""
     plant(monkeypatch, worker, change)
-    lose_the_end(stage, acknowledged=2)
+    lose_the_end(stage, acknowledged=3)
     monkeypatch.undo()
     found = verified(stage, tmp_path)
-    is_missing = worker == B and change is cached
+    is_missing = worker != C and change is cached
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_missing else (1, {}))
+
+
+def test_a_chain_that_goes_on_has_no_lost_end(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A has sent its message again, further on than it is looked for."""
+    monkeypatch.setattr(replaced_states, "PLACES_MAX", 5)
+    again = stage.sealed(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.store(KV, A, again)
+    stage.say(KV, B, stored(70))
+    stage.say(LOAD, A, structs.replace(load(), kv_n=2))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    for number in range(12):
+        stage.say(KV, C, stored(80 + number))
+    stage.say(KV, B, stored(71))
+    stage.store(KV, A, again)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
 
 
 @pytest.mark.parametrize("lost", [KV, LOAD])
