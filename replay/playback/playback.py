@@ -80,22 +80,22 @@ class RecordedRefusal(NamedTuple):
     number: int
 
 
-class _ViewOfReplacedJobs(View):
-    """A view of a replica that had read a queue of jobs that was made anew since: no decision rests on jobs, but all
-    name how far they were read."""
+class _ViewOfReplacedStreams(View):
+    """A view of a replica that names epochs of streams that were made anew since. No decision rests on these places,
+    but all name them: jobs, however far they were read, and other streams of which the replica had read nothing."""
 
-    _jobs: tuple[int, int]
+    _places: Mapping[str, tuple[int, int]]
 
     @staticmethod
-    def of(view: View, jobs: tuple[int, int]) -> _ViewOfReplacedJobs:
-        """The view with that place in its cursor."""
-        other = _ViewOfReplacedJobs(*view)
-        other._jobs = jobs
+    def of(view: View, places: Mapping[str, tuple[int, int]]) -> _ViewOfReplacedStreams:
+        """The view with these places in its cursor."""
+        other = _ViewOfReplacedStreams(*view)
+        other._places = places
         return other
 
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
-        return dict(sorted({**super().cursor, JOBS: self._jobs}.items()))
+        return dict(sorted({**super().cursor, **self._places}.items()))
 
 
 class _ReplicaEvent(NamedTuple):
@@ -195,14 +195,23 @@ class Playback:
     # --- what replicas said ------------------------------------------------------------------------------------
 
     def replaced_streams(self, event: RequestRouted | RequestRejected) -> list[StreamName]:
-        """The streams of the decision's cursor that were made anew since. Jobs do not count: no decision depends on
-        them."""
-        epochs = self.source.epochs
+        """The streams of the decision's cursor that were made anew since. Jobs do not count, nor streams of which the
+        replica had read nothing: no decision depends on them."""
+        epochs, without_effect = self.source.epochs, self._without_effect(event)
         return [
             StreamName(name)
             for name, (epoch, _) in event.cursor.items()
-            if name != JOBS and epochs.get(StreamName(name)) != epoch
+            if epochs.get(StreamName(name)) != epoch and name not in without_effect
         ]
+
+    def _without_effect(self, event: RequestRouted | RequestRejected) -> dict[str, tuple[int, int]]:
+        """The places of the decision's cursor in epochs that were replaced on which no decision rests."""
+        epochs = self.source.epochs
+        return {
+            name: (epoch, seq)
+            for name, (epoch, seq) in event.cursor.items()
+            if epochs.get(StreamName(name)) != epoch and (name == JOBS or (not seq and name in epochs))
+        }
 
     def _frames(self) -> Iterator[RecordedFrame]:
         if ROUTING in self.source.epochs:
@@ -338,9 +347,8 @@ class Playback:
         hashes, fault = (b"", found) if isinstance(found, BaseFault) else (found, None)
         request = RouteRequest.of(event, HashedPrompt(event.prompt_tokens, event.block_size, hashes))
         view = replica_state.view
-        jobs = event.cursor.get(JOBS)
-        if jobs is not None and self.source.epochs.get(JOBS) != jobs[0]:
-            view = _ViewOfReplacedJobs.of(view, jobs)
+        if places := self._without_effect(event):
+            view = _ViewOfReplacedStreams.of(view, places)
         return RecordedDecision(
             replica_state.replica,
             frame.seq,

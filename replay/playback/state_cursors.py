@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Protocol
 
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
+from core.subjects import JOBS
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
 from replay.recording.recording import Cursor, RecordedFrame, Recording
@@ -102,7 +103,8 @@ class StateCursor:
         return sum([seq - (at[stream].seq if stream in at else 0) for stream, seq in cursor.items()])
 
     def fits(self, cursor: DecisionCursor) -> bool:
-        """True if it can move to the cursor: it is beyond it in no stream."""
+        """True if it can move to the cursor: it is beyond it in no stream. A place 0 of another epoch is before every
+        message; only what it has of jobs does not matter then."""
         at = self.state.cursor
         if len(at) > len(cursor):
             return False
@@ -110,7 +112,7 @@ class StateCursor:
             if stream not in cursor:
                 return False
             to_epoch, to_seq = cursor[stream]
-            if seq > to_seq and epoch == to_epoch:
+            if seq > to_seq and (epoch == to_epoch or (not to_seq and stream != JOBS)):
                 return False
         return True
 

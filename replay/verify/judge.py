@@ -550,10 +550,11 @@ class _Judge:
         """A claim of the record that the log contradicts, before any term of the decision: a place that the replica
         cannot have read."""
         event, source = at.event, self._playback.source
+        replaced = self._playback.replaced_streams(event)
         for name, (epoch, seq) in event.cursor.items():
             stream = StreamName(name)
             here = source.epochs.get(stream)
-            if stream != JOBS and (here != epoch or seq > source.ends[stream]):
+            if stream in replaced or (here == epoch and stream != JOBS and seq > source.ends[stream]):
                 found = f"{stream}:{source.ends[stream]} of epoch {here}" if here is not None else "no such stream"
                 return Term("cursor", "", f"{stream}:{seq} of epoch {epoch}", found)
         return None

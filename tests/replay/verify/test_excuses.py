@@ -3,27 +3,31 @@ passed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from core.codec import encode_event, encode_message
-from core.events import ReplicaLeft, RequestRejected
-from core.ids import Epoch, SourceId, StreamName
+from core.events import ReplicaLeft, RequestRejected, RequestRouted
+from core.ids import Epoch, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections.folds.state import Position
 from projections.policy.cost import ScoredCandidate, score
 from projections.policy.decide import decide, rejection
 from projections.policy.rules import RULES
-from projections.policy.view import RouteRequest
+from projections.policy.view import Candidate, RouteRequest
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
 from tests.projections.facts import joined, load, prompt, restated, stored
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
+from tests.replay.verify.test_differing_terms import TERMS, busy, cached, plant, waiting
 
+T = ReplicaId("cc" * 8)
 ASKED = prompt(1, 2, 3)
 OTHER = prompt(7, 8, 9)
 
@@ -145,6 +149,50 @@ def test_an_epoch_that_nothing_else_names(stage: Stage, tmp_path: Path) -> None:
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
     assert found.differences[0].term == "cursor"
+
+
+def decide_before_a_stream_was_made_anew(stage: Stage) -> RequestRouted:
+    """T decides before it has read any report of load, where that stream has another epoch. The log has the stream as
+    it was made anew, and no message names the epoch before."""
+    stage.say(LOAD, A, load(3))
+    stage.route("early", ASKED)
+    stage.replica(T, "r3", RoutingSettings(policy="kv"))
+    lag = {LOAD: len(stage.frames[LOAD])}
+    stage.seat(T, lag).state.cursor[LOAD] = Position(Epoch(7), StreamSeq(0))
+    return stage.decided("x", ASKED, replica=T, lag=lag)
+
+
+def test_an_epoch_of_which_nothing_was_read_needs_no_excuse(stage: Stage, tmp_path: Path) -> None:
+    """What the replica knew follows from the log: nothing. Before, such a decision was called different."""
+    event = decide_before_a_stream_was_made_anew(stage)
+    assert event.cursor[LOAD] == (7, 0)
+    stage.tell(event, replica=T)
+    stage.route("later", ASKED)
+    found = verified(stage, tmp_path)
+    assert (found.verified, found.different, found.not_judged) == (5, 0, {})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_under_an_epoch_of_which_nothing_was_read_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    stage.tell(decide_before_a_stream_was_made_anew(stage), replica=T)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert [(each.request, each.term) for each in found.differences] == [("early", TERMS[change]), ("x", TERMS[change])]
+
+
+def test_a_replica_that_has_read_more_than_it_names_is_different(stage: Stage, tmp_path: Path) -> None:
+    """It names a place 0 of another epoch, and counts what waits by a report; or it names a stream that is not here."""
+    stage.say(LOAD, A, load(3))
+    event = stage.decided("x", ASKED)
+    for place in ({LOAD: (7, 0)}, {"kv_9": (7, 0)}):
+        stage.tell(structs.replace(event, cursor={**event.cursor, **place}))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert [each.term for each in found.differences] == ["waiting", "cursor"]
 
 
 def test_an_unknown_worker_of_another_model(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
