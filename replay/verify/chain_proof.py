@@ -6,9 +6,11 @@
    history contradicts these reports.
 3. A source that begins under an older generation of the key than a source before it in its stream was written with a
    retired key. Messages of a generation that the key file lacks are not judged.
-4. Replicas state how many decisions they made, and the log must have as many (`replay.verify.decision_counts`).
-5. The times of each source are compared with the broker's (`replay.verify.clock_offsets`); nothing is judged by them.
-6. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
+4. Workers state in the load stream how many messages of their kv stream the log has acknowledged: the end that another
+   writes for a worker stands behind all of these.
+5. Replicas state how many decisions they made, and the log must have as many (`replay.verify.decision_counts`).
+6. The times of each source are compared with the broker's (`replay.verify.clock_offsets`); nothing is judged by them.
+7. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import msgspec
 
 from core.codec import CHAIN_START, DIGEST_BYTES, decode_message, digest, generation_of, known_keys
 from core.errors import Corrupt
-from core.events import ReplicaLeft, ReplicaLost, ReplicaReported, ReplicaRestated
+from core.events import LoadReported, ReplicaLeft, ReplicaLost, ReplicaReported, ReplicaRestated
 from core.events.routing import LOST_HISTORY
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
-from core.subjects import JOBS, ROUTING, owner
+from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
 from projections.folds.state import State
 from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap, ReplacedHistory
 from replay.recording.recording import Recording
@@ -90,6 +92,9 @@ class ChainWalk:
         self._left: set[str] = set()
         self._generation = 0
         """The newest generation of the key under which a source began here."""
+        self.ends: dict[SourceId, RecordingGap] = {}
+        """Workers of a kv stream that others found lost, each with a gap before that end: the next message of its
+        chain, if it sent one."""
         self.decision_counts = DecisionCountWalk()
         """Of the routing stream."""
         self.clock_offsets = ClockOffsetWalk(stream)
@@ -122,6 +127,8 @@ class ChainWalk:
             return
         if self.stream == ROUTING:
             self._note_end(record, message)
+        elif is_kv(self.stream) and message.source != subject_owner:
+            self._note_worker_end(record, SourceId(subject_owner))
         if message.source == subject_owner:
             self.clock_offsets.take(record, message)
             if self.stream == ROUTING:
@@ -134,6 +141,13 @@ class ChainWalk:
             self._left.add(message.source)
         elif _LOST in kinds and message.source.endswith(LOST_SUFFIX):
             self._lost.setdefault(SourceId(message.source.removesuffix(LOST_SUFFIX)), record.seq)
+
+    def _note_worker_end(self, record: Record, worker: SourceId) -> None:
+        at = self.sources.get(worker)
+        if at is not None and at.seq and worker not in self.ends:
+            gap = self._missing(record, worker, at, at.n_next + 1)
+            if gap.kind == GAP:  # a hole is named in any case
+                self.ends[worker] = gap
 
     def check_ends(self, heads: Mapping[str, Head]) -> Iterator[ChainFault]:
         """The faults of the ends of the chains, compared with the ends that the export names."""
@@ -281,7 +295,9 @@ LOSSES_KEPT = 100
 LOSS = LOST_HISTORY.encode()
 """Stands in every message that has such a reason, and in few others."""
 REPORTED = b"ReplicaReported"
-"""Stands in every message that has such an event, and in few others."""
+"""Stands in every message that has such an event, and in few others …"""
+LOADS = b"LoadReported"
+"""… and so does this."""
 
 
 class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,6 +393,10 @@ class _Prover:
         self._proof = ChainProof(keyed=bool(recording.chain_key), origin=recording.proved)
         self._gaps: list[RecordingGap] = []
         self._contradicted: dict[tuple[StreamName, int], ReplacedHistory] = {}
+        self._ends: dict[SourceId, RecordingGap] = {}
+        """As `ChainWalk.ends`, of all kv streams …"""
+        self._last_loads: dict[SourceId, bytes] = {}
+        """… and the last message of each of these workers in the load stream."""
         self._clock_offsets: list[ClockOffset] = []
 
     def run(self) -> ChainProof:
@@ -387,6 +407,7 @@ class _Prover:
         witnesses = _witnesses(recording) if recording.proved else {}
         for stream in recording.streams:
             self._walk(stream, base, witnesses.get(stream, {}))
+        self._check_acknowledged()
         proof.gaps = Gaps(self._gaps, self._contradicted.values())
         proof.clock_offsets = furthest(self._clock_offsets)
         return proof
@@ -406,8 +427,7 @@ class _Prover:
                 self._note_unproved(record.payload)
             for found in walk.check(record, head):
                 self._break(stream, found)
-            if stream == ROUTING and LOSS in record.payload:
-                self._note_losses(record.payload)
+            self._note_statements(record)
             for witness in witnesses.get(record.seq, ()) if head else ():
                 self._proof.witnessed += 1
                 if witness.head == head:
@@ -423,10 +443,32 @@ class _Prover:
         gaps = walk.gaps()
         self._note_rollbacks(walk, gaps)
         self._gaps += gaps
+        self._ends |= walk.ends
         self._proof.untold += walk.untold()
         self._clock_offsets += walk.clock_offsets.offsets()
         if stream == ROUTING:
             self._proof.decision_counts = walk.decision_counts.result()
+
+    def _note_statements(self, record: Record) -> None:
+        """Losses that the message states are noted, and the newest load report of a worker that ended."""
+        if record.stream == ROUTING and LOSS in record.payload:
+            self._note_losses(record.payload)
+        elif record.stream == LOAD and LOADS in record.payload:
+            worker = SourceId(owner(record.subject))
+            if worker in self._ends:
+                self._last_loads[worker] = record.payload
+
+    def _check_acknowledged(self) -> None:
+        """A worker that ended states how many messages of its kv stream the log had acknowledged: it had no less before
+        the end."""
+        for worker, payload in self._last_loads.items():
+            gap, n = self._ends[worker], _acknowledged(worker, payload)
+            if n > gap.n_from:
+                gap = msgspec.structs.replace(gap, n_to=n - 1)
+                self._gaps.append(gap)
+                self._break(gap.stream, ChainFault("missing", gap.noticed or 0, worker, gap.n_from, gap.text))
+        order = {stream: place for place, stream in enumerate(self._recording.streams)}
+        self._gaps.sort(key=lambda gap: (order[gap.stream], gap.noticed is None, gap.noticed or 0))
 
     def _note_contradiction(self, stream: StreamName, first: int, seq: int, who: str) -> None:
         text = f"{who} read another message at {stream}:{seq} than stands there"
@@ -549,6 +591,16 @@ def _witnesses(recording: Recording) -> Witnesses:
                     if head != CHAIN_START:
                         found[stream].setdefault(seq, []).append(Witness(who, head))
     return found
+
+
+def _acknowledged(worker: str, payload: bytes) -> int:
+    """The number that the worker's report of load states; 0 if the message cannot be read or is another's."""
+    try:
+        message = decode_message(payload)
+    except Corrupt:
+        return 0
+    reports = [event.kv_n for event in message.events if isinstance(event, LoadReported)]
+    return max(reports, default=0) if message.source == worker else 0
 
 
 def _reports(recording: Recording) -> Iterator[tuple[SourceId, ReplicaReported]]:

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from core.codec import encode_event, encode_message
-from core.events import ReplicaLeft, RequestRejected, RequestRouted
-from core.ids import Epoch, ReplicaId, SourceId, StreamName, StreamSeq
+from core.events import ReplicaLeft, RequestRejected, RequestRouted, WorkerLost
+from core.ids import LOST_SUFFIX, Epoch, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.state import Position
@@ -149,6 +149,56 @@ def test_an_epoch_that_nothing_else_names(stage: Stage, tmp_path: Path) -> None:
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
     assert found.differences[0].term == "cursor"
+
+
+def decide_before_a_worker_was_lost(stage: Stage, *, acknowledged: int, has_end: bool = True) -> None:
+    """`before` and `x` are decided: the cache of worker A in `x` rests on its third message, and the stream loses that
+    and the fourth. Then others find A lost. By its report of load the log had acknowledged so many messages to A."""
+    stage.say(KV, A, stored(90))
+    stage.route("before", ASKED)
+    for number in (1, 2):
+        stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2)][:number]))
+    stage.route("x", ASKED, lag={KV: 1})
+    stage.say(LOAD, A, structs.replace(load(), kv_n=acknowledged))
+    rolled_back(stage, 2)
+    end = WorkerLost(by=R, reason="no lease, no answer")
+    stage.say(*((KV, A + LOST_SUFFIX, end) if has_end else (KV, B, stored(91))), about=A if has_end else B)
+
+
+@pytest.mark.parametrize("acknowledged", [2, 3, 4])
+@pytest.mark.parametrize("has_end", [True, False])
+def test_a_worker_that_was_lost_had_sent_what_the_log_acknowledged(
+    stage: Stage, tmp_path: Path, acknowledged: int, has_end: bool
+) -> None:
+    """Its end stands behind all that it sent. No later message of it shows that some is missing: before, the chain was
+    called whole, and a decision that had read the last of it different. Without the end, the export may be behind."""
+    decide_before_a_worker_was_lost(stage, acknowledged=acknowledged, has_end=has_end)
+    found = verified(stage, tmp_path)
+    is_missing = has_end and acknowledged > 2
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_missing else (1, {}))
+    assert [(gap.source, gap.n_from, gap.n_to) for gap in found.gaps] == [(A, 2, acknowledged - 1)] * is_missing
+    assert [(each.kind, each.seq) for each in found.proof.breaks] == [("missing", 4)] * is_missing
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_before_what_a_lost_worker_had_sent_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_before_a_worker_was_lost(stage, acknowledged=4)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert [(each.request, each.term) for each in found.differences] == [("before", TERMS[change])]
+
+
+def test_a_wrong_choice_behind_what_a_lost_worker_had_sent_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    decide_before_a_worker_was_lost(stage, acknowledged=4)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert [(each.request, each.term) for each in found.differences] == [("before", "cost"), ("x", "cost")]
 
 
 def decide_before_a_stream_was_made_anew(stage: Stage) -> RequestRouted:
