@@ -21,11 +21,11 @@ from core.codec import (
     newest_generation,
 )
 from core.errors import CallerError, Corrupt
-from core.events import Event, LoadReported, UnknownEvent
+from core.events import Event, UnknownEvent
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
-from core.subjects import LOAD, ROUTING, is_kv, owner
+from core.subjects import ROUTING, is_kv, owner
 from projections.digest import FOLD_VERSION
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode, positions
@@ -229,18 +229,6 @@ class Recording:
                     names.note_workers(self.archive.read(stream))
             names.note_requests(self.requests)
         return self._names
-
-    @cached_property
-    def kv_acknowledged(self) -> dict[str, int]:
-        """By worker the most messages of its kv stream that the log had acknowledged, by its load reports. A pass
-        through the load stream for the first use."""
-        found: dict[str, int] = {}
-        for record, message in self.messages(LOAD) if LOAD in self.streams else ():
-            worker = message.source
-            if worker == owner(record.subject):
-                reports = [event.kv_n for event in message.events if isinstance(event, LoadReported)]
-                found[worker] = max([found.get(worker, 0), *reports])
-        return found
 
     @cached_property
     def _first(self) -> _RecordingStart:

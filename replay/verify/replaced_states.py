@@ -269,8 +269,6 @@ class ReplacedStates:
                 n_next = max(n_next, message.n + 1)
             state.fold(stream, frame.seq, frame.owner, message, frame.head)
             yield state
-        if n_next is not None and n_next - n_first < where.messages and self._has_lost_end(stream, worker, n_next):
-            yield None
 
     def _own_part(self, where: _Range) -> _OwnPart:
         """The fold at the start of the range, with what the replica itself had sent before the decision as that counts
@@ -337,14 +335,6 @@ class ReplacedStates:
         in which they may have followed at once: what stands before them here had been lost there."""
         gaps = self._playback.gaps.all
         return any(gap.stream == stream and gap.source == worker and gap.n_from >= n_first for gap in gaps)
-
-    def _has_lost_end(self, stream: StreamName, worker: str, n_next: int) -> bool:
-        """True if the chain ends with that number, and by the worker's own load reports the log had more of it."""
-        if not is_kv(stream):
-            return False
-        last = self._playback.recording.archive.contents.heads.get(stream, {}).get(worker)
-        is_end = last is None or last.n < n_next
-        return is_end and self._playback.recording.kv_acknowledged.get(worker, 0) > n_next
 
 
 def _row(columns: Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | None]:

@@ -17,7 +17,6 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
-from replay.verify import replaced_states
 from replay.verify.judge import judge_decision
 from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
@@ -265,60 +264,6 @@ def test_a_wrong_term_before_such_a_rollback_is_named(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (2, {})
     assert {each.term for each in found.differences} == {TERMS[change]}
-
-
-def lose_the_end(stage: Stage, *, acknowledged: int) -> None:
-    """`x` is decided where A has the prompt. Then the store has nothing of that, and A ends before it sends anything
-    again. Its load reports state how many of its messages the log had acknowledged."""
-    stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
-    stage.say(KV, B, stored(70))
-    stage.say(LOAD, A, structs.replace(load(), kv_n=acknowledged))
-    stage.route("x", ASKED)
-    rolled_back(stage, 2)
-    stage.say(KV, C, stored(80))
-    stage.say(KV, C, stored(81))
-    stage.say(KV, B, stored(71))
-
-
-@pytest.mark.parametrize("acknowledged", [0, 1, 2])
-def test_a_load_report_names_messages_that_a_worker_never_sent_again(
-    stage: Stage, tmp_path: Path, acknowledged: int
-) -> None:
-    """The chain of A has one message here. Before, its recorded cache was called wrong."""
-    lose_the_end(stage, acknowledged=acknowledged)
-    found = verified(stage, tmp_path)
-    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if acknowledged == 2 else (1, {}))
-
-
-@pytest.mark.parametrize("change", [cached, waiting, busy])
-@pytest.mark.parametrize("worker", [B, C])
-def test_a_wrong_term_beside_a_lost_end_is_named(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate], worker: str
-) -> None:
-    """The chain of C lacks nothing; of B, of which a message is missing, neither load nor requests are excused."""
-    plant(monkeypatch, worker, change)
-    lose_the_end(stage, acknowledged=3)
-    monkeypatch.undo()
-    found = verified(stage, tmp_path)
-    is_missing = worker != C and change is cached
-    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_missing else (1, {}))
-
-
-def test_a_chain_that_goes_on_has_no_lost_end(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A has sent its message again, further on than it is looked for."""
-    monkeypatch.setattr(replaced_states, "PLACES_MAX", 5)
-    again = stage.sealed(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
-    stage.store(KV, A, again)
-    stage.say(KV, B, stored(70))
-    stage.say(LOAD, A, structs.replace(load(), kv_n=2))
-    stage.route("x", ASKED)
-    rolled_back(stage, 2)
-    for number in range(12):
-        stage.say(KV, C, stored(80 + number))
-    stage.say(KV, B, stored(71))
-    stage.store(KV, A, again)
-    found = verified(stage, tmp_path)
-    assert (found.different, found.not_judged) == (1, {})
 
 
 @pytest.mark.parametrize("lost", [KV, LOAD])
