@@ -267,6 +267,8 @@ class ReplacedStates:
                 if message.n - n_first >= where.messages:
                     return
                 n_next = max(n_next, message.n + 1)
+            elif self._has_gap_before_end(stream, worker, frame.seq) and (n_next or 0) - n_first < where.messages:
+                yield None
             state.fold(stream, frame.seq, frame.owner, message, frame.head)
             yield state
 
@@ -335,6 +337,14 @@ class ReplacedStates:
         in which they may have followed at once: what stands before them here had been lost there."""
         gaps = self._playback.gaps.all
         return any(gap.stream == stream and gap.source == worker and gap.n_from >= n_first for gap in gaps)
+
+    def _has_gap_before_end(self, stream: StreamName, worker: str, end: StreamSeq) -> bool:
+        """True if messages that the log had acknowledged to the worker are missing before its end at that place, and
+        the replica had read as far as one of them may have stood."""
+        gaps, cursor = self._playback.gaps.all, self._at.event.cursor[stream][1]
+        return any(
+            gap.stream == stream and gap.source == worker and gap.noticed == end and gap.after <= cursor for gap in gaps
+        )
 
 
 def _row(columns: Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | None]:

@@ -151,18 +151,20 @@ def test_an_epoch_that_nothing_else_names(stage: Stage, tmp_path: Path) -> None:
     assert found.differences[0].term == "cursor"
 
 
-def decide_before_a_worker_was_lost(stage: Stage, *, acknowledged: int, has_end: bool = True) -> None:
-    """`before` and `x` are decided: the cache of worker A in `x` rests on its third message, and the stream loses that
-    and the fourth. Then others find A lost. By its report of load the log had acknowledged so many messages to A."""
+def decide_before_a_worker_was_lost(stage: Stage, *, acknowledged: int, has_end: bool = True, lag: int = 1) -> None:
+    """`before` and `x` are decided: the cache of worker A in `x` rests on its third message, and on the fourth without
+    a `lag`. The stream loses both. Then others find A lost. By its report of load the log had acknowledged so many
+    messages to A."""
     stage.say(KV, A, stored(90))
     stage.route("before", ASKED)
     for number in (1, 2):
         stage.say(KV, A, stored(*[ASKED.key(depth) for depth in (1, 2)][:number]))
-    stage.route("x", ASKED, lag={KV: 1})
+    stage.route("x", ASKED, lag={KV: lag})
     stage.say(LOAD, A, structs.replace(load(), kv_n=acknowledged))
     rolled_back(stage, 2)
-    end = WorkerLost(by=R, reason="no lease, no answer")
-    stage.say(*((KV, A + LOST_SUFFIX, end) if has_end else (KV, B, stored(91))), about=A if has_end else B)
+    if has_end:
+        stage.say(KV, A + LOST_SUFFIX, WorkerLost(by=R, reason="no lease, no answer"), about=A)
+    stage.say(KV, B, stored(91))
 
 
 @pytest.mark.parametrize("acknowledged", [2, 3, 4])
@@ -189,6 +191,25 @@ def test_a_wrong_term_before_what_a_lost_worker_had_sent_is_named(
     monkeypatch.undo()
     found = verified(stage, tmp_path)
     assert [(each.request, each.term) for each in found.differences] == [("before", TERMS[change])]
+
+
+@pytest.mark.parametrize("acknowledged", [2, 3])
+@pytest.mark.parametrize("change", [None, cached, waiting, busy])
+def test_the_cache_of_a_worker_that_was_lost_is_explained_beyond_what_is_known_to_be_missing(
+    stage: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    acknowledged: int,
+    change: Callable[[Candidate], Candidate] | None,
+) -> None:
+    """`x` had read one message more than the log had acknowledged. That may be the worker's, and is no other's."""
+    if change is not None:
+        plant(monkeypatch, B, change)
+    decide_before_a_worker_was_lost(stage, acknowledged=acknowledged, lag=0)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    differ = [each.request for each in found.differences]
+    assert differ == ["before"] * (change is not None) + ["x"] * (change is not None or acknowledged == 2)
 
 
 def test_a_wrong_choice_behind_what_a_lost_worker_had_sent_is_named(
