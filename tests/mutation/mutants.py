@@ -1861,11 +1861,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 '            routed, digest = None, ""  # made',
                 "            routed = None  # made",
             ),
-            "judge-cause-in-epoch": ("if stream != JOBS and (here != epoch or seq >", "if stream != JOBS and (seq >"),
-            "judge-cause-at-end": (
-                "(here != epoch or seq > source.ends[stream])",
-                "(here != epoch or seq >= source.ends[stream])",
-            ),
+            "judge-cause-in-epoch": ("if stream in replaced or (here == epoch", "if (here == epoch"),
+            "judge-cause-at-end": ("stream != JOBS and seq > source.ends", "stream != JOBS and seq >= source.ends"),
         },
     ),
     # terms that missing messages excuse
