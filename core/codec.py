@@ -7,6 +7,7 @@
    no message can be written that continues a chain. A message names the generation of its key, unless that is 0.
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
+5. The latest version of a decision is an array (`core.events.compact_decision`), which this module turns back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from core.errors import Corrupt
 from core.events import (
@@ -34,6 +36,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
+from core.events.compact_decision import COMPACT_DECISION, CompactDecision, encode_compact
 from core.events.jobs import (
     JobsRestated,
     PrefillCancelled,
@@ -43,6 +46,7 @@ from core.events.jobs import (
     PrefillRequested,
     PrefillStarted,
 )
+from core.events.routing import COMPACT_VERSION, Columns
 from core.ids import SourceId
 
 DIGEST_BYTES = 16
@@ -74,8 +78,10 @@ READABLE = (
 """Events of low rate: a message of nothing else is JSON."""
 DECISIONS = frozenset({RequestRouted, RequestRejected})
 """Events that record a decision of a replica."""
+DECISION_TYPES = frozenset({kind.__name__ for kind in DECISIONS} | {COMPACT_DECISION})
+"""Their types on the wire."""
 _DECISION = b"RequestR"
-"""The names of DECISIONS begin with it, and no other event's name does."""
+"""The types of DECISIONS begin with it, and no other event's type does."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +122,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     n: int
     prev: bytes
     sent_ms: int
-    events: tuple[Event, ...]
+    events: tuple[Event | CompactDecision, ...]
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -139,7 +145,7 @@ class _Form(NamedTuple):
 
 
 def _form(decoder: Callable[[Any], _Decoder]) -> _Form:
-    return _Form(*map(decoder, (_Known, _Sealed, _Head, Event, dict[str, Any])))
+    return _Form(*map(decoder, (_Known, _Sealed, _Head, Event | CompactDecision, dict[str, Any])))
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -150,8 +156,24 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder for unreadable bytes: broken, not UTF-8, nested without end."""
 
 
-encode_event: Callable[[Event], bytes] = _encoder.encode
-"""The event's own bytes; a message holds them as they are."""
+def encode_event(event: Event) -> bytes:
+    """The event's own bytes, in the form of its version; a message holds them as they are."""
+    if type(event) is RequestRouted:
+        if event.v == COMPACT_VERSION:
+            return encode_compact(event)
+        if isinstance(event.columns, Columns):
+            return _encoder.encode(replace(event, columns=dict(event.columns.items())))
+    return _encoder.encode(event)
+
+
+def is_encoding(encoding: bytes | None, event: Event) -> bool:
+    """True if the bytes are the event as this program or an earlier one encodes it."""
+    if encoding is None or encoding == encode_event(event):
+        return encoding is not None
+    try:
+        return _decode_event(_msgpack, msgspec.Raw(encoding)) == event
+    except _UNREADABLE:
+        return False
 
 
 def is_decision(encoding: bytes) -> bool:
@@ -258,12 +280,18 @@ def decode_message(payload: bytes) -> Message:
     form = _json if payload[:1] == JSON_START else _msgpack
     try:
         known = form.known.decode(payload)
-        for event in known.events:
-            if event.v > EVENT_VERSION and event.v > EVENT_VERSIONS.get(type(event), EVENT_VERSION):
-                break
+        events, has_compact = known.events, False
+        for event in events:
+            if event.v > EVENT_VERSION:
+                if type(event) is CompactDecision:
+                    has_compact = True
+                elif event.v > EVENT_VERSIONS.get(type(event), EVENT_VERSION):
+                    break
         else:
+            if has_compact:
+                events = tuple([event.event() if type(event) is CompactDecision else event for event in events])
             return Message(
-                source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=known.events
+                source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=events
             )
     except msgspec.ValidationError:
         pass  # an event of another type or shape: looked at one by one below
@@ -279,6 +307,8 @@ def decode_message(payload: bytes) -> Message:
 
 def _decode_event(form: _Form, raw: msgspec.Raw) -> Event | UnknownEvent:
     head = form.head.decode(raw)
+    if head.type == COMPACT_DECISION:
+        return form.event.decode(raw).event()  # type: ignore[no-any-return]
     kind = EVENT_TYPES.get(head.type)
     if kind is not None and head.v <= EVENT_VERSIONS.get(kind, EVENT_VERSION):
         event: Event = form.event.decode(raw)

@@ -120,6 +120,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "clock_offset_ms": _offset,
     "begins": _begins,
     "refolded": hash_text,
+    "columns": dict,
     "base": _base,
     "reads": _version,
 }
@@ -161,5 +162,13 @@ def _fields(event: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Fields of events that we do not know: bytes as hex, the rest as it is."""
-    return value.hex() if isinstance(value, bytes) else value
+    """Fields of events that we do not know: bytes as hex, also inside of lists and maps; the rest as it is."""
+    match value:
+        case bytes():
+            return value.hex()
+        case list():
+            return [_plain(each) for each in value]
+        case dict():
+            return {_plain(key): _plain(each) for key, each in value.items()}
+        case _:
+            return value

@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from core.events import Event, PromptBase, RequestRouted, UnknownEvent
-from core.events.routing import ROUTED_VERSION
+from core.events.routing import CONTINUED_VERSION
 from core.ids import Epoch, StreamSeq
 from core.prompt import HASH_BYTES, column_digest, sampled
 from core.subjects import ROUTING
@@ -103,9 +103,9 @@ class DecisionBases:
         while len(by_hash) > HASHES_MAX:
             del by_hash[next(iter(by_hash))]
 
-    def shortened(self, event: RequestRouted) -> RequestRouted:
-        """The decision as one that continues the longest known prompt which is a start of its own; the event itself if
-        there is none. Some 20 ns for each new block, and 1 us per KiB of all hashes."""
+    def shortened(self, event: RequestRouted, version: int = CONTINUED_VERSION) -> RequestRouted:
+        """The decision, in this version, as one that continues the longest known prompt which is a start of its own;
+        the event itself if there is none. Some 20 ns for each new block, and 1 us per KiB of all hashes."""
         hashes = event.hashes
         if event.believed is not None or event.base is not UNSET or len(hashes) < HASH_BYTES * BLOCKS_MIN:
             return event
@@ -122,7 +122,7 @@ class DecisionBases:
             hashes=sampled(hashes, blocks),
             column=column_digest(hashes),
         )
-        return replace(event, v=ROUTED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])
+        return replace(event, v=version, base=base, hashes=hashes[HASH_BYTES * blocks :])
 
     def _longest(self, event: RequestRouted) -> tuple[int, _Base] | None:
         """The blocks that are shared, and the decision: one that the event's own cursor covers."""

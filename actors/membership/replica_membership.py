@@ -62,10 +62,11 @@ class ReplicaMembership(Membership[RoutingPublisher]):
         self.publisher.restate(self._restate(why))
 
     def on_joined(self, joined: ReplicaJoined) -> None:
-        """Another replica joined. If it does not read decisions that continue others, our requests in flight are
+        """Another replica joined. If it does not read the version of our decisions, our requests in flight are
         restated: it could not count those."""
-        if self.publisher.has_continued and not joined.reads_continued:
-            self.restate(f"replica {joined.name} does not read decisions that continue others")
+        version = self.publisher.version_written
+        if joined.routed_version < version:
+            self.restate(f"replica {joined.name} does not read version {version} of decisions")
 
     def _resume(self, before: RoutingPublisher) -> None:
         self.join()

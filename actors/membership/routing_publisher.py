@@ -31,6 +31,7 @@ from core.events import (
     RequestRouted,
     UnknownEvent,
 )
+from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, ROUTED_VERSION
 from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
@@ -86,8 +87,8 @@ class RoutingPublisher:
         """The counts that were stated last."""
         self._n_read = 0
         """The number of the next message to be read back."""
-        self.has_continued = False
-        """True if a decision that continues another went to the log since the last restatement."""
+        self.version_written = 1
+        """The highest version of the decisions that went to the log since the last restatement."""
         self._state = state
         self._bases = bases
         self._restate = restate
@@ -129,7 +130,7 @@ class RoutingPublisher:
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
         if type(event) is RequestRouted:
-            event = self._shortened(event)
+            event = self._in_version(event, self._version_read())
         elif type(event) in _COUNTED:
             self._decisions_rejected += type(event) is RequestRejected
             event = self._with_counts(event)
@@ -138,20 +139,21 @@ class RoutingPublisher:
         self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
 
-    def _shortened(self, event: RequestRouted) -> RequestRouted:
-        """The decision as one that continues another, if there is one and all live replicas read such."""
-        found = self._bases.shortened(event)
-        if found is event or not self._are_continued_read():
-            return event
-        self.has_continued = True
+    def _in_version(self, event: RequestRouted, version: int) -> RequestRouted:
+        """The decision in that version, or in an earlier one if it continues no other."""
+        found = self._bases.shortened(event, version) if version >= CONTINUED_VERSION else event
+        if found is event and version == COMPACT_VERSION:
+            found = replace(event, v=version)
+        self.version_written = max(self.version_written, found.v)
         return found
 
-    def _are_continued_read(self) -> bool:
-        """True if all live replicas read decisions that continue others, by a fold that has this one."""
+    def _version_read(self) -> int:
+        """The highest version of decisions that all live replicas read, by a fold that has this one."""
         replicas = self._state.routing.replicas
-        return self.id in replicas and all(
-            part.joined is not None and part.joined.reads_continued for part in replicas.values()
-        )
+        if self.id not in replicas:
+            return 1
+        parts = replicas.values()
+        return min(ROUTED_VERSION, *[1 if part.joined is None else part.joined.routed_version for part in parts])
 
     def _forget_dropped(self) -> None:
         """One restatement of all requests in flight replaces the pending events, of which some were dropped."""
@@ -172,7 +174,7 @@ class RoutingPublisher:
 
     def restate(self, events: Sequence[Event]) -> None:
         """The events and the local reasons of all workers go to the log."""
-        self.has_continued = False
+        self.version_written = 1
         for event in [*events, *self._local_events()]:
             self.publish(event)
 

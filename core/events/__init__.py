@@ -26,7 +26,7 @@ from core.events.kv import (
     WorkerLost,
 )
 from core.events.routing import (
-    ROUTED_VERSION,
+    CONTINUED_VERSION,
     DecisionCounts,
     DivergenceFound,
     LocalChanged,
@@ -101,5 +101,5 @@ EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(
 """The only table from a name on the wire to a class."""
 
 EVENT_VERSION = 1
-"""The highest version that this program reads of any event type but these:"""
-EVENT_VERSIONS: dict[type[msgspec.Struct], int] = {RequestRouted: ROUTED_VERSION}
+"""The highest version of a map that this program reads of any event type but these:"""
+EVENT_VERSIONS: dict[type[msgspec.Struct], int] = {RequestRouted: CONTINUED_VERSION}

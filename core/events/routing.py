@@ -6,19 +6,25 @@ that finds a free place when it arrives has neither.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from msgspec.structs import astuple
 
 from core.events.base import EventBase, check_width
 from core.generation import PrefillReport
 from core.ids import COLUMN_WIDTH
 from core.prompt import known_depths
 
-ROUTED_VERSION = 2
-"""The version of `RequestRouted` that continues another decision. A replica writes it only while all live ones read it:
-an earlier program could not count such a request in flight."""
+CONTINUED_VERSION = 2
+"""The version of `RequestRouted` that continues another decision."""
+COMPACT_VERSION = 3
+"""The version that is an array on the wire (`core.events.compact_decision`), and continues another decision or not."""
+ROUTED_VERSION = COMPACT_VERSION
+"""The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
+program could not count such a request in flight."""
 PROGRAM_VERSION = "0.1.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
@@ -26,25 +32,75 @@ DECIDE_VERSION = 1
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice; `projections.policy.rules` keeps the earlier ones."""
 
-COLUMNS = (
-    "cost",
-    "overlap",
-    "overlap_all",
-    "pending",
-    "prefill",
-    "active_blocks",
-    "active_requests",
-    "waiting",
-    "known",
-)
-"""Per recorded candidate: cost in thousandths of a weighted block; blocks of the prompt cached on the device, and in
-any tier; blocks being computed there for another request; blocks to prefill there in thousandths (queued ones
-included, credit taken off); blocks and requests in flight; requests waiting by its last report; 1 if its cache is
-known, 0 after a gap in its chain."""
 
-TIMED_COLUMNS = ("wait_us",)
-"""Recorded beside these by policies that estimate times: how long prefills that are outstanding there would hold up a
-new one. Under such a policy the cost is in microseconds, and what is queued has no part in the blocks to prefill."""
+class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
+    """Cost terms of the recorded candidates, read like a dictionary of columns by their names. The order is that of
+    version 3 on the wire."""
+
+    cost: tuple[int, ...]
+    """Thousandths of a weighted block; microseconds under a policy that estimates times."""
+    overlap: tuple[int, ...]
+    """Blocks of the prompt cached on the device …"""
+    overlap_all: tuple[int, ...]
+    """… and in any tier."""
+    pending: tuple[int, ...]
+    """Blocks being computed there for another request."""
+    prefill: tuple[int, ...]
+    """Blocks to prefill there in thousandths, credit taken off; queued ones are included, but not under a policy that
+    estimates times."""
+    active_blocks: tuple[int, ...]
+    """Blocks in flight …"""
+    active_requests: tuple[int, ...]
+    """… and requests."""
+    waiting: tuple[int, ...]
+    """Requests waiting by the worker's last report."""
+    known: tuple[int, ...]
+    """1 if the worker's cache is known, 0 after a gap in its chain."""
+    wait_us: tuple[int, ...] | None = None
+    """The wait of a new prefill behind outstanding ones there; None under a policy that does not estimate times."""
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        found: tuple[int, ...] | None = self.get(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict | Columns) and dict(self.items()) == dict(other.items())
+
+    def __hash__(self) -> int:
+        return hash(astuple(self))
+
+    def get(self, name: str, default: tuple[int, ...] | None = None) -> Any:
+        """The column of that name, or the default."""
+        found = getattr(self, name) if name in _COLUMN_NAMES else None
+        return default if found is None else found
+
+    def keys(self) -> tuple[str, ...]:
+        """The names of the columns that there are."""
+        return COLUMNS if self.wait_us is None else _COLUMN_NAMES
+
+    def items(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The columns with their names."""
+        return zip(self.keys(), astuple(self), strict=False)
+
+    def values(self) -> Iterator[tuple[int, ...]]:
+        """The columns that there are."""
+        return (column for _, column in self.items())
+
+
+_COLUMN_NAMES = Columns.__struct_fields__
+COLUMNS, TIMED_COLUMNS = _COLUMN_NAMES[:-1], _COLUMN_NAMES[-1:]
+"""Names of the columns of every decision, and of those under policies that estimate times."""
 
 EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""
@@ -142,9 +198,9 @@ class ReplicaJoined(EventBase, frozen=True):
     """The highest version of `RequestRouted` that it reads; left out by earlier programs, which read version 1."""
 
     @property
-    def reads_continued(self) -> bool:
-        """True if it reads decisions that continue others."""
-        return isinstance(self.reads, int) and self.reads >= ROUTED_VERSION
+    def routed_version(self) -> int:
+        """The highest version of `RequestRouted` that it reads."""
+        return self.reads if isinstance(self.reads, int) else 1
 
 
 class ReplicaRestated(EventBase, frozen=True):
@@ -236,7 +292,8 @@ class PromptBase(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestRouted(EventBase, frozen=True):
-    """One decision with everything that it rested on; one per attempt. Version 2 continues another decision."""
+    """One decision with everything that it rested on; one per attempt. Version 2 continues another decision, version 3
+    may."""
 
     request: str
     attempt: int
@@ -245,7 +302,7 @@ class RequestRouted(EventBase, frozen=True):
     prompt_tokens: int
     block_size: int
     hashes: bytes
-    """All block hashes of the prompt; in version 2 those behind `base`."""
+    """All block hashes of the prompt; those behind `base` if there is one."""
     policy: str
     settings_revision: int
     decide_version: int
@@ -257,8 +314,8 @@ class RequestRouted(EventBase, frozen=True):
     """The chosen one."""
     candidates: bytes
     """Ids of the best candidates, best first, 8 bytes each; the columns below follow this order."""
-    columns: dict[str, tuple[int, ...]]
-    """Cost terms by name (`core.events.routing.COLUMNS`)."""
+    columns: Columns | dict[str, tuple[int, ...]]
+    """Cost terms by name; a dictionary as earlier versions have them on the wire."""
     candidates_total: int
     excluded: dict[str, tuple[int, bytes]]
     """Reason to how many, and the first few of them by id."""
@@ -291,14 +348,14 @@ class RequestRouted(EventBase, frozen=True):
     """The key of the session that began `session`, as of a sub-agent; empty if the client named none. It informs: no
     decision rests on it."""
     base: PromptBase | UnsetType = UNSET
-    """Stands in version 2 alone."""
+    """Stands in version 2, and in version 3 if the decision continues another."""
 
     def __post_init__(self) -> None:
-        if (self.v == ROUTED_VERSION) == (self.base is UNSET) and self.v <= ROUTED_VERSION:
+        if self.v <= CONTINUED_VERSION and (self.v == CONTINUED_VERSION) == (self.base is UNSET):
             raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")
 
 
-class RequestPrefilled(EventBase, frozen=True):
+class RequestPrefilled(EventBase, frozen=True, omit_defaults=True):
     """The first token came."""
 
     request: str
@@ -311,7 +368,7 @@ class RequestPrefilled(EventBase, frozen=True):
     """Report of the worker on where the prompt was computed; None without prefill workers."""
 
 
-class RequestFinished(EventBase, frozen=True):
+class RequestFinished(EventBase, frozen=True, omit_defaults=True):
     """An attempt ended, well or not."""
 
     request: str

@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from core.events import RequestRejected, RequestRouted
-from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX
+from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns
 from core.generation import PrefillReport
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
@@ -248,23 +248,12 @@ def recorded_exclusions(excluded: dict[str, list[WorkerId]]) -> dict[str, tuple[
     return {reason: (len(ids), to_column(list(ids[:EXCLUDED_SHOWN_MAX]))) for reason, ids in sorted(excluded.items())}
 
 
-def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """The ids of these candidates, and their columns by core.events.routing.COLUMNS, and those of TIMED_COLUMNS where
-    times are estimated: turned over by zip, not row by row."""
+def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[bytes, Columns]:
+    """The ids of these candidates, and their columns: turned over by zip, not row by row."""
     candidates, costs, prefills = zip(*best, strict=True)
     workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
     levels = [*zip(*overlaps, strict=True)]
-    columns: dict[str, tuple[int, ...]] = {  # spelt out: half the price of zipping the names to them
-        "cost": costs,
-        "overlap": levels[0],
-        "overlap_all": levels[-1],
-        "pending": pending,
-        "prefill": prefills,
-        "active_blocks": blocks,
-        "active_requests": requests,
-        "waiting": waiting,
-        "known": tuple(map(int, known)),
-    }
-    if backlog is not NO_BACKLOG:
-        columns["wait_us"] = tuple(map(backlog.waits_us.get, workers, repeat(0)))
+    waits = None if backlog is NO_BACKLOG else tuple(map(backlog.waits_us.get, workers, repeat(0)))
+    knowns = tuple(map(int, known))
+    columns = Columns(costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits)
     return to_column(workers), columns

@@ -16,6 +16,7 @@ import msgspec
 
 from core.codec import CHAIN_START, JSON_START
 from core.events import Points
+from core.events.compact_decision import COMPACT_DECISION, partial_values
 from core.ids import StreamName
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
@@ -85,6 +86,8 @@ class PartialEvent(TypedEvent, gc=False):
     seq: int = 0
     other: str = ""
     verdict: str = ""
+    d: msgspec.Raw = msgspec.Raw()
+    """The values of a compact decision (`CompactFields`)."""
 
 
 class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):
@@ -100,6 +103,18 @@ class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRoute
     prefill_tokens: int
     now_ms: int
     tenant: str = ""
+
+
+DecisionFields = partial_values(*RoutedFields.__struct_fields__)
+decode_decision = msgspec.msgpack.Decoder(DecisionFields).decode
+"""The values of a compact decision."""
+
+
+class CompactFields(msgspec.Struct, gc=False, tag_field="type", tag=COMPACT_DECISION):
+    """A compact decision."""
+
+    d: DecisionFields  # type: ignore[valid-type]
+    """It has all fields of RoutedFields."""
 
 
 class QueuedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestQueued"):
@@ -136,7 +151,7 @@ class FrequentMessage(msgspec.Struct, gc=False):
 
     source: str
     n: int
-    events: list[RoutedFields | QueuedFields | PrefilledFields | FinishedFields]
+    events: list[RoutedFields | CompactFields | QueuedFields | PrefilledFields | FinishedFields]
 
 
 decode_frequent = msgspec.msgpack.Decoder(FrequentMessage).decode

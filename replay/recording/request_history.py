@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from heapq import merge
 from operator import attrgetter
 from typing import NamedTuple
@@ -20,9 +21,11 @@ from typing import NamedTuple
 import msgspec
 
 from core.errors import CallerError
+from core.events import compact_decision
 from core.ids import LOST_SUFFIX, SUFFIX_CHARS, given_id
 from replay.recording.messages import (
     UNREADABLE,
+    CompactFields,
     FinishedFields,
     PartialEvent,
     PrefilledFields,
@@ -30,6 +33,7 @@ from replay.recording.messages import (
     RoutedFields,
     Row,
     decode_any,
+    decode_decision,
     decode_frequent,
 )
 
@@ -43,7 +47,9 @@ DECLINED, GONE = "declined", "replica_gone"
 TRIED_AGAIN = frozenset({DECLINED, "worker_lost"})
 """Outcomes behind which another attempt may come."""
 
-COURSE = frozenset({"RequestRouted", "RequestQueued", "RequestPrefilled", "RequestFinished"})
+COURSE = frozenset(
+    {"RequestRouted", compact_decision.COMPACT_DECISION, "RequestQueued", "RequestPrefilled", "RequestFinished"}
+)
 """Events that tell of an attempt's course, and of nothing else."""
 COLUMNS = (
     "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "before_ms", "waited_ms", "cached",
@@ -260,7 +266,9 @@ class RequestHistory:
                     following[about] = n + 1
                     replica, number = replicas[about], seq * PLACES
                     for event in message.events:
-                        if isinstance(event, RoutedFields):
+                        if isinstance(event, CompactFields):
+                            routed(number, ms, replica, event.d)
+                        elif isinstance(event, RoutedFields):
                             routed(number, ms, replica, event)
                         elif isinstance(event, PrefilledFields):
                             prefilled(number, ms, replica, event)
@@ -299,8 +307,8 @@ class RequestHistory:
 
     def _on_event(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
         match event.type:
-            case "RequestRouted":
-                self._routed(number, ms, replica, _routed_fields(event))
+            case "RequestRouted" | compact_decision.COMPACT_DECISION:
+                self._routed_any(number, ms, replica, event)
             case "RequestQueued":
                 self._queued(number // PLACES, replica, QueuedFields(event.request, event.now_ms))
             case "RequestPrefilled":
@@ -322,6 +330,11 @@ class RequestHistory:
                 self._gone(number, ms, replica)
             case _:
                 pass  # concerns no request
+
+    def _routed_any(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+        """A decision of any version counts, if it can be read."""
+        with suppress(*UNREADABLE):
+            self._routed(number, ms, replica, _routed_fields(event))
 
     def _routed(self, number: int, ms: int, replica: int, event: RoutedFields) -> None:
         request, attempt, row = event.request, event.attempt, len(self.requests)
@@ -603,6 +616,8 @@ class RequestHistory:
 
 
 def _routed_fields(event: PartialEvent) -> RoutedFields:
+    if event.type == compact_decision.COMPACT_DECISION:
+        return decode_decision(event.d)  # type: ignore[no-any-return]
     blocks, prefill_tokens = event.blocks, event.prefill_tokens
     return RoutedFields(
         event.request,

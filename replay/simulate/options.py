@@ -68,7 +68,7 @@ class Options:
     clocks_corrected: bool = True
     """Replicas with an error decide by the broker's time, as live ones do; else by their own."""
     continues: bool = False
-    """Decisions are recorded as ones that continue others (`RequestRouted`, version 2)."""
+    """Decisions are recorded as ones that continue others, in the latest version of `RequestRouted`."""
     seed: int = 0
     """Of draws that decisions make, of ids and of failures."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import xxhash
+from msgspec.structs import replace
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import REPORT_EVERY_MS, CheckpointPassed, DigestExchange, PublishDigests
@@ -22,6 +23,7 @@ from core.events import (
     SettingsChanged,
     UnknownEvent,
 )
+from core.events.routing import COMPACT_VERSION
 from core.ids import ReplicaId, WorkerId
 from core.machine import TICK
 from core.settings import RoutingSettings
@@ -64,7 +66,7 @@ class SimulatedReplica:
         clock_is_corrected: bool = True,
         continues: bool = False,
     ) -> None:
-        """With `continues`, decisions are recorded as ones that continue others (`RequestRouted`, version 2).
+        """With `continues`, decisions are recorded as ones that continue others, in their latest version.
         Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
         `clock` is the error of the clocks, None where no clock of the run has any.
         `freed` is called when the log has first tokens or ends from here: a worker may be free for what others
@@ -105,7 +107,7 @@ class SimulatedReplica:
     def publish(self, event: Event) -> None:
         """The event counts here at once, and is on its way to the log."""
         if self._bases is not None and isinstance(event, RequestRouted):
-            event = self._bases.shortened(event)
+            event = self._bases.shortened(replace(event, v=COMPACT_VERSION), COMPACT_VERSION)
         self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UnsetType
 
-from core.codec import DECISIONS, decode_message
+from core.codec import DECISION_TYPES, DECISIONS, decode_message
 from core.errors import Corrupt
 from core.events import DecisionCounts, ReplicaLeft, ReplicaReported, ReplicaRestated
 from core.ids import ReplicaId, StreamSeq
 from streams.archive.message_envelope import Envelope
 from streams.log import Record
 
-_DECISIONS = frozenset(kind.__name__ for kind in DECISIONS)
 _STATING = frozenset(kind.__name__ for kind in (ReplicaReported, ReplicaRestated, ReplicaLeft))
 
 
@@ -129,7 +128,7 @@ class DecisionCountWalk:
         life.n_next = message.n + 1
         kinds = [event.type for event in message.events]
         if _STATING.isdisjoint(kinds):
-            life.logged += sum(kind in _DECISIONS for kind in kinds)
+            life.logged += sum(kind in DECISION_TYPES for kind in kinds)
         else:
             self._take_events(replica, life, record)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.events import RequestRejected, RequestRouted
+from core.events.compact_decision import COMPACT_DECISION, partial_values
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.playback.playback import Playback
@@ -27,7 +28,8 @@ PROOF_FOLDS = 0.5
 """The time to prove a message, in foldings of a message."""
 HALVINGS = 24
 
-_ROUTED, _REJECTED = RequestRouted.__name__, RequestRejected.__name__
+_ROUTED, _REJECTED = frozenset({RequestRouted.__name__, COMPACT_DECISION}), RequestRejected.__name__
+_Values = partial_values("cursor")
 
 
 class LogShare(NamedTuple):
@@ -81,7 +83,7 @@ class Partition:
 
     def _count(self, replica: ReplicaId, record: Record) -> None:
         events = _events(record.payload)
-        cursors = [event.cursor for event in events if event.type == _ROUTED]
+        cursors = [event.cursor if event.d is None else event.d.cursor for event in events if event.type in _ROUTED]
         self.refusals += sum(event.type == _REJECTED for event in events)
         self.decisions[replica] += len(cursors)
         if cursors:
@@ -178,6 +180,8 @@ def _is_cut(recording: Recording) -> bool:
 class _Event(msgspec.Struct):
     type: str
     cursor: dict[str, tuple[int, int]] | None = None
+    d: _Values | None = None  # type: ignore[valid-type]
+    """Of a compact decision."""
 
 
 class _Message(msgspec.Struct):

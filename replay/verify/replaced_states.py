@@ -19,6 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from core.events import RequestRouted, UnknownEvent
+from core.events.routing import Columns
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.kv_fold import Member
@@ -347,7 +348,7 @@ class ReplacedStates:
         )
 
 
-def _row(columns: Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | None]:
+def _row(columns: Columns | Mapping[str, tuple[int, ...]], place: int) -> dict[str, int | None]:
     """The terms of one candidate; None for those without a column."""
     return {
         term: column[place] if place < len(column := columns.get(term, ())) else None

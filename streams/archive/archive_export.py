@@ -19,6 +19,7 @@ import msgspec
 
 from core.codec import DIGEST_BYTES, digest
 from core.errors import Corrupt, Unavailable
+from core.events.compact_decision import partial_values
 from core.ids import Epoch, StreamName, StreamSeq
 from core.snapshot_manifest import At, Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, is_kv, owner
@@ -58,16 +59,22 @@ class DecisionReach:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # JSON, or no message of ours: neither holds a decision
         for event in message.events:
-            for stream, (epoch, seq) in event.cursor.items():
+            cursor = event.cursor if event.d is None else event.d.cursor
+            for stream, (epoch, seq) in cursor.items():
                 if self._epochs.get(stream) == epoch:
                     self.lows[stream] = min(self.lows.get(stream, seq), seq)
                     self.highs[stream] = max(self.highs.get(stream, seq), seq)
+
+
+_Values = partial_values("cursor")
 
 
 class _Event(msgspec.Struct):
     """Of a decision, or a refusal, the cursor that it was made at; other events have none."""
 
     cursor: dict[StreamName, tuple[int, int]] = {}
+    d: _Values | None = None  # type: ignore[valid-type]
+    """Of a compact decision."""
 
 
 class _Message(msgspec.Struct):

@@ -9,6 +9,7 @@ import msgspec
 from core.codec import decode_message
 from core.errors import Corrupt
 from core.events import Event, PromptBase, RequestRouted, UnknownEvent
+from core.events.compact_decision import partial_values
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from streams.archive.archive_format import PromptColumn
@@ -36,8 +37,9 @@ class PromptBases:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # JSON, or no message of ours: neither holds a decision
         for event in events:
-            if event.base is not None and event.base.seq < self._start:
-                self._places.add(event.base.decision)
+            base = event.base if event.d is None else event.d.base
+            if base is not None and base.seq < self._start:
+                self._places.add(base.decision)
 
     async def columns(self, log: EventLog, known: Mapping[Place, bytes]) -> list[PromptColumn]:
         """Their prompts, as far as the log has the decisions of their chains or `known` has a column; in the order of
@@ -79,10 +81,15 @@ async def _event(log: EventLog, place: Place) -> Event | UnknownEvent | None:
     return events[place[1]] if 0 <= place[1] < len(events) else None
 
 
+_Values = partial_values("base")
+
+
 class _Event(msgspec.Struct):
     """Of an event, the decision that it continues."""
 
     base: PromptBase | None = None
+    d: _Values | None = None  # type: ignore[valid-type]
+    """Of a compact decision."""
 
 
 class _Message(msgspec.Struct):

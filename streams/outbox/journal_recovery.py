@@ -20,7 +20,7 @@ from core.codec import (
     Message,
     decode_message,
     digest,
-    encode_event,
+    is_encoding,
     key_of,
     newest_generation,
     through,
@@ -152,7 +152,7 @@ class JournalDrain:
     def _skip(self, message: Message) -> None:
         """The journal does not know of this message of its own, but holds events that are in it."""
         for event in message.events:
-            if isinstance(event, UnknownEvent) or self._journal.peek() != encode_event(event):
+            if isinstance(event, UnknownEvent) or not is_encoding(self._journal.peek(), event):
                 break
             self._journal.skip()
 

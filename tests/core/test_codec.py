@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -15,12 +16,15 @@ from msgspec.structs import replace
 from core.block_spans import SPAN_BLOCKS, Piece, packed
 from core.codec import (
     CHAIN_START,
+    DECISION_TYPES,
     READABLE,
     decode_message,
     digest,
     encode_event,
     encode_message,
     encode_readable,
+    is_decision,
+    is_encoding,
 )
 from core.errors import Corrupt
 from core.events import (
@@ -37,11 +41,12 @@ from core.events import (
     UnknownEvent,
     WorkerLeft,
 )
+from core.events.routing import COLUMNS, ROUTED_VERSION, TIMED_COLUMNS, Columns
 from core.generation import PrefillReport
 from core.ids import SourceId
 from core.kv_transfer import KvBlocks
 from core.prompt import known_depths
-from tests.projections.facts import routed
+from tests.projections.facts import finished, prefilled, routed
 
 SOURCE = SourceId("0123456789abcdef")
 pack = msgspec.msgpack.Encoder().encode
@@ -80,6 +85,7 @@ def any_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
 
 BY_TYPE[tuple[tuple[int, ...], ...]] = st.lists(numbers, max_size=2).map(tuple)
 BY_TYPE[tuple[int, ...]] = numbers
+BY_TYPE[tuple[int, ...] | None] = st.none() | numbers
 BY_TYPE[tuple[int, int] | None] = st.none() | st.tuples(counts, counts)
 BY_TYPE[dict[str, int]] = st.dictionaries(words, counts, max_size=3)
 BY_TYPE[KvBlocks] = any_of(KvBlocks)
@@ -87,6 +93,7 @@ BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
+BY_TYPE[Columns | dict[str, tuple[int, ...]]] = BY_TYPE[dict[str, tuple[int, ...]]] | any_of(Columns)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
@@ -126,10 +133,11 @@ def bases(draw: st.DrawFn) -> PromptBase:
 
 
 def decisions() -> st.SearchStrategy[Event]:
-    """Whole ones, and ones that continue another."""
+    """Whole ones, and ones that continue another, in all versions."""
     found = [field for field in msgspec.structs.fields(RequestRouted) if field.name not in {"v", "base"}]
     fields = {field.name: BY_TYPE[field.type] for field in found}
-    return st.builds(RequestRouted, **fields) | st.builds(RequestRouted, v=st.just(2), base=bases(), **fields)
+    whole = st.builds(RequestRouted, v=st.sampled_from([1, 3]), **fields)
+    return whole | st.builds(RequestRouted, v=st.sampled_from([2, 3]), base=bases(), **fields)
 
 
 def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
@@ -173,6 +181,17 @@ def test_unknown_fields_are_passed_over() -> None:
     assert message.events == (WorkerLeft(reason="done"),)
 
 
+@pytest.mark.parametrize("event", [prefilled("r"), finished("r")], ids=["first token", "end"])
+def test_fields_with_their_defaults_are_left_out(event: Event) -> None:
+    """Earlier programs wrote them: their bytes are the same event, in a journal, too."""
+    full = pack({"type": type(event).__name__, **msgspec.structs.asdict(event)})
+    assert decode_message(sealed(full)).events == decode_message(sealed(encode_event(event))).events == (event,)
+    assert len(encode_event(event)) < len(full) - 10
+    assert is_encoding(full, event)
+    assert is_encoding(encode_event(event), event)
+    assert not any(is_encoding(other, event) for other in (None, b"", full[:-1], encode_event(WorkerLeft(reason="x"))))
+
+
 def test_what_this_program_does_not_know_is_kept() -> None:
     """Unknown types and newer versions become UnknownEvent with their fields; their neighbours stay what they are."""
     strange = {"type": "MoonRose", "v": 3, "at": [1, 2]}
@@ -191,6 +210,98 @@ def test_a_decision_has_a_base_in_version_2_alone() -> None:
         replace(routed("r", "a" * 16), v=2)
     with pytest.raises(ValueError, match="0 blocks"):
         PromptBase(1, 0, 0, 1, 0, b"", bytes(16))
+
+
+COMPACT = replace(
+    routed("r", "a" * 16),
+    v=3,
+    candidates=bytes(range(16)),
+    columns=Columns(*[(3, 70_000), *[(number, 0) for number in range(8)], (7, 8)]),
+    cursor={"load": (1_700_000_000_000, 7)},
+    base=PromptBase(1, 0, 1, 1, 0, bytes(8), bytes(16)),
+)
+
+
+def test_a_compact_decision_is_the_same_event() -> None:
+    """Version 3 differs in nothing but its bytes: fewer than half as many, under a type that others do not know."""
+    continued, whole = replace(COMPACT, v=2), replace(COMPACT, v=1, base=msgspec.UNSET)
+    encodings = [encode_event(event) for event in (continued, replace(whole, v=3), whole, COMPACT)]
+    message = decode_message(sealed(*encodings))
+    assert message.events == (continued, replace(whole, v=3), whole, COMPACT)
+    assert len(encodings[3]) < len(encodings[0]) / 2
+    assert all(map(is_decision, encodings))
+    fields = msgspec.msgpack.decode(encodings[3])
+    assert [*fields] == ["type", "d"]
+    assert {fields["type"], RequestRouted.__name__} < DECISION_TYPES
+    assert [event.columns["wait_us"] for event in message.events if isinstance(event, RequestRouted)] == [(7, 8)] * 4
+
+
+def test_a_compact_decision_beside_unknown_events() -> None:
+    """It is read where the events of a message are looked at one by one, and further values are passed over."""
+    fields = msgspec.msgpack.decode(encode_event(COMPACT))
+    later = pack(fields | {"d": [*fields["d"], "added later"]})
+    assert decode_message(sealed(later)).events == (COMPACT,)
+    message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(COMPACT), later))
+    assert message.events[1:] == (COMPACT, COMPACT)
+
+
+def test_version_3_as_a_map_is_unknown() -> None:
+    """As it is for earlier programs: the map ends with version 2."""
+    fields = msgspec.msgpack.decode(encode_event(replace(COMPACT, v=2)))
+    (event,) = decode_message(sealed(pack(fields | {"v": ROUTED_VERSION}))).events
+    assert isinstance(event, UnknownEvent)
+
+
+def test_a_damaged_compact_decision_raises_nothing_but_corrupt() -> None:
+    """Every cut and every flipped bit, in a message with the right frame; a cut never gives a decision."""
+    encoding = encode_event(COMPACT)
+    for end in range(len(encoding)):
+        with pytest.raises(Corrupt):
+            decode_message(sealed(encoding[:end]))
+    for place in range(len(encoding)):
+        for bit in range(8):
+            damaged = bytearray(encoding)
+            damaged[place] ^= 1 << bit
+            try:
+                found = decode_message(sealed(bytes(damaged))).events
+            except Corrupt:
+                continue
+            again = decode_message(sealed(*[encode_event(each) for each in found if isinstance(each, RequestRouted)]))
+            assert again.events == tuple(each for each in found if isinstance(each, RequestRouted))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda values: values[:-2],
+        lambda values: [*values[:-1], "no base"],
+        lambda values: {"request": "r"},
+        lambda values: [7, *values[1:]],
+        lambda values: [[(1,)] * 8 if type(value) is list and len(value) == 10 else value for value in values],
+    ],
+    ids=["too few values", "no base", "no array", "no text", "too few columns"],
+)
+def test_a_compact_decision_of_another_shape_is_corrupt(damage: Callable[[list[Any]], object]) -> None:
+    """Too few values or columns, or values of other types."""
+    fields = msgspec.msgpack.decode(encode_event(COMPACT))
+    with pytest.raises(Corrupt):
+        decode_message(sealed(pack(fields | {"d": damage(fields["d"])})))
+
+
+def test_columns_are_read_like_a_dictionary() -> None:
+    """So readers need not know which version a decision has."""
+    timed = COMPACT.columns
+    assert isinstance(timed, Columns)
+    plain = replace(timed, wait_us=None)
+    for columns, names in ((timed, (*COLUMNS, *TIMED_COLUMNS)), (plain, COLUMNS)):
+        assert (tuple(columns), columns.keys(), len(columns)) == (names, names, len(names))
+        assert dict(columns) == columns == {**columns}
+        assert [*columns.values()] == [column for _, column in columns.items()] == [columns[name] for name in names]
+    assert ("wait_us" in timed, "wait_us" in plain, "get" in plain) == (True, False, False)
+    assert (plain.get("wait_us", ()), plain.get("keys")) == ((), None)
+    assert timed != plain != {}
+    with pytest.raises(KeyError):
+        plain["wait_us"]
 
 
 def test_a_newer_version_of_a_shape_that_fits_is_unknown_too() -> None:

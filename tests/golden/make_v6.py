@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actors.membership.decision_bases import DecisionBases
 from core.events import ReplicaJoined, RequestPrefilled, RequestRouted
-from core.events.routing import ROUTED_VERSION
+from core.events.routing import CONTINUED_VERSION
 from core.ids import StreamSeq
 from core.prompt import Prompt, tokens_to_bytes
 from core.subjects import ROUTING
@@ -31,7 +31,7 @@ def lines() -> list[str]:
     """All records, in the order in which they were written."""
     log, bases = Scribe(), DecisionBases()
     log.write(KV_0, STEADY, joined("decode-0"), stored(0, 2))
-    log.write(ROUTING, ROUTER, ReplicaJoined(name="frontend-0", version="0.1.0", reads=ROUTED_VERSION))
+    log.write(ROUTING, ROUTER, ReplicaJoined(name="frontend-0", version="0.1.0", reads=CONTINUED_VERSION))
     for number, blocks in enumerate((40, 50)):
         routed = log.route(f"request {number}", prompt=turn(blocks))
         assert isinstance(routed, RequestRouted)

@@ -17,12 +17,16 @@ from actors.engines.simulated.simulated_side_channel import (
     SideChannelRefusal,
 )
 from actors.transport.frames import ToReplica, ToWorker
-from core.events import EVENT_TYPES
+from core.events import EVENT_TYPES, PromptBase
+from core.events.compact_decision import CompactDecision, DecisionValues
+from core.events.routing import Columns
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
-"""`{kind: {tag: [field, …]}}`, in the order of their bytes. A new field is added here with the version that has it."""
+"""`{kind: {tag: [field, …]}}`, in the order of their bytes. Arrays have no tag, and nothing but their order names their
+values. A new field is added here with the version that has it."""
 KINDS: dict[str, list[type[msgspec.Struct]]] = {
     "events": list(EVENT_TYPES.values()),
+    "compact decisions": [CompactDecision, DecisionValues, Columns, PromptBase],
     "frames to a worker": list(ToWorker.__args__),
     "frames to a replica": list(ToReplica.__args__),
     "frames of the simulated transfer": [ReadBlocks, FreeBlocks, BlockContents, BlocksFreed, SideChannelRefusal],
@@ -33,7 +37,7 @@ def fields(kinds: list[type[msgspec.Struct]]) -> Iterator[tuple[str, list[str]]]
     for kind in kinds:
         info = msgspec.inspect.type_info(kind)
         assert isinstance(info, msgspec.inspect.StructType)
-        yield str(info.tag), [field.encode_name for field in info.fields]
+        yield str(info.tag or kind.__name__), [field.encode_name for field in info.fields]
 
 
 @pytest.mark.parametrize("kind", KINDS)

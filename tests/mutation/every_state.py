@@ -16,7 +16,7 @@ from msgspec import structs
 from core.codec import digest
 from core.events import CacheCleared, PromptBase, RequestMigrated, RequestRouted, WorkerLeft, WorkerLost
 from core.events.jobs import JobsRestated
-from core.events.routing import ROUTED_VERSION, ReplicaLost
+from core.events.routing import CONTINUED_VERSION, ReplicaLost
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.prompt import HASH_BYTES, Prompt, column_digest, hashes_from_bytes, sampled
@@ -237,4 +237,4 @@ def _continued(event: RequestRouted, asked_prompt: Prompt, before: _Turn, blocks
     """The decision as one that continues that turn, with which it shares so many blocks."""
     hashes = asked_prompt.hashes()
     base = PromptBase(before.seq, 0, blocks, before.root, 0, sampled(hashes, blocks), column_digest(hashes))
-    return structs.replace(event, v=ROUTED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])
+    return structs.replace(event, v=CONTINUED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])

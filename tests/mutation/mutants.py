@@ -581,8 +581,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/membership/routing_publisher.py",
         {
             "continued-unread": (
-                "        if found is event or not self._are_continued_read():\n",
-                "        if found is event:\n",
+                "            event = self._in_version(event, self._version_read())\n",
+                "            event = self._in_version(event, ROUTED_VERSION)\n",
                 WRITTEN,
             )
         },

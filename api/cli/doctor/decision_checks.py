@@ -18,6 +18,7 @@ from api.cli.renderer import OK, PROBLEM, WARNING
 from api.cli.replay.recording_copy import copy_log
 from api.cli.replay.text.verify_text import incomplete_text, verdict_text
 from api.config.deployment_ref import DeploymentRef
+from core.codec import DECISION_TYPES
 from core.errors import Corrupt, Refused
 from core.ids import StreamSeq
 from core.subjects import ROUTING
@@ -35,7 +36,6 @@ ROUTING_MESSAGES_MAX = 4_000
 """Messages of the routing stream in which they are looked for."""
 MESSAGES_MAX = 200_000
 """Messages that are copied at most: those since the snapshot before the oldest of these decisions; some ten seconds."""
-DECIDED = frozenset({"RequestRouted", "RequestRejected"})
 
 
 class VerifiedPart(NamedTuple):
@@ -137,7 +137,7 @@ async def _newest(log: EventLog) -> _NewestDecisions:
 
 def _decisions_in(record: Record) -> int:
     message = envelope(record.payload)
-    return 0 if message is None else sum(event.type in DECIDED for event in message.events)
+    return 0 if message is None else sum(event.type in DECISION_TYPES for event in message.events)
 
 
 def check_decisions(found: VerifiedPart | TooLarge | Refused | Corrupt) -> Finding:

@@ -1,4 +1,5 @@
-"""Live replicas record the turns of a talk as decisions that continue each other, while all of them read such."""
+"""Live replicas record the turns of a talk as decisions that continue each other, in the latest version that all live
+ones read."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from actors.router import router as router_module
 from actors.router.router import Router
 from core.events import PromptBase, ReplicaRestated, RequestRouted
-from core.events.routing import ROUTED_VERSION
+from core.events.routing import CONTINUED_VERSION, ROUTED_VERSION
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from replay.recording.recording import Recording
@@ -32,6 +33,11 @@ async def ask(it: World, router: Router, tokens: range) -> None:
     await read(it)
 
 
+async def continued(it: World) -> list[bool]:
+    """For each decision whether it continues another."""
+    return [each.base is not UNSET for each in await it.told(ROUTING, RequestRouted)]
+
+
 async def read(it: World) -> None:
     """Every replica has folded the routing stream as it is now."""
     routers = it.routers.values()
@@ -40,13 +46,22 @@ async def read(it: World) -> None:
     await eventually(lambda: all(each.state.cursor[ROUTING].seq >= last for each in routers), "the end of the log")
 
 
+EARLIER = [UNSET, CONTINUED_VERSION]
+"""The versions that replicas of earlier programs state."""
+
+
+@pytest.fixture(params=EARLIER, ids=["version 1", "version 2"])
+def earlier(request: pytest.FixtureRequest) -> int | UnsetType:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-async def two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+async def two(monkeypatch: pytest.MonkeyPatch, earlier: int | UnsetType) -> AsyncIterator[World]:
     """A worker and two replicas, of which `old` is of an earlier program."""
     async with world() as it:
         await it.worker("a")
         await it.ready(await it.router("new"))
-        monkeypatch.setattr(router_module, "ROUTED_VERSION", UNSET)
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", earlier)
         await it.ready(await it.router("old"))
         monkeypatch.setattr(router_module, "ROUTED_VERSION", ROUTED_VERSION)
         yield it
@@ -62,7 +77,7 @@ async def test_each_turn_continues_the_one_before_on_whichever_replica(tmp_path:
         for number, turn in enumerate(TURNS):
             await ask(it, routers[number % 2], turn)
         told = await it.told(ROUTING, RequestRouted)
-        assert [each.v for each in told] == [1, 2, 2, 2]
+        assert [each.v for each in told] == [ROUTED_VERSION] * 4
         assert [each.base.blocks for each in told if isinstance(each.base, PromptBase)] == [75, 81, 90]
         assert [len(each.hashes) // 8 for each in told] == [75, 6, 9, 0]
         assert routers[0].state.routing.digest == routers[1].state.routing.digest
@@ -73,8 +88,10 @@ async def test_each_turn_continues_the_one_before_on_whichever_replica(tmp_path:
         assert (found.verified, found.different, found.not_judged) == (len(TURNS), 0, {})
 
 
-async def test_records_are_whole_while_a_replica_reads_no_others(two: World) -> None:
-    """As in a rolling upgrade: with its end they continue each other."""
+async def test_records_are_of_the_version_that_all_replicas_read(
+    two: World, earlier: int | UnsetType, tmp_path: Path
+) -> None:
+    """As in a rolling upgrade: with the end of the earlier one they are of the latest version. All of them verify."""
     await read(two)
     for turn in TURNS[:2]:
         await ask(two, two.routers["new"], turn)
@@ -82,10 +99,18 @@ async def test_records_are_whole_while_a_replica_reads_no_others(two: World) -> 
     await read(two)
     for turn in TURNS[2:]:
         await ask(two, two.routers["new"], turn)
-    assert [each.v for each in await two.told(ROUTING, RequestRouted)] == [1, 1, 2, 2]
+    told = await two.told(ROUTING, RequestRouted)
+    assert [each.v for each in told] == [1, 1 if earlier is UNSET else CONTINUED_VERSION, *[ROUTED_VERSION] * 2]
+    assert [each.base is UNSET for each in told] == [True, earlier is UNSET, False, False]
+    path = await archived(two.log, NAMESPACE, KEY, tmp_path / "log")
+    with Recording.open(path, KEY) as recording:
+        found = verify(recording)
+    assert (found.verified, found.different, found.not_judged) == (len(TURNS), 0, {})
 
 
-async def test_one_that_joins_and_reads_no_others_is_told_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_in_flight_are_restated_for_a_replica_of_an_earlier_program(
+    monkeypatch: pytest.MonkeyPatch, earlier: int | UnsetType
+) -> None:
     """It could not count the requests of such records; the restatement names them all, once."""
     async with world() as it:
         await it.worker("a")
@@ -95,8 +120,8 @@ async def test_one_that_joins_and_reads_no_others_is_told_what_is_in_flight(monk
         long = generate(new, "sim", request(TURNS[1], max_tokens=4000))
         await anext(long)
         await read(it)
-        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 2]
-        monkeypatch.setattr(router_module, "ROUTED_VERSION", UNSET)
+        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [ROUTED_VERSION] * 2
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", earlier)
         old = await it.router("old")
         await it.ready(old)
 
@@ -108,7 +133,7 @@ async def test_one_that_joins_and_reads_no_others_is_told_what_is_in_flight(monk
             await asyncio.sleep(0.01)
         assert len(found[0].requests) == 1
         await ask(it, new, TURNS[2])
-        assert (await it.told(ROUTING, RequestRouted))[-1].v == 1
+        assert (await it.told(ROUTING, RequestRouted))[-1].v == (1 if earlier is UNSET else CONTINUED_VERSION)
         old.membership.restate("once more")
         await read(it)
         assert len(await restated()) == 1
@@ -126,7 +151,7 @@ async def test_nothing_is_continued_after_the_log_was_folded_anew() -> None:
         await eventually(lambda: not len(router.membership.bases), "no base")
         await ask(it, router, TURNS[1])
         await ask(it, router, TURNS[2])
-        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 1, 2]
+        assert await continued(it) == [False, False, True]
 
 
 async def test_a_chain_ends_by_what_the_stream_may_keep() -> None:
@@ -140,4 +165,4 @@ async def test_a_chain_ends_by_what_the_stream_may_keep() -> None:
         await ask(it, router, TURNS[1])
         router.membership.bases.retained(state._replace(first_seq=StreamSeq(state.last_seq + 1)))
         await ask(it, router, TURNS[2])
-        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, 2, 1]
+        assert await continued(it) == [False, True, False]

@@ -51,7 +51,7 @@ def test_a_decision_that_continues_another_reads_as_it_did() -> None:
     assert (second.v, second.hashes) == (2, prompt[40 * HASH_BYTES :])
     assert second.base == PromptBase(2, 0, 40, 2, 0, sampled(prompt, 40), column_digest(prompt))
     (joined,) = (event for event in events if isinstance(event, ReplicaJoined))
-    assert (joined.reads, joined.reads_continued) == (2, True)
+    assert (joined.reads, joined.routed_version) == (2, 2)
 
 
 def test_its_digest_is_what_it_was(state: State) -> None:

@@ -9,19 +9,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from core.codec import decode_message, encode_event, encode_message
+from core.codec import Message, decode_message, encode_event, encode_message
+from core.event_json import message_lines
 from core.events import Event, PromptBase, RequestRouted
+from core.events.routing import CONTINUED_VERSION, ROUTED_VERSION
 from core.ids import StreamSeq
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.snapshot import SNAPSHOT_VERSION, decode, encode
+from replay.explain.explain import explain
 from replay.recording import prompt_columns
 from replay.recording.moment import AtSequence
 from replay.recording.prompt_columns import BaseFault
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from replay.redact.redaction import redact
 from replay.simulate.simulated_log import KEY
 from replay.verify import partition
@@ -45,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("talks")
     path = simulated(folder / "whole", long_talks(TALKS, TURNS))
     with Recording.open(path, KEY) as recording:
-        last = next(seq for seq, _, event in decisions(recording) if seq >= SNAPSHOT and event.v == 2)
+        last = next(seq for seq, _, event in decisions(recording) if seq >= SNAPSHOT and event.base is not UNSET)
     return with_snapshot(path, folder / "log", last + 1)
 
 
@@ -65,12 +70,12 @@ def verified(path: Path, *, start: int = 1, jobs: int = 1, keyed: bool = True) -
 
 
 def changed(path: Path, out: Path, change: Callable[[int, int, RequestRouted], Event]) -> Path:
-    """The log with each decision that continues another as `change` gives it back, its chains sealed anew."""
+    """The log with each decision as `change` gives it back, its chains sealed anew."""
 
     def record_changed(record: Record) -> Record:
         message = decode_message(record.payload)
         events = [
-            change(record.seq, place, event) if isinstance(event, RequestRouted) and event.v == 2 else event
+            change(record.seq, place, event) if isinstance(event, RequestRouted) else event
             for place, event in enumerate(message.events)
         ]
         if record.stream != ROUTING or events == list(message.events):
@@ -99,6 +104,45 @@ def test_most_decisions_continue_another_and_all_are_verified(log: Path) -> None
     assert found.complete
     assert (found.verified, found.different) == (found.decisions, 0)
     assert found.decisions == len(all_of_them)
+
+
+def earlier(event: RequestRouted) -> RequestRouted:
+    """The decision as earlier programs wrote it."""
+    return replace(event, v=1 if event.base is UNSET else CONTINUED_VERSION)
+
+
+def test_the_version_of_decisions_makes_no_difference(log: Path, tmp_path: Path) -> None:
+    """Logs of earlier versions, of the latest, and of all three mixed have the same verdicts, prompts and texts."""
+    assert {event.v for _, _, event in decisions_of(log)} == {ROUTED_VERSION}
+    old = changed(log, tmp_path / "old", lambda _seq, _place, event: earlier(event))
+    mixed = changed(log, tmp_path / "mixed", lambda seq, _place, event: earlier(event) if seq % 3 else event)
+    assert {event.v for _, _, event in decisions_of(old)} == {1, CONTINUED_VERSION}
+    assert {event.v for _, _, event in decisions_of(mixed)} == {1, CONTINUED_VERSION, ROUTED_VERSION}
+    for path in (old, mixed):
+        found, wanted = verified(path), verified(log)
+        assert (found.verified, found.different, found.not_judged) == (wanted.verified, 0, {})
+        assert found.digest == wanted.digest
+        with Recording.open(path, KEY) as recording, Recording.open(log, KEY) as whole:
+            assert [*recording.requests.requests] == [*whole.requests.requests]
+            for seq, place, event in decisions(recording)[::17]:
+                numbered = seq * PLACES + place
+                ((_, shown),) = recording.whole_events([numbered])
+                ((_, wanted_shown),) = whole.whole_events([numbered])
+                assert isinstance(shown, RequestRouted)
+                assert replace(shown, v=3) == replace(wanted_shown, v=3)
+                assert explain(recording, event.request).attempts == explain(whole, event.request).attempts
+            for here, there in zip(recording.messages(ROUTING), whole.messages(ROUTING), strict=True):
+                assert shown_lines(*here) == shown_lines(*there)
+
+
+def shown_lines(record: Record, message: Message) -> list[dict[str, object]]:
+    """The message as `contrail events` shows it."""
+    return message_lines(ROUTING, record.seq, record.time_ms, message)
+
+
+def decisions_of(path: Path) -> list[tuple[int, int, RequestRouted]]:
+    with Recording.open(path, KEY) as recording:
+        return decisions(recording)
 
 
 def test_a_chain_of_every_length_is_put_together_from_its_start(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +238,8 @@ def test_a_record_that_contradicts_its_base_is_a_difference(log: Path, tmp_path:
     target = list[str]()
 
     def change(seq: int, _place: int, event: RequestRouted) -> Event:
-        assert isinstance(event.base, PromptBase)
+        if not isinstance(event.base, PromptBase):
+            return event
         if not target and seq > 60 and event.hashes:
             target.append(event.request)
         return FORGERIES[forgery](event, event.base) if target == [event.request] else event
@@ -207,5 +252,5 @@ def test_a_record_that_contradicts_its_base_is_a_difference(log: Path, tmp_path:
 def test_under_approximate_records_stay_whole(tmp_path: Path) -> None:
     path = simulated(tmp_path / "log", long_talks(4, 4), routing=RoutingSettings(policy="approximate"))
     with Recording.open(path, KEY) as recording:
-        assert all(event.v == 1 for _, _, event in decisions(recording))
+        assert all(event.base is UNSET for _, _, event in decisions(recording))
     assert verified(path).complete
