@@ -55,7 +55,9 @@ FRAMING_BYTES_MAX = 2 * HEAD_BYTES_MAX
 FRAMING_PER_BYTE_MAX = 8
 """… and this for each byte of the body: a chunk of one byte has five around it."""
 LINGER_S = 5.0
-"""Time for the client to read the refusal before the connection is cut."""
+"""A refused connection is cut so long after the last bytes on it: the client has time to read the refusal …"""
+LINGER_MAX_S = 30.0
+"""… and so long after the refusal at the latest: a client may send a large body slowly before it reads anything."""
 
 CRLF = b"\r\n"
 UPGRADE = CRLF + b"upgrade:"
@@ -100,6 +102,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._fault: ApiError | None = None
         self._discarded_bytes = 0
+        self._heard_s = 0.0
+        """When the last bytes came that were dropped."""
         self._active: HttpExchange | None = None
         """The request that is being answered; `cycle` is the one that came last."""
 
@@ -350,6 +354,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
+        self._heard_s = self.loop.time()
         if self._discarded_bytes > DISCARD_BYTES_MAX:
             self.transport.close()
 
@@ -373,7 +378,18 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.close)
+        self._heard_s = self.loop.time()
+        self._cut(self._heard_s + LINGER_MAX_S)
+
+    def _cut(self, latest_s: float) -> None:
+        """The connection closes, LINGER_S after the last bytes and at the latest at that time."""
+        if self.transport.is_closing():
+            return
+        left_s = min(self._heard_s + LINGER_S, latest_s) - self.loop.time()
+        if left_s > 0:
+            self.loop.call_later(left_s, self._cut, latest_s)
+        else:
+            self.transport.close()
 
     def _answering(self) -> bool:
         """True if an answer has begun, or is due to a request that arrived whole."""

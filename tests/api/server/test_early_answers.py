@@ -7,11 +7,13 @@ import asyncio
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from api.server import protocol
 from api.server.errors import ApiError
 from api.server.exchange import HttpExchange
 from api.server.http_server import HttpServer
 from api.server.middleware import send_error
 from api.server.sockets import bind
+from tests.fixtures.eventually import eventually
 
 PIECE = b"x" * 100_000
 PIECES = 20
@@ -45,6 +47,31 @@ async def test_a_client_that_is_still_sending_reads_the_refusal(path: str, heade
         assert b"error" in await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
         if not header.startswith("accept"):
             assert await reader.read() == b""  # and no further request is read
+    finally:
+        writer.close()
+        await server.stop(0)
+
+
+@pytest.mark.parametrize(("pauses", "is_whole"), [(0, True), (6, True), (40, False)])
+async def test_a_refused_connection_lasts_as_long_as_its_client_sends(
+    monkeypatch: pytest.MonkeyPatch, pauses: int, is_whole: bool
+) -> None:
+    """Before: it was cut a fixed time after the refusal, so a slow sender of a large body never read that. It ends some
+    time after the last bytes; and in any case, for one that never stops."""
+    monkeypatch.setattr(protocol, "LINGER_S", 0.4)
+    monkeypatch.setattr(protocol, "LINGER_MAX_S", 2.0)
+    server = HttpServer(refuses, bind("127.0.0.1", 0))
+    reader, writer = await asyncio.open_connection(*await server.start())
+    try:
+        writer.write(b"POST /route HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 1000\r\n\r\n")
+        for _ in range(pauses):
+            await asyncio.sleep(0.1)
+            writer.write(b"x")
+        if is_whole:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 401")
+            await reader.read()
+        await eventually(lambda: not server.connections, "the end of the connection", timeout_s=2)
+        assert writer.is_closing() is not is_whole
     finally:
         writer.close()
         await server.stop(0)
