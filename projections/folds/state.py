@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import deque
+from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
@@ -158,6 +159,13 @@ class State:
         else:
             self.routing = RoutingFold()
         self.resume(stream, Position(epoch, StreamSeq(0)), CHAIN_START)
+
+    def with_routing(self, routing: RoutingFold) -> State:
+        """A state with another fold of the routing stream. It shares the other folds with this one."""
+        other = copy(self)
+        other.routing = routing
+        other._worker_table = None  # noqa: SLF001 - its own class
+        return other
 
     def become(self, other: State) -> None:
         """This state has the folds, cursor and points of `other`, and `other` has those of this one. All holders of

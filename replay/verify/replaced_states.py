@@ -22,14 +22,16 @@ from core.events import RequestRouted, UnknownEvent
 from core.events.routing import Columns
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.subjects import LOAD, ROUTING, is_kv
+from projections.folds.in_flight import NO_LOAD
 from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadPart
 from projections.folds.pending_events import PendingEvents
+from projections.folds.snapshot import decode, encode
 from projections.folds.state import State
 from projections.policy.decide import decide, record
 from projections.policy.view import NO_OVERLAP, NO_REPORT, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
-from replay.playback.state_cursors import CursorSource, StateCursor
+from replay.playback.state_cursors import StateCursor
 from replay.recording.gaps import ReplacedHistory
 from replay.recording.recording import RecordedFrame
 
@@ -160,6 +162,8 @@ class ReplacedStates:
         prefilled follows where the cache is the recorded one, too."""
         at = self._at
         assert isinstance(at, RecordedDecision)
+        if not self._is_loaded_as_recorded(state, pending_events):
+            return False  # at a hundredth of the price of a decision
         view = View(state, at.replica, pending_events, at.view.local)
         event = at.event
         decision = decide(view, at.request, at.settings, event.now_ms, event.seed, version=event.decide_version)
@@ -172,6 +176,20 @@ class ReplacedStates:
             other = _row(again.columns, places[worker])
             terms = _OF_IN_FLIGHT if all(one[term] == other[term] for term in _OF_CACHE) else _OF_IN_FLIGHT[:-1]
             if any(one[term] != other[term] for term in terms):
+                return False
+        return True
+
+    def _is_loaded_as_recorded(self, state: State, pending_events: PendingEvents) -> bool:
+        """True if as many blocks and requests are in flight on each candidate that is there. O(workers)."""
+        folded, own = state.routing.in_flight_load.busy.get, pending_events.in_flight_load.busy.get
+        there = {member.worker for member in state.serving()}
+        for place, worker in enumerate(map(WorkerId, self._candidates)):
+            if worker not in there:
+                continue
+            row, known, busy = _row(self._columns, place), folded(worker, NO_LOAD), own(worker, NO_LOAD)
+            if row["active_blocks"] != known.blocks + busy.blocks:
+                return False
+            if row["active_requests"] != known.requests + busy.requests:
                 return False
         return True
 
@@ -208,9 +226,7 @@ class ReplacedStates:
         ):
             return None  # the log's own state gives the record, so the rules do not
         for history, late in self._late_states(ROUTING):
-            whole = self._playback.source.copy(StateCursor(self._at.view.state, {})).state
-            whole.routing = late.routing
-            if self._is_in_flight_as_recorded(whole, pending_events):
+            if self._is_in_flight_as_recorded(self._at.view.state.with_routing(late.routing), pending_events):
                 return history
         where = self._range(ROUTING)
         if where is None:
@@ -276,7 +292,7 @@ class ReplacedStates:
     def _own_part(self, where: _Range) -> _OwnPart:
         """The fold at the start of the range, with what the replica itself had sent before the decision as that counts
         in its view."""
-        at, source, recording = self._at, self._playback.source, self._playback.recording
+        at, source = self._at, self._playback.source
         epoch, cursor = Epoch(source.epochs[ROUTING]), at.event.cursor[ROUTING][1]
         place = {**at.event.cursor, ROUTING: (epoch, where.after)}
         base = self._near[ROUTING] = source.new_cursor(place, self._near.values())
@@ -286,7 +302,7 @@ class ReplacedStates:
         pending_events = at.replica_state.pending_events if cursor < at.seq else PendingEvents()
         part = routing.replicas.get(at.replica)
         n_first = n_next = part.chain.n_next if part is not None else 0
-        for frame in recording.frames(ROUTING, where.after + 1, at.seq + 1):
+        for frame in source.frames(ROUTING, where.after + 1, at.seq + 1):
             message = frame.message
             if frame.owner != at.replica or message is None:
                 continue
@@ -304,9 +320,9 @@ class ReplacedStates:
         """States after a start of each other replica's chain, all together no longer than the places allow; None for
         states that only messages give that the log lacks. Where the chains have all messages, the starts have those
         that the replica itself had not sent by then."""
-        at, source, recording = self._at, self._playback.source, self._playback.recording
+        at, source = self._at, self._playback.source
         chains = dict[str, list[RecordedFrame]]()
-        for frame in recording.frames(ROUTING, where.after + 1, where.after + where.messages + PLACES_MAX):
+        for frame in source.frames(ROUTING, where.after + 1, where.after + where.messages + PLACES_MAX):
             if frame.owner != at.replica:
                 chains.setdefault(frame.owner, []).append(frame)
         starts = [list(self._start(own.base.state, frames, where.messages)) for frames in chains.values()]
@@ -314,7 +330,7 @@ class ReplacedStates:
             yield None
         whole = [[frame for frame in start if frame is not None] for start in starts]
         least = where.messages - own.messages if where.is_whole else 0
-        yield from _folded(source, own.base, sorted(whole, key=len), where.messages, least)
+        yield from _folded(own.base.state, sorted(whole, key=len), where.messages, least)
 
     def _start(self, state: State, frames: list[RecordedFrame], messages: int) -> Iterator[RecordedFrame | None]:
         """The first frames of one source's chain that the replica may have had; None if it may have had others."""
@@ -356,23 +372,28 @@ def _row(columns: Columns | Mapping[str, tuple[int, ...]], place: int) -> dict[s
     }
 
 
-def _folded(
-    source: CursorSource, base: StateCursor, chains: list[list[RecordedFrame]], messages: int, least: int
-) -> Iterator[State]:
-    """The state after each start of each of these chains, with so many messages at most and at least; a copy for each
-    start of all chains but the last."""
+def _folded(base: State, chains: list[list[RecordedFrame]], messages: int, least: int) -> Iterator[State]:
+    """The state after each start of each of these chains, with so many messages at most and at least; a copy of the
+    routing fold for each start of all chains but the last."""
     if least > min(messages, sum(map(len, chains))):
         return
     if not chains:
-        yield base.state
+        yield base
         return
     first, *others = chains
-    here = source.copy(base)
-    yield from _folded(source, here, others, messages, least)
+    here = _with_own_routing(base)
+    yield from _folded(here, others, messages, least)
     for number, frame in enumerate(first[:messages], 1):
         assert frame.message is not None
-        here.state.routing.apply(frame.owner, frame.message, frame.head)
-        yield from _folded(source, here, others, messages - number, least - number)
+        here.routing.apply(frame.owner, frame.message, frame.head)
+        yield from _folded(here, others, messages - number, least - number)
+
+
+def _with_own_routing(state: State) -> State:
+    """A state that shares all folds but that of the routing stream, which is a copy."""
+    alone = State(state.chain_key)
+    alone.routing, alone.cursor[ROUTING] = state.routing, state.cursor[ROUTING]
+    return state.with_routing(decode(state.chain_key, b"".join(encode(alone))).routing)
 
 
 def _member(state: State, worker: str) -> Member | None:
