@@ -185,6 +185,13 @@ class _Event(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
+    """All fields of an envelope: what lacks one is no message, and has no decisions."""
+
+    v: int
+    source: str
+    n: int
+    prev: bytes
+    sent_ms: int
     events: list[_Event]
 
 
