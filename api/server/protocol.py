@@ -102,7 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._fault: ApiError | None = None
         self._discarded_bytes = 0
-        self._heard_s = 0.0
+        self._received_s = 0.0
         """When the last bytes came that were dropped."""
         self._active: HttpExchange | None = None
         """The request that is being answered; `cycle` is the one that came last."""
@@ -354,7 +354,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         if self._discarded_bytes > DISCARD_BYTES_MAX:
             self.transport.close()
 
@@ -378,14 +378,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._heard_s = self.loop.time()
-        self._cut(self._heard_s + LINGER_MAX_S)
+        self._received_s = self.loop.time()
+        self._cut(self._received_s + LINGER_MAX_S)
 
     def _cut(self, latest_s: float) -> None:
         """The connection closes, LINGER_S after the last bytes and at the latest at that time."""
         if self.transport.is_closing():
             return
-        left_s = min(self._heard_s + LINGER_S, latest_s) - self.loop.time()
+        left_s = min(self._received_s + LINGER_S, latest_s) - self.loop.time()
         if left_s > 0:
             self.loop.call_later(left_s, self._cut, latest_s)
         else:
