@@ -24,7 +24,7 @@ PREFILLED = 20
 """… those in which prompts are computed elsewhere …"""
 VERIFIED = 20
 """… and those of which the log is verified, and that of as many with prefill workers."""
-DIFFERED = (484, 586, 623, 842, 1290, 1716, 1737, 2155, 2279, 2285, 2615, 2887, 3247, 3964, 4443, 4847)
+DIFFERED = (484, 586, 623, 842, 1290, 1716, 1737, 2155, 2279, 2285, 2615, 2887, 3247, 3964, 4270, 4443, 4847)
 """Seeds of worlds in whose logs verify once found differences where there are none, or the law took a record that the
 broker had changed for a true one."""
 
