@@ -94,7 +94,6 @@ EXCUSED = "No log of the examination lacks messages in a way that asks for this 
 BOUNDED = "No number of the log comes near the bounds of columns."
 SEARCHED = "Several tiers are in use in the log, so the depths of its decisions are found by the search."
 OTHER_MODEL = "In every decision of the log a worker is left out for another reason."
-JUST_SO_OLD = "No choice of a scenario rests on a message that is exactly as old as the scenario's delay."
 NO_DRIFT = "The clocks of the log step, and do not drift."
 ALIKE = (
     "No prompt of the log ends with a block that one worker computes for another request, and is computed there twice."
@@ -940,7 +939,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/whatif/whatif.py",
         "self._next.time_ms <= until_ms:",
         "self._next.time_ms < until_ms:",
-        unlogged=JUST_SO_OLD,
     ),
     # tiers
     Mutant(
