@@ -128,15 +128,15 @@ async def _lost(
     kind = state.loss_since(head.epoch, head.seq, head.deleted)
     if kind == REMADE:
         return kind, f"{MADE_ANEW}, all up to {stream}:{head.seq} is gone"
+    gone = f"{ROLLED_BACK_TEXT}, its end at {stream}:{head.seq} is gone"
     if kind == ROLLED_BACK:
-        return kind, f"{ROLLED_BACK_TEXT}, its end at {stream}:{head.seq} is gone"
+        return kind, gone
     if state.first_seq > head.seq:
         is_purged = not _may_be_retention(state, age_ms)
         return ("purged", f"all up to {stream}:{head.seq} was purged") if is_purged else ("", "")
     record = await log.at(stream, StreamSeq(head.seq)) if head.seq else None
     if record is not None and digest(record.payload, chain_key).hex() != head.head:
-        text = f"{ROLLED_BACK_TEXT}, another message stands at its former end {stream}:{head.seq}"
-        return ROLLED_BACK, text
+        return ROLLED_BACK, gone  # another stands there by now; the same words, whichever replica looks when
     messages = "1 message was" if state.deleted == 1 else f"{state.deleted} messages were"
     return kind, f"{messages} deleted inside the stream" if kind == DELETED else ""
 

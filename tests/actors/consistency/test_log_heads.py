@@ -110,6 +110,20 @@ async def test_each_loss_is_found_while_all_was_stopped(harm: Callable[[MadeLog]
     assert (await other.kept()).losses == tuple(after.heard)
 
 
+@pytest.mark.parametrize("harm", [cut, written_over])
+async def test_a_rollback_has_one_sentence_whoever_looks_when(harm: Callable[[MadeLog], None]) -> None:
+    """Whether another message stands at the former end by then or not. Before, two replicas could say two."""
+    it, store = await made(), MemoryRegistryStore()
+    await it.grow()
+    before = Replica(it, store)
+    await before.step()
+    harm(it)
+    await before.step()
+    assert [loss.text for loss in before.heard] == [
+        f"{KV} {LOST_HISTORY}: the stream was rolled back, its end at {KV}:5 is gone"
+    ]
+
+
 async def test_a_second_deletion_is_a_second_loss() -> None:
     """Also while nothing is written, so that the kept head is the same."""
     it, store = await made(), MemoryRegistryStore()

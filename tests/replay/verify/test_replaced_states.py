@@ -238,7 +238,7 @@ def decide_before_a_rollback(stage: Stage, *, is_named: bool, goes_back: bool) -
         stage.settings(RoutingSettings(policy="kv"))
         stage.route("y", ASKED)
     stage.say(KV, B, stored(71))
-    reason = f"{KV} {LOST_HISTORY}: {ROLLED_BACK_TEXT}, another message stands at its former end {KV}:4"
+    reason = f"{KV} {LOST_HISTORY}: {ROLLED_BACK_TEXT}, its end at {KV}:4 is gone"
     stage.tell(structs.replace(replica_restated([]), reason=reason if is_named else "test"))
 
 
