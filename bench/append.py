@@ -30,6 +30,7 @@ from core.block_spans import stretch
 from core.clock import SystemClock
 from core.codec import digest, encode_event
 from core.events import BlocksStored, Event, RequestFinished, RequestPrefilled, RequestRouted
+from core.events.routing import ROUTED_VERSION
 from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.prompt import Prompt
 from core.settings import RoutingSettings
@@ -79,7 +80,7 @@ def decision() -> Decision:
 
 
 def routed(asked: RouteRequest, decided: Decision) -> RequestRouted:
-    return record(decided, asked, SETTINGS, 3)
+    return record(decided, asked, SETTINGS, 3, ROUTED_VERSION)
 
 
 def prefilled(asked: RouteRequest) -> RequestPrefilled:

@@ -31,7 +31,7 @@ from core.events import (
     RequestRouted,
     UnknownEvent,
 )
-from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, ROUTED_VERSION
+from core.events.routing import CONTINUED_VERSION
 from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
@@ -130,7 +130,7 @@ class RoutingPublisher:
     def publish(self, event: Event) -> None:
         """The event counts now and goes to the log, in order."""
         if type(event) is RequestRouted:
-            event = self._in_version(event, self._version_read())
+            event = self._continued(event, self._state.routing.version_read(self.id))
         elif type(event) in _COUNTED:
             self._decisions_rejected += type(event) is RequestRejected
             event = self._with_counts(event)
@@ -139,21 +139,11 @@ class RoutingPublisher:
         self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)
 
-    def _in_version(self, event: RequestRouted, version: int) -> RequestRouted:
-        """The decision in that version, or in an earlier one if it continues no other."""
+    def _continued(self, event: RequestRouted, version: int) -> RequestRouted:
+        """The decision in that version, as one that continues another, if there is one; else the event itself."""
         found = self._bases.shortened(event, version) if version >= CONTINUED_VERSION else event
-        if found is event and version == COMPACT_VERSION:
-            found = replace(event, v=version)
         self.version_written = max(self.version_written, found.v)
         return found
-
-    def _version_read(self) -> int:
-        """The highest version of decisions that all live replicas read, by a fold that has this one."""
-        replicas = self._state.routing.replicas
-        if self.id not in replicas:
-            return 1
-        parts = replicas.values()
-        return min(ROUTED_VERSION, *[1 if part.joined is None else part.joined.routed_version for part in parts])
 
     def _forget_dropped(self) -> None:
         """One restatement of all requests in flight replaces the pending events, of which some were dropped."""

@@ -637,7 +637,8 @@ class RequestScheduler:
         assert decision.worker is not None
         assert request.payload is not None
         hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, decision.prefill_tokens, if_free)
-        routed = record(decision, asked, self._settings, self._revision)
+        version = self._current_view().version_read
+        routed = record(decision, asked, self._settings, self._revision, version)
         self._do(Send(request, decision.worker, request.payload, hint))
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))

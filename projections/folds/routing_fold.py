@@ -28,7 +28,7 @@ from core.events import (
     RoutingEvent,
     SettingsChanged,
 )
-from core.events.routing import RequestQueued, RequestTurnedAway
+from core.events.routing import ROUTED_VERSION, RequestQueued, RequestTurnedAway
 from core.ids import ReplicaId, RequestId, WorkerId, from_column
 from projections.digest import MASK64, mix, mix_repr
 from projections.folds.approximate_index import ApproximateIndex, CacheRetention
@@ -97,6 +97,8 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         """The last counts of replicas that dropped decisions, ended ones too; no part of any digest or snapshot."""
         self._ended_names: dict[ReplicaId, str] = {}
         """Names of the replicas that ended last."""
+        self._version_read = 0
+        """What `version_read` found last; 0 after a change of the replicas."""
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())
@@ -104,7 +106,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def restore(self, part: ReplicaPart, believed: ApproximateIndex | None = None) -> None:
         """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
-        self.replicas[part.replica] = part
+        self.replicas[part.replica], self._version_read = part, 0
         if believed is not None and believed.blocks:
             self.believed[part.replica] = believed
         if part.joined is not None:
@@ -145,8 +147,21 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
             differs = part is not None and (contents(part) - part.contents) & MASK64
             yield [f"replica {replica} has other requests in flight than the digest counts"] if differs else []
 
+    def version_read(self, writer: ReplicaId) -> int:
+        """The highest version of decisions that all live replicas read; 1 while the fold lacks the writer.
+        O(replicas) after a change of them, else O(1)."""
+        if writer not in self.replicas:
+            return 1
+        if not self._version_read:
+            joined = [part.joined for part in self.replicas.values()]
+            self._version_read = min(ROUTED_VERSION, *[1 if each is None else each.routed_version for each in joined])
+        return self._version_read
+
     def _part(self, source: ReplicaId) -> ReplicaPart:
-        return self.replicas.get(source) or self.replicas.setdefault(source, ReplicaPart(source))
+        part = self.replicas.get(source)
+        if part is None:
+            part, self._version_read = self.replicas.setdefault(source, ReplicaPart(source)), 0
+        return part
 
     def _note_behind_end(self, owner: str, message: Message) -> None:
         for event in message.events:
@@ -196,7 +211,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
             case RequestRouted() | RequestPrefilled() | RequestFinished():
                 pass  # `_request`
             case ReplicaJoined():
-                part.joined, part.identity = event, _identity(event)
+                part.joined, part.identity, self._version_read = event, _identity(event), 0
             case ReplicaRestated():
                 self._restated(part, event)
             case ReplicaLeft():
@@ -297,7 +312,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         part.local.clear()
 
     def _end(self, source: ReplicaId, reason: str) -> None:
-        part = self.replicas.pop(source, None)
+        part, self._version_read = self.replicas.pop(source, None), 0
         if part is not None:
             self._forget(part)
             part.ended = reason

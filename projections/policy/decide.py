@@ -15,7 +15,7 @@ import msgspec
 import xxhash
 
 from core.events import RequestRejected, RequestRouted
-from core.events.routing import DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns
+from core.events.routing import COMPACT_VERSION, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns
 from core.generation import PrefillReport
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
@@ -169,8 +169,11 @@ def conclude(
     )
 
 
-def record(decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int) -> RequestRouted:
-    """The event of a decision that chose a worker. Computes all block hashes of the prompt: off the hot path."""
+def record(
+    decision: Decision, request: RouteRequest, settings: RoutingSettings, revision: int, version_read: int = 1
+) -> RequestRouted:
+    """The event of a decision that chose a worker, with all block hashes of the prompt, in the version of whole
+    decisions that readers of `version_read` have. Computes these hashes: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
     prefer, prefer_tokens, backlog, wait_us, believed, version = decision[10:]
@@ -212,6 +215,7 @@ def record(decision: Decision, request: RouteRequest, settings: RoutingSettings,
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
         believed=believed,
         session_parent=parent,
+        v=COMPACT_VERSION if version_read >= COMPACT_VERSION else 1,
     )
 
 

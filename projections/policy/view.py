@@ -104,6 +104,11 @@ class View(NamedTuple):
         """Per stream: epoch and last sequence applied, in one order."""
         return dict(sorted(self.state.cursor.items()))
 
+    @property
+    def version_read(self) -> int:
+        """The highest version of decisions that all live replicas read: this replica may write it."""
+        return self.state.routing.version_read(self.replica)
+
     def routed(self, model: str) -> int:
         """Decisions that this replica made for the model."""
         part = self.state.routing.replicas.get(self.replica)

@@ -580,8 +580,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/membership/routing_publisher.py",
         {
             "continued-unread": (
-                "            event = self._in_version(event, self._version_read())\n",
-                "            event = self._in_version(event, ROUTED_VERSION)\n",
+                "            event = self._continued(event, self._state.routing.version_read(self.id))\n",
+                "            event = self._continued(event, CONTINUED_VERSION)\n",
                 WRITTEN,
             )
         },
