@@ -98,7 +98,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         self._ended_names: dict[ReplicaId, str] = {}
         """Names of the replicas that ended last."""
         self._version_read = 0
-        """What `version_read` found last; 0 after a change of the replicas."""
+        """The result of `version_read`; 0 after a change of the replicas, until it is asked for."""
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())

@@ -23,12 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from api.server.protocol import LINGER_S
 from tests.chaos.fuzz_bodies import paths, spoiled, valid
 from tests.chaos.fuzz_wire import complaint, sent
 from tests.e2e.deployment import Running, up
 from tests.fixtures.eventually import eventually
 
 AT_ONCE = 16
+BEAT_S = 0.5
+STILL_S = LINGER_S - BEAT_S
+"""A client that stands still for so long in the middle of a refused request hears a break, and not the answer."""
 GROWTH_MIB_MAX = 48
 """What a front end may have more after the last request than after the first fifth: caches fill, arenas stay."""
 
@@ -40,11 +44,31 @@ class Findings:
     statuses: Counter[str] = field(default_factory=Counter)
     manners: Counter[str] = field(default_factory=Counter)
     complaints: list[str] = field(default_factory=list)
+    beat_s: float = 0.0
+    """The last time at which this process itself was seen to run …"""
+    still_until_s: float = -1.0
+    """… and when it last went on after it had stood still."""
+
+    def beat(self, now_s: float) -> None:
+        """The process runs."""
+        if now_s - self.beat_s > STILL_S:
+            self.still_until_s = now_s
+        self.beat_s = now_s
+
+
+async def watch_self(found: Findings) -> None:
+    """Notes when this process stood still, for ever."""
+    loop = asyncio.get_running_loop()
+    found.beat_s = loop.time()
+    while True:
+        await asyncio.sleep(BEAT_S)
+        found.beat(loop.time())
 
 
 async def attempt(seed: int, number: int, address: tuple[str, int], model: str, found: Findings) -> None:
     """One request, the same for the same seed and number."""
-    random = Random(f"{seed}/{number}")
+    random, loop = Random(f"{seed}/{number}"), asyncio.get_running_loop()
+    began_s = loop.time()
     path = random.choice(paths())
     body = spoiled(random, valid(random, path, model))
     try:
@@ -53,6 +77,10 @@ async def attempt(seed: int, number: int, address: tuple[str, int], model: str, 
         found.complaints.append(f"{number} {path}: no answer within the time: {body[:300]!r}")
         return
     found.manners[manner] += 1
+    found.beat(loop.time())
+    if heard.broke and found.still_until_s >= began_s:
+        found.statuses["broke: this process stood still"] += 1
+        return
     found.statuses[str(heard.status)] += 1
     if (wrong := complaint(path, heard)) is not None:
         found.complaints.append(f"{number} {path}, {manner}: {wrong}; {body[:300]!r}")
@@ -66,7 +94,9 @@ async def fuzz(seed: int, numbers: range, address: tuple[str, int], model: str) 
         for number in left:
             await attempt(seed, number, address, model, found)
 
+    watch = asyncio.create_task(watch_self(found))
     await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+    watch.cancel()
     return found
 
 

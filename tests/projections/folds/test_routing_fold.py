@@ -15,6 +15,7 @@ from core.events import (
     RequestRejected,
     SettingsChanged,
 )
+from core.events.routing import ROUTED_VERSION
 from core.ids import ReplicaId, WorkerId
 from projections.folds.in_flight import InFlight, WorkerLoad
 from projections.folds.routing_fold import DROPPED_KEPT, WORKERS_AT_ONCE, ReplicaPart, RoutingFold, contents
@@ -222,3 +223,21 @@ def test_slices_of_an_audit_have_some_workers_each() -> None:
     for number in range(WORKERS_AT_ONCE + 1):
         fold.in_flight_load.weigh(InFlight(WorkerId(f"{number:016x}"), 1, 1), 1)
     assert [len(found) for found in fold.audit_load()] == [WORKERS_AT_ONCE, 1]
+
+
+def test_the_version_that_all_replicas_read(routing: Routing) -> None:
+    """Each change of the replicas counts at once; one that has said nothing of itself reads the first version alone."""
+    fold_, other = routing.projection, Speaker("routing", ReplicaId("dd" * 8))
+    found = [fold_.version_read(R)]
+    for source, event in (
+        (routing.speaker, ReplicaJoined(name="router-0", version="1", reads=ROUTED_VERSION)),
+        (other, SettingsChanged(revision=1, settings={})),
+        (other, ReplicaJoined(name="router-1", version="1", reads=2)),
+        (other, ReplicaLeft(reason="stopped")),
+    ):
+        fold(fold_, source.say(event))
+        found.append(fold_.version_read(R))
+    assert found == [1, ROUTED_VERSION, 1, 2, ROUTED_VERSION]
+    assert fold_.version_read(ReplicaId("cc" * 8)) == 1
+    fold_.restore(ReplicaPart(ReplicaId("bb" * 8)))
+    assert fold_.version_read(R) == 1
