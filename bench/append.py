@@ -30,7 +30,7 @@ from core.block_spans import stretch
 from core.clock import SystemClock
 from core.codec import digest, encode_event
 from core.events import BlocksStored, Event, RequestFinished, RequestPrefilled, RequestRouted
-from core.events.routing import ROUTED_VERSION
+from core.events.routing import PROGRESS_VERSION, ROUTED_VERSION
 from core.ids import RequestId, SourceId, StreamName, StreamSeq, WorkerId, new_id
 from core.prompt import Prompt
 from core.settings import RoutingSettings
@@ -84,7 +84,7 @@ def routed(asked: RouteRequest, decided: Decision) -> RequestRouted:
 
 
 def prefilled(asked: RouteRequest) -> RequestPrefilled:
-    return RequestPrefilled(request=asked.id, attempt=0, cached_tokens=576, ttft_ms=35)
+    return RequestPrefilled(request=asked.id, attempt=0, cached_tokens=576, ttft_ms=35, v=PROGRESS_VERSION)
 
 
 def finished(asked: RouteRequest) -> RequestFinished:
@@ -97,6 +97,7 @@ def finished(asked: RouteRequest) -> RequestFinished:
         cached_tokens=576,
         ttft_ms=35,
         duration_ms=2100,
+        v=PROGRESS_VERSION,
     )
 
 

@@ -7,14 +7,15 @@
    no message can be written that continues a chain. A message names the generation of its key, unless that is 0.
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
-5. The latest version of a decision is an array (`core.events.compact_decision`), which this module turns back.
+5. Decisions of later versions, first tokens and ends are arrays (`core.events.compact_decision`,
+   `core.events.progress`), which this module turns back.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Union
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +29,8 @@ from core.events import (
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
+    RequestFinished,
+    RequestPrefilled,
     RequestRejected,
     RequestRouted,
     SettingsChanged,
@@ -36,7 +39,13 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.events.compact_decision import COMPACT_DECISION, CompactDecision, encode_compact
+from core.events.compact_decision import (
+    COMPACT_TYPES,
+    CompactDecision,
+    ShortDecision,
+    encode_compact,
+    encode_short,
+)
 from core.events.jobs import (
     JobsRestated,
     PrefillCancelled,
@@ -46,7 +55,17 @@ from core.events.jobs import (
     PrefillRequested,
     PrefillStarted,
 )
-from core.events.routing import COMPACT_VERSION, Columns
+from core.events.progress import (
+    COMPACT_FINISHED,
+    COMPACT_PREFILLED,
+    CompactFinished,
+    CompactPrefilled,
+    FinishedMap,
+    PrefilledMap,
+    encode_finished,
+    encode_prefilled,
+)
+from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns
 from core.ids import SourceId
 
 DIGEST_BYTES = 16
@@ -78,13 +97,19 @@ READABLE = (
 """Events of low rate: a message of nothing else is JSON."""
 DECISIONS = frozenset({RequestRouted, RequestRejected})
 """Events that record a decision of a replica."""
-DECISION_TYPES = frozenset({kind.__name__ for kind in DECISIONS} | {COMPACT_DECISION})
+DECISION_TYPES = COMPACT_TYPES | {kind.__name__ for kind in DECISIONS}
 """Their types on the wire."""
 _DECISION = b"RequestR"
 """The types of DECISIONS begin with it, and no other event's type does."""
+_FORMS = frozenset({CompactDecision, ShortDecision, CompactPrefilled, CompactFinished, PrefilledMap, FinishedMap})
+"""Events as they stand in a message where that is not their class in memory."""
+_COMPACT = COMPACT_TYPES | {COMPACT_PREFILLED, COMPACT_FINISHED}
+"""Types on the wire of which the latest programs alone know the form."""
+_MAPS = set(EVENT_TYPES.values()) - {RequestPrefilled, RequestFinished}
+_AnyForm: Any = Union[(*_FORMS, *_MAPS)]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True):
     """Message of the log: events that one source appended at once."""
 
     source: SourceId
@@ -118,11 +143,11 @@ class _SealedLater(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
     v: int
-    source: str
+    source: SourceId
     n: int
     prev: bytes
     sent_ms: int
-    events: tuple[Event | CompactDecision, ...]
+    events: list[_AnyForm]
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -145,13 +170,14 @@ class _Form(NamedTuple):
 
 
 def _form(decoder: Callable[[Any], _Decoder]) -> _Form:
-    return _Form(*map(decoder, (_Known, _Sealed, _Head, Event | CompactDecision, dict[str, Any])))
+    return _Form(*map(decoder, (_Known, _Sealed, _Head, _AnyForm, dict[str, Any])))
 
 
 _encoder = msgspec.msgpack.Encoder()
 _json_encoder = msgspec.json.Encoder()
 _msgpack = _form(msgspec.msgpack.Decoder)
 _json = _form(msgspec.json.Decoder)
+_known_msgpack, _known_json = _msgpack.known.decode, _json.known.decode
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of the decoder for unreadable bytes: broken, not UTF-8, nested without end."""
 
@@ -159,10 +185,16 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def encode_event(event: Event) -> bytes:
     """The event's own bytes, in the form of its version; a message holds them as they are."""
     if type(event) is RequestRouted:
+        if event.v == SHORT_VERSION:
+            return encode_short(event)
         if event.v == COMPACT_VERSION:
             return encode_compact(event)
         if isinstance(event.columns, Columns):
             return _encoder.encode(replace(event, columns=dict(event.columns.items())))
+    elif type(event) is RequestPrefilled:
+        return encode_prefilled(event)
+    elif type(event) is RequestFinished:
+        return encode_finished(event)
     return _encoder.encode(event)
 
 
@@ -277,26 +309,23 @@ def encode_readable(
 
 def decode_message(payload: bytes) -> Message:
     """The message; events that this program does not know are `UnknownEvent`. Raises Corrupt."""
-    form = _json if payload[:1] == JSON_START else _msgpack
+    is_json = payload[:1] == JSON_START
     try:
-        known = form.known.decode(payload)
-        events, has_compact = known.events, False
-        for event in events:
+        known = (_known_json if is_json else _known_msgpack)(payload)
+        events = known.events
+        for place, event in enumerate(events):
             if event.v > EVENT_VERSION:
-                if type(event) is CompactDecision:
-                    has_compact = True
+                if type(event) in _FORMS:
+                    events[place] = event.event
                 elif event.v > EVENT_VERSIONS.get(type(event), EVENT_VERSION):
                     break
         else:
-            if has_compact:
-                events = tuple([event.event() if type(event) is CompactDecision else event for event in events])
-            return Message(
-                source=SourceId(known.source), n=known.n, prev=known.prev, sent_ms=known.sent_ms, events=events
-            )
+            return Message(known.source, known.n, known.prev, known.sent_ms, tuple(events))
     except msgspec.ValidationError:
         pass  # an event of another type or shape: looked at one by one below
     except _UNREADABLE as error:
         raise Corrupt(f"not a message of the log: {error}") from error
+    form = _json if is_json else _msgpack
     try:
         sealed = form.sealed.decode(payload)
         events = tuple(_decode_event(form, raw) for raw in sealed.events)
@@ -307,10 +336,10 @@ def decode_message(payload: bytes) -> Message:
 
 def _decode_event(form: _Form, raw: msgspec.Raw) -> Event | UnknownEvent:
     head = form.head.decode(raw)
-    if head.type == COMPACT_DECISION:
-        return form.event.decode(raw).event()  # type: ignore[no-any-return]
+    if head.type in _COMPACT:
+        return form.event.decode(raw).event  # type: ignore[no-any-return]
     kind = EVENT_TYPES.get(head.type)
     if kind is not None and head.v <= EVENT_VERSIONS.get(kind, EVENT_VERSION):
-        event: Event = form.event.decode(raw)
-        return event
+        event = form.event.decode(raw)
+        return event.event if type(event) in _FORMS else event  # type: ignore[no-any-return]
     return UnknownEvent(name=head.type, fields=form.fields.decode(raw))

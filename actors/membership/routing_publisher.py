@@ -27,11 +27,13 @@ from core.events import (
     ReplicaLeft,
     ReplicaReported,
     ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
     RequestRejected,
     RequestRouted,
     UnknownEvent,
 )
-from core.events.routing import CONTINUED_VERSION
+from core.events.routing import CONTINUED_VERSION, SHORT_VERSION
 from core.failure import log_failure
 from core.ids import ReplicaId, SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
@@ -54,6 +56,7 @@ log's CPU than 5 ms; 20 ms would save little more (`bench.append`). Pending even
 
 _COUNTED = frozenset({ReplicaReported, ReplicaRestated, ReplicaLeft, RequestRejected})
 """Events that state the counts of decisions, or are counted by their type."""
+_PROGRESS = frozenset({RequestPrefilled, RequestFinished})
 _NONE = DecisionCounts(0)
 
 _logger = logging.getLogger(__name__)
@@ -88,7 +91,8 @@ class RoutingPublisher:
         self._n_read = 0
         """The number of the next message to be read back."""
         self.version_written = 1
-        """The highest version of the decisions that went to the log since the last restatement."""
+        """The highest version of decisions that a reader must know for what went to the log since the last
+        restatement."""
         self._state = state
         self._bases = bases
         self._restate = restate
@@ -131,6 +135,8 @@ class RoutingPublisher:
         """The event counts now and goes to the log, in order."""
         if type(event) is RequestRouted:
             event = self._continued(event, self._state.routing.version_read(self.id))
+        elif type(event) in _PROGRESS:
+            event = self._progress(event, self._state.routing.version_read(self.id))
         elif type(event) in _COUNTED:
             self._decisions_rejected += type(event) is RequestRejected
             event = self._with_counts(event)
@@ -144,6 +150,13 @@ class RoutingPublisher:
         found = self._bases.shortened(event, version) if version >= CONTINUED_VERSION else event
         self.version_written = max(self.version_written, found.v)
         return found
+
+    def _progress(self, event: Event, version: int) -> Event:
+        """The first token or end, in the version that those read who read that version of decisions."""
+        if version < SHORT_VERSION:
+            return replace(event, v=1)
+        self.version_written = SHORT_VERSION
+        return event
 
     def _forget_dropped(self) -> None:
         """One restatement of all requests in flight replaces the pending events, of which some were dropped."""

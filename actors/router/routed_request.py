@@ -9,6 +9,7 @@ import msgspec
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
+from core.events.routing import PROGRESS_VERSION
 from core.generation import GenerateRequest, Output
 from core.ids import RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
@@ -207,7 +208,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
         )
 
     def prefilled_event(self, output: Output, at_us: int) -> RequestPrefilled:
-        """The first token of the present attempt came."""
+        """The first token of the present attempt came. The publisher writes it in a version that all replicas read."""
         self.first_token_us, self.cached_tokens = at_us, output.cached_tokens or 0
         return RequestPrefilled(
             request=self.id,
@@ -215,10 +216,11 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
             cached_tokens=self.cached_tokens,
             ttft_ms=self._since_arrival_ms(at_us),
             prefill=output.prefill,
+            v=PROGRESS_VERSION,
         )
 
     def finished_event(self, outcome: str, at_us: int, detail: str) -> RequestFinished:
-        """The present attempt has ended."""
+        """The present attempt has ended. The version is as above."""
         assert self.routed is not None
         return RequestFinished(
             request=self.id,
@@ -230,6 +232,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
             ttft_ms=self._since_arrival_ms(self.first_token_us) if self.first_token_us >= 0 else -1,
             duration_ms=self._since_arrival_ms(at_us),
             detail=detail,
+            v=PROGRESS_VERSION,
         )
 
     def client_error(self, error: NoWorkers | CallerError) -> Exception:

@@ -22,7 +22,10 @@ CONTINUED_VERSION = 2
 """The version of `RequestRouted` that continues another decision."""
 COMPACT_VERSION = 3
 """The version that is an array on the wire (`core.events.compact_decision`), and continues another decision or not."""
-ROUTED_VERSION = COMPACT_VERSION
+SHORT_VERSION = 4
+"""The version that leaves out of that array what a reader knows (`core.events.compact_decision`). Programs that read it
+read PROGRESS_VERSION, too."""
+ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
 PROGRAM_VERSION = "0.1.0"
@@ -292,7 +295,7 @@ class PromptBase(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RequestRouted(EventBase, frozen=True):
-    """One decision with everything that it rested on; one per attempt. Version 2 continues another decision, version 3
+    """One decision with everything that it rested on; one per attempt. Version 2 continues another decision, later ones
     may."""
 
     request: str
@@ -348,14 +351,18 @@ class RequestRouted(EventBase, frozen=True):
     """The key of the session that began `session`, as of a sub-agent; empty if the client named none. It informs: no
     decision rests on it."""
     base: PromptBase | UnsetType = UNSET
-    """Stands in version 2, and in version 3 if the decision continues another."""
+    """Stands in version 2, and in later ones if the decision continues another."""
 
     def __post_init__(self) -> None:
         if self.v <= CONTINUED_VERSION and (self.v == CONTINUED_VERSION) == (self.base is UNSET):
             raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")
 
 
-class RequestPrefilled(EventBase, frozen=True, omit_defaults=True):
+PROGRESS_VERSION = 2
+"""The version of `RequestPrefilled` and `RequestFinished` that is an array on the wire (`core.events.progress`)."""
+
+
+class RequestPrefilled(EventBase, frozen=True, array_like=True, tag=False):
     """The first token came."""
 
     request: str
@@ -368,7 +375,7 @@ class RequestPrefilled(EventBase, frozen=True, omit_defaults=True):
     """Report of the worker on where the prompt was computed; None without prefill workers."""
 
 
-class RequestFinished(EventBase, frozen=True, omit_defaults=True):
+class RequestFinished(EventBase, frozen=True, array_like=True, tag=False):
     """An attempt ended, well or not."""
 
     request: str

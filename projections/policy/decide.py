@@ -215,7 +215,7 @@ def record(
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
         believed=believed,
         session_parent=parent,
-        v=COMPACT_VERSION if version_read >= COMPACT_VERSION else 1,
+        v=version_read if version_read >= COMPACT_VERSION else 1,
     )
 
 

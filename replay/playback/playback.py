@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import Event, ReplicaLeft, ReplicaReported, RequestRejected, RequestRouted, UnknownEvent
-from core.events.compact_decision import COMPACT_DECISION
+from core.events.compact_decision import COMPACT_TYPES
 from core.ids import LOST_SUFFIX, ReplicaId, SourceId, StreamName, StreamSeq
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
@@ -42,7 +42,7 @@ WINDOW = 1024
 """Messages per window; the decisions of a window are taken in the order of their cursors."""
 UNAPPLIED_MAX = 4096
 """Events of a replica that decides nothing which are kept for it; they can be read again."""
-DECISIONS, REFUSAL = (RequestRouted.__name__, COMPACT_DECISION), RequestRejected.__name__
+DECISIONS, REFUSAL = (RequestRouted.__name__, *COMPACT_TYPES), RequestRejected.__name__
 
 Delay = Callable[[RecordedFrame, Mapping[str, tuple[int, int]]], Mapping[str, tuple[int, int]]]
 """From a decision's message and recorded cursor to the cursor to decide at; never goes back, never ahead of it."""

@@ -15,8 +15,9 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from core.codec import CHAIN_START, JSON_START
-from core.events import Points
-from core.events.compact_decision import COMPACT_DECISION, partial_values
+from core.events import Points, RequestFinished, RequestPrefilled
+from core.events.compact_decision import COMPACT_DECISION, SHORT_DECISION, partial_values
+from core.events.progress import CompactFinished, CompactPrefilled
 from core.ids import StreamName
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
@@ -88,6 +89,8 @@ class PartialEvent(TypedEvent, gc=False):
     verdict: str = ""
     d: msgspec.Raw = msgspec.Raw()
     """The values of a compact decision (`CompactFields`)."""
+    e: msgspec.Raw = msgspec.Raw()
+    """Those of a first token or an end (`core.events.progress`)."""
 
 
 class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):
@@ -113,8 +116,12 @@ decode_decision = msgspec.msgpack.Decoder(DecisionFields).decode
 class CompactFields(msgspec.Struct, gc=False, tag_field="type", tag=COMPACT_DECISION):
     """A compact decision."""
 
-    d: DecisionFields  # type: ignore[valid-type]
+    event: DecisionFields = msgspec.field(name="d")  # type: ignore[valid-type]
     """It has all fields of RoutedFields."""
+
+
+class ShortFields(CompactFields, gc=False, tag=SHORT_DECISION):
+    """The same of the latest version."""
 
 
 class QueuedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestQueued"):
@@ -146,14 +153,30 @@ class FinishedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestFin
     output_tokens: int
 
 
+FREQUENT_FORMS = frozenset({CompactFields, ShortFields, CompactPrefilled, CompactFinished})
+"""Those of them whose fields are in an array, their `event`."""
+
+
 class FrequentMessage(msgspec.Struct, gc=False):
     """A message of nothing but these."""
 
     source: str
     n: int
-    events: list[RoutedFields | CompactFields | QueuedFields | PrefilledFields | FinishedFields]
+    events: list[
+        RoutedFields
+        | CompactFields
+        | ShortFields
+        | QueuedFields
+        | PrefilledFields
+        | CompactPrefilled
+        | FinishedFields
+        | CompactFinished
+    ]
 
 
+decode_prefilled = msgspec.msgpack.Decoder(RequestPrefilled).decode
+decode_finished = msgspec.msgpack.Decoder(RequestFinished).decode
+"""Values of a first token, and of an end."""
 decode_frequent = msgspec.msgpack.Decoder(FrequentMessage).decode
 """The message, if it holds only frequent events; else one of UNREADABLE is raised. About 0.6 us."""
 

@@ -16,16 +16,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from core.errors import CallerError
-from core.events import compact_decision
+from core.events import RequestFinished, RequestPrefilled, compact_decision, progress
 from core.ids import LOST_SUFFIX, SUFFIX_CHARS, given_id
 from replay.recording.messages import (
+    FREQUENT_FORMS,
     UNREADABLE,
-    CompactFields,
+    DecisionFields,
     FinishedFields,
     PartialEvent,
     PrefilledFields,
@@ -34,7 +35,9 @@ from replay.recording.messages import (
     Row,
     decode_any,
     decode_decision,
+    decode_finished,
     decode_frequent,
+    decode_prefilled,
 )
 
 PLACES = 10_000
@@ -47,10 +50,17 @@ DECLINED, GONE = "declined", "replica_gone"
 TRIED_AGAIN = frozenset({DECLINED, "worker_lost"})
 """Outcomes behind which another attempt may come."""
 
-COURSE = frozenset(
-    {"RequestRouted", compact_decision.COMPACT_DECISION, "RequestQueued", "RequestPrefilled", "RequestFinished"}
-)
+COURSE = compact_decision.COMPACT_TYPES | {
+    "RequestRouted",
+    "RequestQueued",
+    "RequestPrefilled",
+    "RequestFinished",
+    progress.COMPACT_PREFILLED,
+    progress.COMPACT_FINISHED,
+}
 """Events that tell of an attempt's course, and of nothing else."""
+_DECISION, _FIRST_TOKEN = (RoutedFields, DecisionFields), (PrefilledFields, RequestPrefilled)
+"""The frequent events by their fields, in all versions; ends are the others."""
 COLUMNS = (
     "n", "ms", "worker", "replica", "attempt", "prompt_tokens", "predicted", "before_ms", "waited_ms", "cached",
     "ttft_ms", "duration_ms", "outcome", "model", "now_ms", "blocks", "prefill_tokens", "output_tokens",
@@ -266,16 +276,15 @@ class RequestHistory:
                     following[about] = n + 1
                     replica, number = replicas[about], seq * PLACES
                     for event in message.events:
-                        if isinstance(event, CompactFields):
-                            routed(number, ms, replica, event.d)
-                        elif isinstance(event, RoutedFields):
-                            routed(number, ms, replica, event)
-                        elif isinstance(event, PrefilledFields):
-                            prefilled(number, ms, replica, event)
-                        elif isinstance(event, QueuedFields):
-                            self._queued(seq, replica, event)
+                        fields: Any = event.event if type(event) in FREQUENT_FORMS else event  # type: ignore[union-attr]
+                        if isinstance(fields, _DECISION):
+                            routed(number, ms, replica, fields)
+                        elif isinstance(fields, _FIRST_TOKEN):
+                            prefilled(number, ms, replica, fields)
+                        elif isinstance(fields, QueuedFields):
+                            self._queued(seq, replica, fields)
                         else:
-                            finished(number, replica, event)
+                            finished(number, replica, fields)
                         number += 1
             self.read_to = seq
 
@@ -307,17 +316,14 @@ class RequestHistory:
 
     def _on_event(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
         match event.type:
-            case "RequestRouted" | compact_decision.COMPACT_DECISION:
+            case "RequestRouted" | compact_decision.COMPACT_DECISION | compact_decision.SHORT_DECISION:
                 self._routed_any(number, ms, replica, event)
             case "RequestQueued":
                 self._queued(number // PLACES, replica, QueuedFields(event.request, event.now_ms))
-            case "RequestPrefilled":
-                fields = PrefilledFields(
-                    event.request, event.attempt, event.cached_tokens, event.ttft_ms, event.prefill
-                )
-                self._prefilled(number, ms, replica, fields)
-            case "RequestFinished":
-                self._finished(number, replica, _finished_fields(event))
+            case "RequestPrefilled" | progress.COMPACT_PREFILLED:
+                self._prefilled_any(number, ms, replica, event)
+            case "RequestFinished" | progress.COMPACT_FINISHED:
+                self._finished_any(number, replica, event)
             case "RequestRejected":
                 self._reject(number, ms, replica, event, event.attempt)
             case "RequestTurnedAway":
@@ -335,6 +341,16 @@ class RequestHistory:
         """A decision of any version counts, if it can be read."""
         with suppress(*UNREADABLE):
             self._routed(number, ms, replica, _routed_fields(event))
+
+    def _prefilled_any(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
+        """The same of a first token …"""
+        with suppress(*UNREADABLE):
+            self._prefilled(number, ms, replica, _prefilled_fields(event))
+
+    def _finished_any(self, number: int, replica: int, event: PartialEvent) -> None:
+        """… and of an end."""
+        with suppress(*UNREADABLE):
+            self._finished(number, replica, _finished_fields(event))
 
     def _routed(self, number: int, ms: int, replica: int, event: RoutedFields) -> None:
         request, attempt, row = event.request, event.attempt, len(self.requests)
@@ -375,7 +391,7 @@ class RequestHistory:
         wait = self._waiting.get(place)
         self._waiting[place] = _Wait(event.now_ms, seq, seq) if wait is None else wait._replace(last_seq=seq)
 
-    def _prefilled(self, number: int, ms: int, replica: int, event: PrefilledFields) -> None:
+    def _prefilled(self, number: int, ms: int, replica: int, event: PrefilledFields | RequestPrefilled) -> None:
         row = self._open.get((event.request, event.attempt, replica))
         if row is None:
             return
@@ -386,7 +402,7 @@ class RequestHistory:
         if row < self.watched:
             self._note_change(number, row)
 
-    def _finished(self, number: int, replica: int, event: FinishedFields) -> None:
+    def _finished(self, number: int, replica: int, event: FinishedFields | RequestFinished) -> None:
         row = self._open.pop((event.request, event.attempt, replica), None)
         if row is None:
             return
@@ -616,7 +632,7 @@ class RequestHistory:
 
 
 def _routed_fields(event: PartialEvent) -> RoutedFields:
-    if event.type == compact_decision.COMPACT_DECISION:
+    if event.type in compact_decision.COMPACT_TYPES:
         return decode_decision(event.d)  # type: ignore[no-any-return]
     blocks, prefill_tokens = event.blocks, event.prefill_tokens
     return RoutedFields(
@@ -633,7 +649,15 @@ def _routed_fields(event: PartialEvent) -> RoutedFields:
     )
 
 
-def _finished_fields(event: PartialEvent) -> FinishedFields:
+def _prefilled_fields(event: PartialEvent) -> PrefilledFields | RequestPrefilled:
+    if event.type == progress.COMPACT_PREFILLED:
+        return decode_prefilled(event.e)
+    return PrefilledFields(event.request, event.attempt, event.cached_tokens, event.ttft_ms, event.prefill)
+
+
+def _finished_fields(event: PartialEvent) -> FinishedFields | RequestFinished:
+    if event.type == progress.COMPACT_FINISHED:
+        return decode_finished(event.e)
     return FinishedFields(
         event.request,
         event.attempt,

@@ -23,7 +23,7 @@ from core.events import (
     SettingsChanged,
     UnknownEvent,
 )
-from core.events.routing import COMPACT_VERSION
+from core.events.routing import ROUTED_VERSION
 from core.ids import ReplicaId, WorkerId
 from core.machine import TICK
 from core.settings import RoutingSettings
@@ -66,7 +66,7 @@ class SimulatedReplica:
         clock_is_corrected: bool = True,
         continues: bool = False,
     ) -> None:
-        """With `continues`, decisions are recorded as ones that continue others, in their latest version.
+        """With `continues`, decisions are recorded as ones that continue others, and events in their latest version.
         Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
         `clock` is the error of the clocks, None where no clock of the run has any.
         `freed` is called when the log has first tokens or ends from here: a worker may be free for what others
@@ -106,8 +106,11 @@ class SimulatedReplica:
 
     def publish(self, event: Event) -> None:
         """The event counts here at once, and is on its way to the log."""
-        if self._bases is not None and isinstance(event, RequestRouted):
-            event = self._bases.shortened(replace(event, v=COMPACT_VERSION), COMPACT_VERSION)
+        if self._bases is None:
+            if isinstance(event, RequestPrefilled | RequestFinished):
+                event = replace(event, v=1)
+        elif isinstance(event, RequestRouted):
+            event = self._bases.shortened(replace(event, v=ROUTED_VERSION), ROUTED_VERSION)
         self._pending.emit(event, self._state.routing.replicas.get(self.id))
         self._source.put(event)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.events import RequestRejected, RequestRouted
-from core.events.compact_decision import COMPACT_DECISION, partial_values
+from core.events.compact_decision import COMPACT_TYPES, cursor_of, partial_values
 from core.ids import ReplicaId, StreamName, StreamSeq
 from core.subjects import ROUTING, owner
 from replay.playback.playback import Playback
@@ -28,7 +28,7 @@ PROOF_FOLDS = 0.5
 """The time to prove a message, in foldings of a message."""
 HALVINGS = 24
 
-_ROUTED, _REJECTED = frozenset({RequestRouted.__name__, COMPACT_DECISION}), RequestRejected.__name__
+_ROUTED, _REJECTED = COMPACT_TYPES | {RequestRouted.__name__}, RequestRejected.__name__
 _Values = partial_values("cursor")
 
 
@@ -83,7 +83,7 @@ class Partition:
 
     def _count(self, replica: ReplicaId, record: Record) -> None:
         events = _events(record.payload)
-        cursors = [event.cursor if event.d is None else event.d.cursor for event in events if event.type in _ROUTED]
+        cursors = [_cursor(event) for event in events if event.type in _ROUTED]
         self.refusals += sum(event.type == _REJECTED for event in events)
         self.decisions[replica] += len(cursors)
         if cursors:
@@ -91,7 +91,7 @@ class Partition:
             self._counts.append(len(cursors))
         self.whole = self.whole and all(map(self._covers, cursors))
 
-    def _covers(self, cursor: dict[str, tuple[int, int]] | None) -> bool:
+    def _covers(self, cursor: dict[StreamName, tuple[int, int]] | None) -> bool:
         spans = self.recording.archive.contents.streams
         return cursor is not None and all(
             stream in spans and spans[stream].epoch == epoch and seq <= spans[stream].last_seq
@@ -179,7 +179,7 @@ def _is_cut(recording: Recording) -> bool:
 
 class _Event(msgspec.Struct):
     type: str
-    cursor: dict[str, tuple[int, int]] | None = None
+    cursor: dict[StreamName, tuple[int, int]] | None = None
     d: _Values | None = None  # type: ignore[valid-type]
     """Of a compact decision."""
 
@@ -196,6 +196,11 @@ class _Message(msgspec.Struct):
 
 
 _message = msgspec.msgpack.Decoder(_Message)
+
+
+def _cursor(event: _Event) -> dict[StreamName, tuple[int, int]] | None:
+    """The cursor of a decision, if it could be read."""
+    return event.cursor if event.d is None else cursor_of(event.d.cursor)
 
 
 def _events(payload: bytes) -> list[_Event]:

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from core.codec import Message
-from core.events import UnknownEvent, WorkerLeft, WorkerLost
+from core.events import RequestPrefilled, UnknownEvent, WorkerLeft, WorkerLost
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
+from core.events.progress import COMPACT_PREFILLED
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId, StreamName
 from core.subjects import JOBS, ROUTING, owner
 from projections.policy.decide import decide_prefill
 from projections.policy.prefill_choice import inputs_of
 from projections.policy.rules import RULES
-from replay.recording.messages import TypedEvent, partial_reader
+from replay.recording.messages import UNREADABLE, TypedEvent, decode_prefilled, partial_reader
 from replay.recording.recording import Recording
 from replay.verify.evidence import is_newer_program
 from streams.log import Record
@@ -218,7 +220,7 @@ def _anomaly(term: str, recorded: Any, recomputed: Any, job: str, whose: str, re
     return JobAnomaly(term, recorded, recomputed, job, whose, JOBS, record.seq, record.time_ms)
 
 
-PREFILLED = "RequestPrefilled"
+PREFILLED = RequestPrefilled.__name__
 REPORT = b"uncached_tokens"
 """Stands in every message that has such a report, and in no other of the routing stream."""
 DIFFERENCES_KEPT = 100
@@ -303,6 +305,8 @@ class _PrefilledEvent(TypedEvent):
     request: str = ""
     attempt: int = 0
     prefill: PrefillReport | None = None
+    e: msgspec.Raw = msgspec.Raw()
+    """The values of its latest version."""
 
 
 class _RecordedReport(msgspec.Struct):
@@ -351,8 +355,17 @@ def _reports(
         if message is None or message.source != whose:
             continue
         for event in message.events:
-            if event.type == PREFILLED and event.prefill is not None:
-                yield _RecordedReport(whose, record.seq, record.time_ms, event.request, event.attempt, event.prefill)
+            first = _prefilled(event)
+            if first is not None and first.prefill is not None:
+                yield _RecordedReport(whose, record.seq, record.time_ms, first.request, first.attempt, first.prefill)
+
+
+def _prefilled(event: _PrefilledEvent) -> _PrefilledEvent | RequestPrefilled | None:
+    """The first token, if the event is one and can be read."""
+    if event.type == COMPACT_PREFILLED:
+        with suppress(*UNREADABLE):
+            return decode_prefilled(event.e)
+    return event if event.type == PREFILLED else None
 
 
 class _PrefillJudge:

@@ -19,7 +19,7 @@ import msgspec
 
 from core.codec import DIGEST_BYTES, digest
 from core.errors import Corrupt, Unavailable
-from core.events.compact_decision import partial_values
+from core.events.compact_decision import cursor_of, partial_values
 from core.ids import Epoch, StreamName, StreamSeq
 from core.snapshot_manifest import At, Manifest
 from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, is_kv, owner
@@ -59,7 +59,7 @@ class DecisionReach:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # JSON, or no message of ours: neither holds a decision
         for event in message.events:
-            cursor = event.cursor if event.d is None else event.d.cursor
+            cursor = event.cursor if event.d is None else cursor_of(event.d.cursor)
             for stream, (epoch, seq) in cursor.items():
                 if self._epochs.get(stream) == epoch:
                     self.lows[stream] = min(self.lows.get(stream, seq), seq)

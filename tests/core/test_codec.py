@@ -37,15 +37,20 @@ from core.events import (
     Points,
     PromptBase,
     ReplicaRestated,
+    RequestFinished,
+    RequestPrefilled,
     RequestRouted,
     UnknownEvent,
     WorkerLeft,
 )
-from core.events.routing import COLUMNS, ROUTED_VERSION, TIMED_COLUMNS, Columns
+from core.events.compact_decision import stream_names
+from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns
 from core.generation import PrefillReport
-from core.ids import SourceId
+from core.ids import SourceId, StreamName
 from core.kv_transfer import KvBlocks
 from core.prompt import known_depths
+from core.subjects import SNAPSHOTS
+from streams.topology import Topology
 from tests.projections.facts import finished, prefilled, routed
 
 SOURCE = SourceId("0123456789abcdef")
@@ -56,7 +61,16 @@ counts = st.integers(0, 2**63)
 columns = st.lists(st.binary(min_size=8, max_size=8), max_size=5).map(b"".join)
 numbers = st.lists(counts, max_size=3).map(tuple)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-cursors = st.dictionaries(words, st.tuples(counts, counts), max_size=3)
+
+
+@st.composite
+def topologies(draw: st.DrawFn) -> dict[StreamName, tuple[int, int]]:
+    """A cursor of the streams that a log has."""
+    names = stream_names(draw(st.integers(1, 16)))
+    return {name: draw(st.tuples(counts, counts)) for name in names}
+
+
+cursors = topologies() | st.dictionaries(words, st.tuples(counts, counts), max_size=3)
 BY_TYPE: dict[object, st.SearchStrategy[Any]] = {
     str: words,
     bytes: columns,
@@ -93,7 +107,9 @@ BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
-BY_TYPE[Columns | dict[str, tuple[int, ...]]] = BY_TYPE[dict[str, tuple[int, ...]]] | any_of(Columns)
+constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])
+alike = st.builds(Columns, *[constants] * 9, wait_us=st.none() | constants)
+BY_TYPE[Columns | dict[str, tuple[int, ...]]] = BY_TYPE[dict[str, tuple[int, ...]]] | any_of(Columns) | alike
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
@@ -136,8 +152,8 @@ def decisions() -> st.SearchStrategy[Event]:
     """Whole ones, and ones that continue another, in all versions."""
     found = [field for field in msgspec.structs.fields(RequestRouted) if field.name not in {"v", "base"}]
     fields = {field.name: BY_TYPE[field.type] for field in found}
-    whole = st.builds(RequestRouted, v=st.sampled_from([1, 3]), **fields)
-    return whole | st.builds(RequestRouted, v=st.sampled_from([2, 3]), base=bases(), **fields)
+    whole = st.builds(RequestRouted, v=st.sampled_from([1, 3, 4]), **fields)
+    return whole | st.builds(RequestRouted, v=st.sampled_from([2, 3, 4]), base=bases(), **fields)
 
 
 def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
@@ -148,7 +164,8 @@ def events_of(kind: type[Event]) -> st.SearchStrategy[Event]:
     if issubclass(kind, BlocksEvent):
         return of_blocks(kind)
     fields = {field.name: BY_TYPE[field.type] for field in msgspec.structs.fields(kind) if field.name != "v"}
-    return st.builds(kind, **fields)
+    versions = [1, PROGRESS_VERSION] if kind in {RequestPrefilled, RequestFinished} else [1]
+    return st.builds(kind, v=st.sampled_from(versions), **fields)
 
 
 any_event = st.one_of([events_of(kind) for kind in EVENT_TYPES.values()])
@@ -192,6 +209,40 @@ def test_fields_with_their_defaults_are_left_out(event: Event) -> None:
     assert not any(is_encoding(other, event) for other in (None, b"", full[:-1], encode_event(WorkerLeft(reason="x"))))
 
 
+REPORT = PrefillReport(
+    remote=False, reason="short", uncached_tokens=48, queued=0, workers=1, min_tokens=512, queue_max=4
+)
+
+
+@pytest.mark.parametrize("report", [None, REPORT], ids=["no report", "report"])
+def test_first_tokens_and_ends_are_arrays_in_their_latest_version(report: PrefillReport | None) -> None:
+    """They differ in nothing but their bytes, under types that earlier programs do not know. None is a decision."""
+    old: list[Event] = [replace(prefilled("r"), prefill=report), replace(finished("r"), detail="why")]
+    new: list[Event] = [replace(event, v=PROGRESS_VERSION) for event in old]
+    encodings = [*map(encode_event, new)]
+    assert decode_message(sealed(*encodings)).events == tuple(new)
+    assert decode_message(sealed(*map(encode_event, old), *encodings)).events == (*old, *new)
+    assert not any(map(is_decision, encodings))
+    for encoding, event in zip(encodings, new, strict=True):
+        assert [*msgspec.msgpack.decode(encoding)] == ["type", "e"]
+        assert msgspec.msgpack.decode(encoding)["type"] not in DECISION_TYPES
+        assert len(encoding) < len(encode_event(replace(event, v=1))) - 35
+        assert is_encoding(encoding, event)
+        assert not is_encoding(encoding, replace(event, v=1))
+    fields = [msgspec.msgpack.decode(encoding) for encoding in encodings]
+    later = [pack(each | {"e": [*each["e"], "added later"]}) for each in fields]
+    assert decode_message(sealed(pack({"type": "MoonRose"}), *later)).events[1:] == tuple(new)
+
+
+def test_a_map_of_a_later_version_is_unknown_beside_arrays() -> None:
+    """Version 2 of a first token or an end is no map."""
+    for event in (prefilled("r"), finished("r")):
+        fields = msgspec.msgpack.decode(encode_event(event)) | {"v": PROGRESS_VERSION}
+        array = replace(event, v=PROGRESS_VERSION)
+        message = decode_message(sealed(pack(fields), encode_event(array)))
+        assert message.events == (UnknownEvent(name=type(event).__name__, fields=fields), array)
+
+
 def test_what_this_program_does_not_know_is_kept() -> None:
     """Unknown types and newer versions become UnknownEvent with their fields; their neighbours stay what they are."""
     strange = {"type": "MoonRose", "v": 3, "at": [1, 2]}
@@ -222,6 +273,110 @@ COMPACT = replace(
 )
 
 
+SHORT = replace(
+    COMPACT,
+    v=4,
+    columns=Columns((3, 70_000), (5, 0), (5, 0), (0, 0), (1, 2), (3, 4), (5, 6), (0, 0), (1, 1), (7, 8)),
+    cursor={name: (1_700_000_000_000 - place, place) for place, name in enumerate(("jobs", "kv_0", "load", "routing"))},
+)
+"""It leaves out all that version 4 may leave out."""
+
+
+def test_a_short_decision_is_the_same_event() -> None:
+    """Version 4 leaves out the names of streams and the values of columns that its reader knows, and no others."""
+    before = replace(SHORT, v=3)
+    encodings = [encode_event(event) for event in (before, SHORT, replace(SHORT, base=msgspec.UNSET))]
+    message = decode_message(sealed(*encodings))
+    assert message.events == (before, SHORT, replace(SHORT, base=msgspec.UNSET))
+    for event in message.events:
+        assert isinstance(event, RequestRouted)
+        assert [*event.cursor.items()] == [*SHORT.cursor.items()]
+        assert isinstance(event.columns, Columns)
+        assert [*event.columns.items()] == [*SHORT.columns.items()]
+    assert len(encodings[1]) < len(encodings[0]) - 35
+    assert all(map(is_decision, encodings))
+    fields = msgspec.msgpack.decode(encodings[1])
+    assert ([*fields], fields["type"] in DECISION_TYPES) == (["type", "d"], True)
+    assert [[3, 70_000], [5, 0], None, None, [1, 2], [3, 4], [5, 6], None, None, [7, 8]] in fields["d"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        ["routing"],
+        ["load"],
+        ["kv_0", "load", "routing"],
+        ["jobs", "load", "routing"],
+        ["jobs", "kv_1", "load", "routing"],
+        ["jobs", "kv_0", "load", "routing"],
+        ["jobs", "kv_0", "kv_2", "load", "routing"],
+        [*stream_names(15)],
+        [*stream_names(15)][::-1],
+    ],
+    ids=lambda names: ",".join(names)[:30],
+)
+def test_a_cursor_is_the_same_with_or_without_names(names: list[str]) -> None:
+    """It comes back in the order of the names."""
+    epochs = [1_700_000_000_000, 0, 1_700_000_000_001, 2**63, 5]
+    event = replace(SHORT, cursor={name: (epochs[place % 5], place) for place, name in enumerate(names)})
+    encoding = encode_event(event)
+    (found,) = decode_message(sealed(encoding)).events
+    assert found == event
+    assert isinstance(found, RequestRouted)
+    if names == sorted(names):
+        assert [*found.cursor.items()] == [*event.cursor.items()]
+    usual = {(), ("routing",), ("kv_0", "load", "routing"), ("jobs", "kv_0", "load", "routing"), stream_names(15)}
+    assert (b"load" in encoding or b"kv_" in encoding) == ((*names,) not in usual)
+
+
+def test_streams_of_a_log_stand_in_the_order_of_cursors() -> None:
+    """As text: kv_10 comes before kv_2."""
+    assert [stream_names(number) for number in range(5)] == [
+        (), ("routing",), ("load", "routing"), ("kv_0", "load", "routing"), ("jobs", "kv_0", "load", "routing")
+    ]  # fmt: skip
+    assert stream_names(14) == (
+        "jobs", "kv_0", "kv_1", "kv_10", *[f"kv_{number}" for number in range(2, 10)], "load", "routing"
+    )  # fmt: skip
+    for partitions in (1, 2, 11):
+        folded = [name for name in Topology(kv_partitions=partitions).names() if name != SNAPSHOTS]
+        assert stream_names(len(folded)) == tuple(sorted(folded))
+
+
+def test_a_turn_of_a_talk_takes_800_bytes() -> None:
+    """A decision that continues another, with eight candidates, its first token and its end: in one, two
+    and three messages, without the hashes of new blocks."""
+    first = RequestPrefilled(request="2a40bcb50e73a4c6", attempt=0, cached_tokens=27_000, ttft_ms=350)
+    end = RequestFinished(
+        request=first.request, attempt=0, outcome="stop", prompt_tokens=30_000, output_tokens=200,
+        cached_tokens=27_000, ttft_ms=350, duration_ms=9_000,
+    )  # fmt: skip
+    eight = range(8)
+    decision = RequestRouted(
+        request=first.request, attempt=0, model="tiny", prompt_tokens=30_000, block_size=64, hashes=b"", policy="kv",
+        settings_revision=1, decide_version=1, seed=2**63 + 1, now_ms=1_790_000_000_000,
+        cursor={name: (1_789_000_000_000 + 40 * place, 70_000) for place, name in enumerate(stream_names(4))},
+        worker="00" * 8, candidates=bytes(64),
+        columns=Columns(
+            tuple(40_000 + each for each in eight), (422, *[12] * 7), (422, *[12] * 7), (0,) * 8,
+            tuple(30_000 + each for each in eight), tuple(460 + each for each in eight), (3,) * 8, (0,) * 8, (1,) * 8,
+        ),
+        candidates_total=8, excluded={}, blocks=469, prefill_tokens=3_000, predicted_cached_tokens=27_000,
+        digest="d1a109e0f651cd97", base=PromptBase(
+            70_000, 0, 422, 69_000, 90_000, bytes(8 * len(known_depths(422))), bytes(16)
+        ), v=3,
+    )  # fmt: skip
+    before = [encode_event(event) for event in (decision, first, end)]
+    latest = [encode_event(replace(event, v=v)) for event, v in ((decision, 4), (first, 2), (end, 2))]
+
+    def sizes(events: list[bytes]) -> list[int]:
+        cuts = [[events], [events[:1], events[1:]], [[each] for each in events]]
+        return [sum(len(encode_message(SOURCE, 5_000, bytes(16), 2**40, part)) for part in cut) for cut in cuts]
+
+    assert sizes(before) == [833, 914, 995]
+    assert sizes(latest) == [635, 716, 797]
+
+
 def test_a_compact_decision_is_the_same_event() -> None:
     """Version 3 differs in nothing but its bytes: fewer than half as many, under a type that others do not know."""
     continued, whole = replace(COMPACT, v=2), replace(COMPACT, v=1, base=msgspec.UNSET)
@@ -236,25 +391,31 @@ def test_a_compact_decision_is_the_same_event() -> None:
     assert [event.columns["wait_us"] for event in message.events if isinstance(event, RequestRouted)] == [(7, 8)] * 4
 
 
-def test_a_compact_decision_beside_unknown_events() -> None:
+@pytest.fixture(params=[COMPACT, SHORT], ids=["version 3", "version 4"])
+def compact(request: pytest.FixtureRequest) -> RequestRouted:
+    return request.param  # type: ignore[no-any-return]
+
+
+def test_a_compact_decision_beside_unknown_events(compact: RequestRouted) -> None:
     """It is read where the events of a message are looked at one by one, and further values are passed over."""
-    fields = msgspec.msgpack.decode(encode_event(COMPACT))
+    fields = msgspec.msgpack.decode(encode_event(compact))
     later = pack(fields | {"d": [*fields["d"], "added later"]})
-    assert decode_message(sealed(later)).events == (COMPACT,)
-    message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(COMPACT), later))
-    assert message.events[1:] == (COMPACT, COMPACT)
+    assert decode_message(sealed(later)).events == (compact,)
+    message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(compact), later))
+    assert message.events[1:] == (compact, compact)
 
 
-def test_version_3_as_a_map_is_unknown() -> None:
+@pytest.mark.parametrize("version", range(3, ROUTED_VERSION + 2))
+def test_a_later_version_as_a_map_is_unknown(version: int) -> None:
     """As it is for earlier programs: the map ends with version 2."""
     fields = msgspec.msgpack.decode(encode_event(replace(COMPACT, v=2)))
-    (event,) = decode_message(sealed(pack(fields | {"v": ROUTED_VERSION}))).events
+    (event,) = decode_message(sealed(pack(fields | {"v": version}))).events
     assert isinstance(event, UnknownEvent)
 
 
-def test_a_damaged_compact_decision_raises_nothing_but_corrupt() -> None:
+def test_a_damaged_compact_decision_raises_nothing_but_corrupt(compact: RequestRouted) -> None:
     """Every cut and every flipped bit, in a message with the right frame; a cut never gives a decision."""
-    encoding = encode_event(COMPACT)
+    encoding = encode_event(compact)
     for end in range(len(encoding)):
         with pytest.raises(Corrupt):
             decode_message(sealed(encoding[:end]))
@@ -281,11 +442,22 @@ def test_a_damaged_compact_decision_raises_nothing_but_corrupt() -> None:
     ],
     ids=["too few values", "no base", "no array", "no text", "too few columns"],
 )
-def test_a_compact_decision_of_another_shape_is_corrupt(damage: Callable[[list[Any]], object]) -> None:
+def test_a_compact_decision_of_another_shape_is_corrupt(
+    compact: RequestRouted, damage: Callable[[list[Any]], object]
+) -> None:
     """Too few values or columns, or values of other types."""
-    fields = msgspec.msgpack.decode(encode_event(COMPACT))
+    fields = msgspec.msgpack.decode(encode_event(compact))
     with pytest.raises(Corrupt):
         decode_message(sealed(pack(fields | {"d": damage(fields["d"])})))
+
+
+@pytest.mark.parametrize("cursor", [[1, 2, 3, 4], [[1, 2], [3]], [[1, 2], [3, "x"]], "load"], ids=str)
+def test_a_cursor_of_another_shape_is_corrupt(cursor: object) -> None:
+    """No places, or other values."""
+    fields = msgspec.msgpack.decode(encode_event(SHORT))
+    place = fields["d"].index([[1_700_000_000_000 - place, place] for place in range(4)])
+    with pytest.raises(Corrupt):
+        decode_message(sealed(pack(fields | {"d": [*fields["d"][:place], cursor, *fields["d"][place + 1 :]]})))
 
 
 def test_columns_are_read_like_a_dictionary() -> None:

@@ -18,7 +18,8 @@ from actors.engines.simulated.simulated_side_channel import (
 )
 from actors.transport.frames import ToReplica, ToWorker
 from core.events import EVENT_TYPES, PromptBase
-from core.events.compact_decision import CompactDecision, DecisionValues
+from core.events.compact_decision import CompactDecision, DecisionValues, ShortColumns, ShortDecision, ShortValues
+from core.events.progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
 from core.events.routing import Columns
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
@@ -26,7 +27,16 @@ GOLDEN = Path(__file__).with_name("wire_format.json")
 values. A new field is added here with the version that has it."""
 KINDS: dict[str, list[type[msgspec.Struct]]] = {
     "events": list(EVENT_TYPES.values()),
-    "compact decisions": [CompactDecision, DecisionValues, Columns, PromptBase],
+    "compact decisions": [
+        CompactDecision,
+        DecisionValues,
+        ShortDecision,
+        ShortValues,
+        Columns,
+        ShortColumns,
+        PromptBase,
+    ],
+    "first tokens and ends": [CompactPrefilled, PrefilledMap, CompactFinished, FinishedMap],
     "frames to a worker": list(ToWorker.__args__),
     "frames to a replica": list(ToReplica.__args__),
     "frames of the simulated transfer": [ReadBlocks, FreeBlocks, BlockContents, BlocksFreed, SideChannelRefusal],

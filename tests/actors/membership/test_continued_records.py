@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from actors.router import router as router_module
 from actors.router.router import Router
-from core.events import PromptBase, ReplicaRestated, RequestRouted
-from core.events.routing import CONTINUED_VERSION, ROUTED_VERSION
+from core.events import PromptBase, ReplicaRestated, RequestFinished, RequestPrefilled, RequestRouted
+from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, PROGRESS_VERSION, ROUTED_VERSION, SHORT_VERSION
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from replay.recording.recording import Recording
@@ -46,11 +46,22 @@ async def read(it: World) -> None:
     await eventually(lambda: all(each.state.cursor[ROUTING].seq >= last for each in routers), "the end of the log")
 
 
-EARLIER = [UNSET, CONTINUED_VERSION]
+EARLIER = [UNSET, CONTINUED_VERSION, COMPACT_VERSION]
 """The versions that replicas of earlier programs state."""
 
 
-@pytest.fixture(params=EARLIER, ids=["version 1", "version 2"])
+def written(earlier: int | UnsetType, *, continued: bool = True) -> int:
+    """The version of a decision while such a replica lives."""
+    return earlier if isinstance(earlier, int) and (continued or earlier >= COMPACT_VERSION) else 1
+
+
+async def progress_versions(it: World) -> list[int]:
+    """Those of all first tokens and ends."""
+    kinds = RequestPrefilled, RequestFinished
+    return [each.v for kind in kinds for each in await it.told(ROUTING, kind)]
+
+
+@pytest.fixture(params=EARLIER, ids=["version 1", "version 2", "version 3"])
 def earlier(request: pytest.FixtureRequest) -> int | UnsetType:
     return request.param  # type: ignore[no-any-return]
 
@@ -78,6 +89,7 @@ async def test_each_turn_continues_the_one_before_on_whichever_replica(tmp_path:
             await ask(it, routers[number % 2], turn)
         told = await it.told(ROUTING, RequestRouted)
         assert [each.v for each in told] == [ROUTED_VERSION] * 4
+        assert await progress_versions(it) == [PROGRESS_VERSION] * 8
         assert [each.base.blocks for each in told if isinstance(each.base, PromptBase)] == [75, 81, 90]
         assert [len(each.hashes) // 8 for each in told] == [75, 6, 9, 0]
         assert routers[0].state.routing.digest == routers[1].state.routing.digest
@@ -100,7 +112,8 @@ async def test_records_are_of_the_version_that_all_replicas_read(
     for turn in TURNS[2:]:
         await ask(two, two.routers["new"], turn)
     told = await two.told(ROUTING, RequestRouted)
-    assert [each.v for each in told] == [1, 1 if earlier is UNSET else CONTINUED_VERSION, *[ROUTED_VERSION] * 2]
+    assert [each.v for each in told] == [written(earlier, continued=False), written(earlier), *[ROUTED_VERSION] * 2]
+    assert await progress_versions(two) == 2 * [1, 1, *[PROGRESS_VERSION] * 2]
     assert [each.base is UNSET for each in told] == [True, earlier is UNSET, False, False]
     path = await archived(two.log, NAMESPACE, KEY, tmp_path / "log")
     with Recording.open(path, KEY) as recording:
@@ -133,11 +146,38 @@ async def test_requests_in_flight_are_restated_for_a_replica_of_an_earlier_progr
             await asyncio.sleep(0.01)
         assert len(found[0].requests) == 1
         await ask(it, new, TURNS[2])
-        assert (await it.told(ROUTING, RequestRouted))[-1].v == (1 if earlier is UNSET else CONTINUED_VERSION)
+        assert (await it.told(ROUTING, RequestRouted))[-1].v == written(earlier)
+        assert (await it.told(ROUTING, RequestFinished))[-1].v == 1
         old.membership.restate("once more")
         await read(it)
         assert len(await restated()) == 1
         await long.aclose()
+
+
+async def test_requests_are_restated_for_a_replica_that_cannot_read_their_ends(
+    monkeypatch: pytest.MonkeyPatch, earlier: int | UnsetType
+) -> None:
+    """Though no decision since the last restatement was of a version that it does not read."""
+    async with world() as it:
+        await it.worker("a")
+        new = await it.router("new")
+        await it.ready(new)
+        long = generate(new, "sim", request(TURNS[0], max_tokens=4000))
+        await anext(long)
+        new.membership.restate("test")
+        assert new.publisher.version_written == 1
+        await long.aclose()
+        await eventually(lambda: new.publisher.version_written == SHORT_VERSION, "the end")
+        await read(it)
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", earlier)
+        await it.ready(await it.router("old"))
+
+        async def restated() -> list[ReplicaRestated]:
+            return [each for each in await it.told(ROUTING, ReplicaRestated) if "old does not read" in each.reason]
+
+        while not (found := await restated()):
+            await asyncio.sleep(0.01)
+        assert [each.requests for each in found] == [()]
 
 
 async def test_nothing_is_continued_after_the_log_was_folded_anew() -> None:

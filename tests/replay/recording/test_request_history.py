@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from core.codec import decode_message, digest
-from core.events import ReplicaLeft
-from core.events.routing import HELD, RequestQueued, RequestTurnedAway
+from core.events import Event, LocalChanged, ReplicaLeft
+from core.events.routing import (
+    COMPACT_VERSION,
+    HELD,
+    PROGRESS_VERSION,
+    SHORT_VERSION,
+    Columns,
+    RequestQueued,
+    RequestTurnedAway,
+)
+from core.generation import PrefillReport
 from core.subjects import LOAD, ROUTING
 from replay.recording.request_history import DECLINED, GONE, PLACES
 from tests.projections.facts import finished, joined, load, prefilled, replica_restated, routed
@@ -83,6 +93,34 @@ def test_a_request_in_the_words_of_its_events(tmp_path: Path) -> None:
         (again,) = second
         assert (again.before_ms, again.queued_seq, again.ended_at) == (0, 0, 0)
         assert recording.requests.at(again.at) == again == recording.requests.newest(R, again.seq)
+
+
+VERSIONS = [(1, 1), (COMPACT_VERSION, 1), (SHORT_VERSION, PROGRESS_VERSION)]
+"""Of decisions, and of first tokens and ends."""
+
+
+@pytest.mark.parametrize("beside", [[], [LocalChanged(worker=A, reasons=())]], ids=["alone", "beside other events"])
+def test_the_versions_of_events_make_no_difference(tmp_path: Path, beside: list[Event]) -> None:
+    """Also in messages that hold other events, which are read in another way."""
+    report = PrefillReport(
+        remote=True, reason="long", uncached_tokens=9, queued=0, workers=1, min_tokens=1, queue_max=1
+    )
+    found = []
+    for decided, progressed in VERSIONS:
+        stage = staged()
+        columns = Columns((3,), (2,), (2,), (0,), (1,), (0,), (0,), (0,), (1,))
+        decision = replace(routed("r", A, predicted=4), columns=columns, candidates=bytes(8), v=decided)
+        stage.tell(*beside, decision, replace(decision, request="s", tenant="one"))
+        first = [prefilled("r", cached=4), replace(prefilled("s"), prefill=report)]
+        stage.tell(*[replace(event, v=progressed) for event in first])
+        stage.tell(*beside, *[replace(event, v=progressed) for event in (first[1], finished("r"))])
+        stage.tell(replace(replace(finished("s"), outcome=DECLINED, detail="why"), v=progressed))
+        with stage.recording(tmp_path / f"{decided}") as recording:
+            found.append([*recording.requests.between()])
+    assert [(each.cached_tokens, each.remote, each.outcome) for each in found[0]] == [
+        (4, False, "stop"), (0, True, DECLINED)
+    ]  # fmt: skip
+    assert found[0] == found[1] == found[2]
 
 
 def test_an_attempt_ends_with_its_replica(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from core.codec import Message, decode_message, encode_event, encode_message
 from core.event_json import message_lines
-from core.events import Event, PromptBase, RequestRouted
-from core.events.routing import CONTINUED_VERSION, ROUTED_VERSION
+from core.events import Event, PromptBase, RequestFinished, RequestPrefilled, RequestRouted, UnknownEvent
+from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, PROGRESS_VERSION, ROUTED_VERSION
 from core.ids import StreamSeq
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
@@ -69,15 +69,23 @@ def verified(path: Path, *, start: int = 1, jobs: int = 1, keyed: bool = True) -
         return verify(recording, start, jobs=jobs)
 
 
-def changed(path: Path, out: Path, change: Callable[[int, int, RequestRouted], Event]) -> Path:
-    """The log with each decision as `change` gives it back, its chains sealed anew."""
+def changed(
+    path: Path,
+    out: Path,
+    change: Callable[[int, int, RequestRouted], Event],
+    progress_version: Callable[[int], int] = lambda _: PROGRESS_VERSION,
+) -> Path:
+    """The log with each decision as `change` gives it back, and first tokens and ends in the versions for their
+    messages, its chains sealed anew."""
+
+    def event_changed(seq: int, place: int, event: Event | UnknownEvent) -> Event | UnknownEvent:
+        if isinstance(event, RequestPrefilled | RequestFinished):
+            return replace(event, v=progress_version(seq))
+        return change(seq, place, event) if isinstance(event, RequestRouted) else event
 
     def record_changed(record: Record) -> Record:
         message = decode_message(record.payload)
-        events = [
-            change(record.seq, place, event) if isinstance(event, RequestRouted) else event
-            for place, event in enumerate(message.events)
-        ]
+        events = [event_changed(record.seq, place, event) for place, event in enumerate(message.events)]
         if record.stream != ROUTING or events == list(message.events):
             return record
         encoded = [encode_event(event) for event in events]  # type: ignore[arg-type]  # all are known
@@ -111,14 +119,27 @@ def earlier(event: RequestRouted) -> RequestRouted:
     return replace(event, v=1 if event.base is UNSET else CONTINUED_VERSION)
 
 
+def one_of_all(seq: int, _place: int, event: RequestRouted) -> RequestRouted:
+    """Of three messages, one has decisions of the latest version, one of the one before, one as earlier ones wrote."""
+    return [event, replace(event, v=COMPACT_VERSION), earlier(event)][seq % 3]
+
+
 def test_the_version_of_decisions_makes_no_difference(log: Path, tmp_path: Path) -> None:
-    """Logs of earlier versions, of the latest, and of all three mixed have the same verdicts, prompts and texts."""
+    """Logs of earlier versions, of the latest, and of all mixed have the same verdicts, prompts and texts; one that
+    changes its version in the middle, too."""
     assert {event.v for _, _, event in decisions_of(log)} == {ROUTED_VERSION}
-    old = changed(log, tmp_path / "old", lambda _seq, _place, event: earlier(event))
-    mixed = changed(log, tmp_path / "mixed", lambda seq, _place, event: earlier(event) if seq % 3 else event)
+    old = changed(log, tmp_path / "old", lambda _seq, _place, event: earlier(event), lambda _: 1)
+    mixed = changed(log, tmp_path / "mixed", one_of_all, lambda seq: seq % 2 + 1)
+    upgraded = changed(
+        log,
+        tmp_path / "upgraded",
+        lambda seq, _place, event: event if seq > SNAPSHOT else replace(event, v=COMPACT_VERSION),
+        lambda seq: PROGRESS_VERSION if seq > SNAPSHOT else 1,
+    )
     assert {event.v for _, _, event in decisions_of(old)} == {1, CONTINUED_VERSION}
-    assert {event.v for _, _, event in decisions_of(mixed)} == {1, CONTINUED_VERSION, ROUTED_VERSION}
-    for path in (old, mixed):
+    assert {event.v for _, _, event in decisions_of(mixed)} == {1, CONTINUED_VERSION, COMPACT_VERSION, ROUTED_VERSION}
+    assert {event.v for _, _, event in decisions_of(upgraded)} == {COMPACT_VERSION, ROUTED_VERSION}
+    for path in (old, mixed, upgraded):
         found, wanted = verified(path), verified(log)
         assert (found.verified, found.different, found.not_judged) == (wanted.verified, 0, {})
         assert found.digest == wanted.digest
@@ -131,6 +152,7 @@ def test_the_version_of_decisions_makes_no_difference(log: Path, tmp_path: Path)
                 assert isinstance(shown, RequestRouted)
                 assert replace(shown, v=3) == replace(wanted_shown, v=3)
                 assert explain(recording, event.request).attempts == explain(whole, event.request).attempts
+            assert [*recording.requests.between()] == [*whole.requests.between()]
             for here, there in zip(recording.messages(ROUTING), whole.messages(ROUTING), strict=True):
                 assert shown_lines(*here) == shown_lines(*there)
 

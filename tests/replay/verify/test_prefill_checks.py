@@ -16,7 +16,7 @@ from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.codec import Message
 from core.events import ReplicaJoined, RequestPrefilled, RequestRouted, WorkerLeft
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
-from core.events.routing import PROGRAM_VERSION
+from core.events.routing import PROGRAM_VERSION, PROGRESS_VERSION
 from core.ids import StreamName
 from core.subjects import JOBS, ROUTING
 from projections.policy.prefill_choice import PrefillInputs, prefill_reason
@@ -81,6 +81,18 @@ def test_ranges_add_up_and_digests_are_of_prefills_too(run: Recording, tmp_path:
     assert verify(run).digest == whole.digest
     lie = changed(run, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: _report(it, queued=it.prefill.queued + 1))
     assert found_in(lie).digest == whole.digest, "another number of jobs gives the same verdict"
+
+
+def test_a_verdict_in_another_version_of_its_event_is_judged_alike(run: Recording, tmp_path: Path) -> None:
+    other = changed(
+        run, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: structs.replace(it, v=3 - it.v), _was_pulled
+    )
+    with Recording.open(other, KEY) as recording:
+        events = [event for _, message in recording.messages(ROUTING) for event in message.events]
+    assert {event.v for event in events if isinstance(event, RequestPrefilled)} == {1, PROGRESS_VERSION}
+    found = found_in(other)
+    assert (found.holds, found.digest) == (True, verify(run).digest)
+    assert (found.prefills.total, found.prefills.verified) == (6, 6)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from core.events.routing import COMPACT_VERSION
+from core.events.routing import COMPACT_VERSION, SHORT_VERSION
 from core.settings import RoutingSettings
 from replay.verify.verify import verify
 from tests.replay.staged import ASKED, R, Stage
 
 
-@pytest.mark.parametrize("version", [1, COMPACT_VERSION])
+@pytest.mark.parametrize("version", [1, COMPACT_VERSION, SHORT_VERSION])
 @pytest.mark.parametrize(
     ("old", "new", "decisions"),
     [(b"sent_ms", b"senv_ms", 1), (b"\xa4tiny", b"\xa4t\xffny", 2), (b"\xa4tiny", b"\x94\1\1\1\1", 2)],

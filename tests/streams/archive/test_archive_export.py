@@ -13,6 +13,7 @@ import pytest
 from core.clock import ManualClock
 from core.errors import Refused, Unavailable
 from core.events import RequestRejected
+from core.events.routing import COMPACT_VERSION, SHORT_VERSION
 from core.ids import StreamName, StreamSeq
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
 from projections.digest import FOLD_VERSION
@@ -67,10 +68,10 @@ async def ends(it: MadeLog) -> dict[StreamName, int]:
     return {stream: (await it.log.state(stream)).last_seq + 1 for stream in await it.log.streams()}
 
 
-async def decided(it: MadeLog, **seqs: int) -> None:
-    """A decision that was made at this cursor."""
+async def decided(it: MadeLog, version: int = 1, **seqs: int) -> None:
+    """A decision, in this version, that was made at this cursor."""
     cursor = {stream: ((await it.log.state(StreamName(stream))).epoch, seq) for stream, seq in seqs.items()}
-    await it.say(ROUTING, R, msgspec.structs.replace(routed("late", A), cursor=cursor))
+    await it.say(ROUTING, R, msgspec.structs.replace(routed("late", A), v=version, cursor=cursor))
 
 
 async def test_all_of_it(tmp_path: Path) -> None:
@@ -135,7 +136,8 @@ async def test_before_means_before_the_first_message(tmp_path: Path) -> None:
             assert file.snapshots() == snapshots
 
 
-async def test_it_reaches_as_far_as_its_decisions_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, COMPACT_VERSION, SHORT_VERSION])
+async def test_it_reaches_as_far_as_its_decisions_do(tmp_path: Path, version: int) -> None:
     """One that was made long before it was written needs an older snapshot; by the clocks of two servers one may rest
     on what was stored after it. Cursors in another epoch count for nothing."""
     it = await made()
@@ -145,7 +147,7 @@ async def test_it_reaches_as_far_as_its_decisions_do(tmp_path: Path) -> None:
     await it.grow()
     await it.snapshot(2)
     start = await ends(it)
-    await decided(it, kv_0=behind[KV], load=behind[LOAD])
+    await decided(it, version, kv_0=behind[KV], load=behind[LOAD], routing=behind[ROUTING])
     end = await ends(it)
     await it.grow()
     found = await taken(it, tmp_path / "old", start, {**end, KV: start[KV] - 2})
@@ -153,7 +155,7 @@ async def test_it_reaches_as_far_as_its_decisions_do(tmp_path: Path) -> None:
         assert found.archived.base == first
         assert found.seqs(KV)[-1] == start[KV] - 3
     later = await ends(it)
-    await decided(it, kv_0=later[KV] - 1)
+    await decided(it, version, kv_0=later[KV] - 1, load=later[LOAD] - 1, routing=later[ROUTING] - 1)
     rejected = RequestRejected(
         request="x", attempt=0, model="tiny", reason="no_workers", status=503, cursor={"kv_0": (1, 1), "kv_9": (1, 1)},
         excluded={}, settings_revision=0, now_ms=0,
