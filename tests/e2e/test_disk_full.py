@@ -58,7 +58,7 @@ async def ask(running: Running, client: int, stopping: asyncio.Event) -> int:
     """One request after another until told to stop; returns how many were answered."""
     answered = 0
     while not stopping.is_set():
-        prompt = f"client {client}, turn {answered % 7}: {PROMPT}"
+        prompt = f"{client}.{answered}: {PROMPT}"  # of which no other decision has a block
         await running.openai.completions.create(model="tiny", prompt=prompt, max_tokens=1)
         answered += 1
     return answered
