@@ -32,7 +32,8 @@ from tests.fixtures.eventually import eventually
 AT_ONCE = 16
 BEAT_S = 0.5
 STILL_S = LINGER_S - BEAT_S
-"""A client that stands still for so long in the middle of a refused request hears a break, and not the answer."""
+"""A client that stands still for so long may hear a break: its half request is refused, and the connection cut
+LINGER_S later."""
 GROWTH_MIB_MAX = 48
 """What a front end may have more after the last request than after the first fifth: caches fill, arenas stay."""
 
