@@ -8,7 +8,7 @@
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
 5. Decisions of later versions, first tokens and ends are arrays (`core.events.compact_decision`,
-   `core.events.progress`), which this module turns back.
+   `core.events.compact_progress`), which this module turns back.
 """
 
 from __future__ import annotations
@@ -46,16 +46,7 @@ from core.events.compact_decision import (
     encode_compact,
     encode_short,
 )
-from core.events.jobs import (
-    JobsRestated,
-    PrefillCancelled,
-    PrefillCompleted,
-    PrefillFailed,
-    PrefillPulled,
-    PrefillRequested,
-    PrefillStarted,
-)
-from core.events.progress import (
+from core.events.compact_progress import (
     COMPACT_FINISHED,
     COMPACT_PREFILLED,
     CompactFinished,
@@ -64,6 +55,15 @@ from core.events.progress import (
     PrefilledMap,
     encode_finished,
     encode_prefilled,
+)
+from core.events.jobs import (
+    JobsRestated,
+    PrefillCancelled,
+    PrefillCompleted,
+    PrefillFailed,
+    PrefillPulled,
+    PrefillRequested,
+    PrefillStarted,
 )
 from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns
 from core.ids import SourceId

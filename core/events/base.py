@@ -18,3 +18,8 @@ def check_width(column: bytes) -> None:
     """ValueError, which a decoder makes a validation error, unless it holds whole numbers of 8 bytes."""
     if len(column) % COLUMN_WIDTH:
         raise ValueError(f"a column of {len(column)} bytes holds no whole numbers of {COLUMN_WIDTH}")
+
+
+def before_array(kind: str, key: str) -> bytes:
+    """The bytes of an event of that type before its one value, which is an array under that key (msgpack)."""
+    return b"\x82\xa4type" + b"".join(map(msgspec.msgpack.encode, (kind, key)))

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import astuple, fields
 
+from core.events.base import before_array
 from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns, PromptBase, RequestRouted
 from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
@@ -165,10 +166,7 @@ def _constants(number: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (0,) * number, (1,) * number
 
 
-_HEAD = b"\x82\xa4type"
-_START = _HEAD + msgspec.msgpack.encode(COMPACT_DECISION) + b"\xa1d"
-"""The bytes before the array: the head of a map with two keys."""
-_SHORT_START = _HEAD + msgspec.msgpack.encode(SHORT_DECISION) + b"\xa1d"
+_START, _SHORT_START = before_array(COMPACT_DECISION, "d"), before_array(SHORT_DECISION, "d")
 _encode = msgspec.msgpack.Encoder().encode
 
 

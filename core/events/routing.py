@@ -359,7 +359,7 @@ class RequestRouted(EventBase, frozen=True):
 
 
 PROGRESS_VERSION = 2
-"""The version of `RequestPrefilled` and `RequestFinished` that is an array on the wire (`core.events.progress`)."""
+"""The version of `RequestPrefilled` and `RequestFinished` that is an array (`core.events.compact_progress`)."""
 
 
 class RequestPrefilled(EventBase, frozen=True, array_like=True, tag=False):

@@ -17,7 +17,7 @@ import msgspec
 from core.codec import CHAIN_START, JSON_START
 from core.events import Points, RequestFinished, RequestPrefilled
 from core.events.compact_decision import COMPACT_DECISION, SHORT_DECISION, partial_values
-from core.events.progress import CompactFinished, CompactPrefilled
+from core.events.compact_progress import CompactFinished, CompactPrefilled
 from core.ids import StreamName
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
@@ -90,7 +90,7 @@ class PartialEvent(TypedEvent, gc=False):
     d: msgspec.Raw = msgspec.Raw()
     """The values of a compact decision (`CompactFields`)."""
     e: msgspec.Raw = msgspec.Raw()
-    """Those of a first token or an end (`core.events.progress`)."""
+    """Those of a first token or an end (`core.events.compact_progress`)."""
 
 
 class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRouted"):

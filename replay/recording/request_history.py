@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from core.errors import CallerError
-from core.events import RequestFinished, RequestPrefilled, compact_decision, progress
+from core.events import RequestFinished, RequestPrefilled, compact_decision, compact_progress
 from core.ids import LOST_SUFFIX, SUFFIX_CHARS, given_id
 from replay.recording.messages import (
     FREQUENT_FORMS,
@@ -55,8 +55,8 @@ COURSE = compact_decision.COMPACT_TYPES | {
     "RequestQueued",
     "RequestPrefilled",
     "RequestFinished",
-    progress.COMPACT_PREFILLED,
-    progress.COMPACT_FINISHED,
+    compact_progress.COMPACT_PREFILLED,
+    compact_progress.COMPACT_FINISHED,
 }
 """Events that tell of an attempt's course, and of nothing else."""
 _DECISION, _FIRST_TOKEN = (RoutedFields, DecisionFields), (PrefilledFields, RequestPrefilled)
@@ -320,9 +320,9 @@ class RequestHistory:
                 self._routed_any(number, ms, replica, event)
             case "RequestQueued":
                 self._queued(number // PLACES, replica, QueuedFields(event.request, event.now_ms))
-            case "RequestPrefilled" | progress.COMPACT_PREFILLED:
+            case "RequestPrefilled" | compact_progress.COMPACT_PREFILLED:
                 self._prefilled_any(number, ms, replica, event)
-            case "RequestFinished" | progress.COMPACT_FINISHED:
+            case "RequestFinished" | compact_progress.COMPACT_FINISHED:
                 self._finished_any(number, replica, event)
             case "RequestRejected":
                 self._reject(number, ms, replica, event, event.attempt)
@@ -650,13 +650,13 @@ def _routed_fields(event: PartialEvent) -> RoutedFields:
 
 
 def _prefilled_fields(event: PartialEvent) -> PrefilledFields | RequestPrefilled:
-    if event.type == progress.COMPACT_PREFILLED:
+    if event.type == compact_progress.COMPACT_PREFILLED:
         return decode_prefilled(event.e)
     return PrefilledFields(event.request, event.attempt, event.cached_tokens, event.ttft_ms, event.prefill)
 
 
 def _finished_fields(event: PartialEvent) -> FinishedFields | RequestFinished:
-    if event.type == progress.COMPACT_FINISHED:
+    if event.type == compact_progress.COMPACT_FINISHED:
         return decode_finished(event.e)
     return FinishedFields(
         event.request,

@@ -20,8 +20,8 @@ import msgspec
 
 from core.codec import Message
 from core.events import RequestPrefilled, UnknownEvent, WorkerLeft, WorkerLost
+from core.events.compact_progress import COMPACT_PREFILLED
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
-from core.events.progress import COMPACT_PREFILLED
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId, StreamName
 from core.subjects import JOBS, ROUTING, owner

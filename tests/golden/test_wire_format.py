@@ -19,7 +19,7 @@ from actors.engines.simulated.simulated_side_channel import (
 from actors.transport.frames import ToReplica, ToWorker
 from core.events import EVENT_TYPES, PromptBase
 from core.events.compact_decision import CompactDecision, DecisionValues, ShortColumns, ShortDecision, ShortValues
-from core.events.progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
+from core.events.compact_progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
 from core.events.routing import Columns
 
 GOLDEN = Path(__file__).with_name("wire_format.json")

@@ -55,6 +55,15 @@ def written(earlier: int | UnsetType, *, continued: bool = True) -> int:
     return earlier if isinstance(earlier, int) and (continued or earlier >= COMPACT_VERSION) else 1
 
 
+async def restated(it: World) -> list[ReplicaRestated]:
+    """The restatements for the replica `old`; the first is waited for."""
+    while True:
+        every = await it.told(ROUTING, ReplicaRestated)
+        if found := [each for each in every if "old does not read" in each.reason]:
+            return found
+        await asyncio.sleep(0.01)
+
+
 async def progress_versions(it: World) -> list[int]:
     """Those of all first tokens and ends."""
     kinds = RequestPrefilled, RequestFinished
@@ -138,19 +147,14 @@ async def test_requests_in_flight_are_restated_for_a_replica_of_an_earlier_progr
         old = await it.router("old")
         await it.ready(old)
 
-        async def restated() -> list[ReplicaRestated]:
-            reasons = await it.told(ROUTING, ReplicaRestated)
-            return [each for each in reasons if "old does not read" in each.reason]
-
-        while not (found := await restated()):
-            await asyncio.sleep(0.01)
+        found = await restated(it)
         assert len(found[0].requests) == 1
         await ask(it, new, TURNS[2])
         assert (await it.told(ROUTING, RequestRouted))[-1].v == written(earlier)
         assert (await it.told(ROUTING, RequestFinished))[-1].v == 1
         old.membership.restate("once more")
         await read(it)
-        assert len(await restated()) == 1
+        assert len(await restated(it)) == 1
         await long.aclose()
 
 
@@ -171,12 +175,7 @@ async def test_requests_are_restated_for_a_replica_that_cannot_read_their_ends(
         await read(it)
         monkeypatch.setattr(router_module, "ROUTED_VERSION", earlier)
         await it.ready(await it.router("old"))
-
-        async def restated() -> list[ReplicaRestated]:
-            return [each for each in await it.told(ROUTING, ReplicaRestated) if "old does not read" in each.reason]
-
-        while not (found := await restated()):
-            await asyncio.sleep(0.01)
+        found = await restated(it)
         assert [each.requests for each in found] == [()]
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import NODEFAULT
 from msgspec.structs import astuple, fields
 
-from core.events.base import EventBase
+from core.events.base import EventBase, before_array
 from core.events.routing import PROGRESS_VERSION, RequestFinished, RequestPrefilled
 
 COMPACT_PREFILLED, COMPACT_FINISHED = "First2", "End2"
@@ -51,10 +51,7 @@ def _map_of(kind: type[EventBase]) -> Any:
 
 
 PrefilledMap, FinishedMap = _map_of(RequestPrefilled), _map_of(RequestFinished)
-_HEAD = b"\x82\xa4type"
-_PREFILLED = _HEAD + msgspec.msgpack.encode(COMPACT_PREFILLED) + b"\xa1e"
-"""The bytes before the array: the head of a map with two keys."""
-_FINISHED = _HEAD + msgspec.msgpack.encode(COMPACT_FINISHED) + b"\xa1e"
+_PREFILLED, _FINISHED = before_array(COMPACT_PREFILLED, "e"), before_array(COMPACT_FINISHED, "e")
 _encode = msgspec.msgpack.Encoder().encode
 
 
