@@ -26,7 +26,8 @@ def number(page: Page) -> int:
 
 
 def chosen_row(page: Page) -> Locator:
-    return page.locator("#list .row[aria-selected=true]")
+    """The row of the decision at the cursor, where all are listed; rows are drawn a frame after it has moved."""
+    return page.locator(f'#list .row[aria-selected=true][aria-posinset="{number(page)}"]')
 
 
 def place(page: Page, across: float, lane: int) -> tuple[float, float]:
