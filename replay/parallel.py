@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -35,7 +37,11 @@ def parallel_results(
 ) -> Iterator[Iterator[Result]]:
     """The results, each as soon as it and those before it exist; with one job each is made here when it is asked for.
     `progress` gets the sum over all items, each counted as large as the largest that was begun. Leaving the block
-    stops the processes at their next progress. PeerError if a process was killed."""
+    stops the processes at their next progress. PeerError if a process was killed.
+
+    The processes are forked where this one has no other thread, which could hold a lock for ever in its copy: they
+    begin in some milliseconds. Elsewhere each begins anew, which takes half a second of imports.
+    """
     jobs = min(jobs, JOBS_MAX, len(items))
     if jobs <= 1:
         board = [0, 0] * len(items) + [False]
@@ -46,8 +52,9 @@ def parallel_results(
 
         yield (work(item, partial(report, index)) for index, item in enumerate(items))
         return
-    context = multiprocessing.get_context("spawn")
-    shared: Any = context.Array("q", 2 * len(items) + 1, lock=False)
+    forks = sys.platform == "linux" and threading.active_count() == 1
+    context: Any = multiprocessing.get_context("fork" if forks else "spawn")
+    shared = context.Array("q", 2 * len(items) + 1, lock=False)
     pool = ProcessPoolExecutor(jobs, context, _start_process, (shared,))
     try:
         yield _results([pool.submit(_work, work, index, item) for index, item in enumerate(items)], shared, progress)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
@@ -63,3 +67,34 @@ def test_leaving_early_stops_the_processes() -> None:
     with parallel_results(endless, [1, 2], 2) as results:
         assert next(results) == 1
     assert time.monotonic() - began < 60
+
+
+HERE = os.getpid()
+
+
+def copied(_: int, progress: Progress) -> bool:
+    """True in this process and its copies; a process that begins anew imports this module itself."""
+    progress(1, 1)
+    return os.getpid() != HERE
+
+
+def copies() -> list[bool]:
+    """Whether each of two processes is a copy of this one."""
+    with parallel_results(copied, [1, 2], 2) as results:
+        return list(results)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_are_copies_unless_another_thread_could_hold_a_lock() -> None:
+    """Beginning anew takes as long as making a thousand decisions again."""
+    program = "from tests.replay.test_parallel import copies; print(copies())"
+    alone = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert alone.stdout == "[True, True]\n"
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        assert copies() == [False, False]
+    finally:
+        done.set()
+        thread.join()
