@@ -82,7 +82,7 @@ async def verify_newest(connection: DeploymentRef, log: EventLog) -> VerifiedPar
             path = Path(folder) / "log"
             start = None if is_whole else AtSequence(ROUTING, first)
             try:
-                await copy_log(connection, path, RecordingRange(start, None), progress)
+                await copy_log(log, connection.namespace, connection.key, path, RecordingRange(start, None), progress)
             except _TooManyMessages:
                 continue
             return await asyncio.to_thread(_verified, path, connection, first, is_whole)

@@ -1,14 +1,18 @@
-"""`contrail replay open`: the page in a browser, over an export or a deployment that runs."""
+"""`contrail replay open`: the page in a browser, over an export, or the log of a deployment."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import tempfile
 import webbrowser
+from pathlib import Path
 from typing import Any
 
 import click
 
+from api.cli.options import RecordingRange
+from api.cli.output import show_progress
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.config.addresses import is_loopback, join_address
 from api.debug.page import create_page
@@ -41,7 +45,14 @@ def open_recording(source: RecordingSource, host: str, port: int, *, no_browser:
     contrail replay open --data data
     """
     configure_logging()
-    asyncio.run(_serve(source, host, port, browser=not no_browser))
+    if source.stopped is None:
+        asyncio.run(_serve(source, host, port, browser=not no_browser))
+        return
+    with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
+        path = Path(folder) / "log"
+        source.copied(path, RecordingRange(), show_progress())
+        copied = RecordingSource(path, source.stopped.key, None)
+        asyncio.run(_serve(copied, host, port, browser=not no_browser))
 
 
 async def _serve(source: RecordingSource, host: str, port: int, *, browser: bool) -> None:

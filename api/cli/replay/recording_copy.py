@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from api.cli.options import RecordingRange
 from api.cli.output import show_progress
-from api.config.deployment_ref import DeploymentRef
-from api.process.planes import open_log
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.event_json import time_text
@@ -37,18 +35,21 @@ LAST_MS = 253_402_300_799_000
 
 
 async def copy_log(
-    connection: DeploymentRef, path: Path, range_: RecordingRange, progress: Progress | None = None
+    log: EventLog,
+    namespace: str,
+    key: DeploymentKey,
+    path: Path,
+    range_: RecordingRange,
+    progress: Progress | None = None,
 ) -> ExportedRange:
-    """The range of the deployment's log stands in the file, with the snapshot before it."""
-    chain_key = connection.key.chain_key
-    async with open_log(connection) as log:
-        writer = ArchiveWriter(path, connection.namespace, chain_key, program(), SystemClock().wall_ms())
-        with _finished(writer):
-            bounds = await _bounds(log, range_, SystemClock().wall_ms())
-            store = SnapshotStore(log, connection.namespace, chain_key)
-            report = show_progress() if progress is None else progress
-            found = await archive(log, store, writer, bounds.range, report, fold_version=FOLD_VERSION)
-            writer.finish(writer.contents(bounds.from_ms, bounds.to_ms))
+    """The range of a deployment's log stands in the file, with the snapshot before it."""
+    writer = ArchiveWriter(path, namespace, key.chain_key, program(), SystemClock().wall_ms())
+    with _finished(writer):
+        bounds = await _bounds(log, range_, SystemClock().wall_ms())
+        store = SnapshotStore(log, namespace, key.chain_key)
+        report = show_progress() if progress is None else progress
+        found = await archive(log, store, writer, bounds.range, report, fold_version=FOLD_VERSION)
+        writer.finish(writer.contents(bounds.from_ms, bounds.to_ms))
     return found
 
 

@@ -1,7 +1,8 @@
-"""Recording source: how a command gets the recording that it works on: an export in a file, or the log of a deployment.
+"""Recording source: how a command gets the recording that it works on: an export in a file, the log of a deployment, or
+that of one that has ended, from the files of its private NATS.
 
-Of a running deployment the log, or a range of it, is copied into a temporary file first: then there is one way to
-replay, and the deployment is asked once.
+Of a deployment the log, or a range of it, is copied into a temporary file first: then there is one way to replay, and
+the deployment is asked once.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -23,6 +24,9 @@ from api.cli.options import RecordingRange
 from api.cli.replay.recording_copy import copy_archive, copy_log
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DEFAULT_DATA, OPTIONS, DeploymentRef, resolve_deployment
+from api.config.run_file import read_run
+from api.deployment.managed_process import is_same, started_ticks
+from api.process.planes import open_log
 from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey
@@ -31,12 +35,24 @@ from replay.recording.moment import Moment
 from replay.recording.recording import Recording
 from streams.archive.archive_export import ExportedRange, Progress
 from streams.archive.archive_format import Contents, is_key_of
+from streams.archive.archive_log import ArchiveLog
 from streams.archive.archive_reader import ArchiveReader
+from streams.jetstream.store_log import StoreLog
+from streams.log import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedDeployment:
+    """A deployment that does not run, with a private NATS: its log lies in its data folder."""
+
+    folder: DataFolder
+    namespace: str
+    key: DeploymentKey
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingSource:
-    """The source of a recording: a file, or a deployment."""
+    """The source of a recording: a file, or a deployment, running or not."""
 
     file: Path | None
     key: DeploymentKey | None
@@ -44,6 +60,7 @@ class RecordingSource:
     connection: DeploymentRef | None
     spare_keys: tuple[Path, ...] = ()
     """Files that may hold the key of `file`, if none was given."""
+    stopped: StoppedDeployment | None = None
 
     @contextmanager
     def opened(self, range_: RecordingRange = RecordingRange()) -> Iterator[Recording]:  # noqa: B008 - immutable
@@ -53,20 +70,60 @@ class RecordingSource:
             with ArchiveReader.open(self.file) as archived:
                 yield Recording(archived, self.key_of(archived.contents))
             return
-        assert self.connection is not None
         with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
             path = Path(folder) / "log"
-            asyncio.run(copy_log(self.connection, path, range_))
-            with Recording.open(path, self.connection.key) as recording:
+            asyncio.run(self._copied(path, range_))
+            with Recording.open(path, self._deployment().key) as recording:
                 yield recording
+
+    @asynccontextmanager
+    async def log(self) -> AsyncIterator[EventLog]:
+        """The log itself; only that of a deployment that runs can be followed."""
+        if self.file is not None:
+            with ArchiveReader.open(self.file) as archived:
+                yield ArchiveLog(archived)
+        elif self.stopped is not None:
+            yield StoreLog(self.stopped.folder.nats, self.stopped.namespace)
+        else:
+            assert self.connection is not None
+            async with open_log(self.connection) as log:
+                yield log
 
     @property
     def now_ms(self) -> int:
-        """The time that `-15m` goes back from: now, or the end of an export."""
+        """The time that `-15m` goes back from: now, or the end of a log that does not grow."""
+        if self.stopped is not None:
+            return asyncio.run(self._end_ms())
         if self.file is None:
             return SystemClock().wall_ms()
         with ArchiveReader.open(self.file) as archived:
             return archived.contents.end_ms
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options that name the same log to another command."""
+        if self.file is not None:
+            return "--log", str(self.file)
+        if self.stopped is not None:
+            return "--data", str(self.stopped.folder.path)
+        assert self.connection is not None
+        return self.connection.words
+
+    async def _end_ms(self) -> int:
+        """The time of the newest message."""
+        async with self.log() as log:
+            ends = [await log.at(stream, (await log.state(stream)).last_seq) for stream in await log.streams()]
+        return max((record.time_ms for record in ends if record is not None), default=0)
+
+    def _deployment(self) -> DeploymentRef | StoppedDeployment:
+        found = self.connection or self.stopped
+        assert found is not None
+        return found
+
+    async def _copied(self, path: Path, range_: RecordingRange, progress: Progress | None = None) -> ExportedRange:
+        of = self._deployment()
+        async with self.log() as log:
+            return await copy_log(log, of.namespace, of.key, path, range_, progress)
 
     def key_of(self, contents: Contents) -> DeploymentKey | None:
         """The key that was given, or one that lies at hand and is the right one; nothing is said if none is."""
@@ -81,14 +138,13 @@ class RecordingSource:
         """The chain key of an archive from this source; empty if it is unknown."""
         if contents.redacted:
             return bytes.fromhex(contents.chain_key)
-        key = self.connection.key if self.connection is not None else self.key_of(contents)
+        key = self.key_of(contents) if self.file is not None else self._deployment().key
         return b"" if key is None else key.chain_key
 
     def copied(self, path: Path, range_: RecordingRange, progress: Progress) -> ExportedRange:
         """The range is copied into a new file. CallerError if it is empty."""
-        if self.connection is not None:
-            return asyncio.run(copy_log(self.connection, path, range_, progress))
-        assert self.file is not None
+        if self.file is None:
+            return asyncio.run(self._copied(path, range_, progress))
         with ArchiveReader.open(self.file) as archived:
             return asyncio.run(copy_archive(archived, self.key_of(archived.contents), path, range_, progress))
 
@@ -114,7 +170,8 @@ def recording_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _source(file: Path | None, where: dict[str, Any]) -> RecordingSource:
     if file is None:
-        return RecordingSource(None, None, resolve_deployment(**where))
+        stopped = _stopped(where)
+        return RecordingSource(None, None, None if stopped else resolve_deployment(**where), stopped=stopped)
     if any(where[name] for name in ("file", "nats", "etcd", "namespace")):
         raise CallerError("give either --log or the addresses of a deployment, not both")
     given, from_environment = where["key_file"], _is_from_environment("key_file")
@@ -124,6 +181,21 @@ def _source(file: Path | None, where: dict[str, Any]) -> RecordingSource:
         return RecordingSource(file, DeploymentKey.load(DataFolder(where["data"]).key), None)
     at_hand = DataFolder(Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA))).key
     return RecordingSource(file, None, None, (given, at_hand) if given is not None else (at_hand,))
+
+
+def _stopped(where: dict[str, Any]) -> StoppedDeployment | None:
+    """The deployment of the data folder, if none of its processes runs and its log lies there."""
+    if any(where[name] for name in ("file", "nats", "etcd", "namespace")) or "CONTRAIL_NATS" in os.environ:
+        return None
+    given = where["data"] or Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA))
+    folder = DataFolder(given.absolute())
+    run = read_run(folder.run)
+    if run is None or not (folder.nats / "jetstream").is_dir():
+        return None
+    supervised = run.started_ticks is not None and started_ticks(run.pid) == run.started_ticks
+    if supervised or any(map(is_same, (*run.parts, *run.beside))):
+        return None
+    return StoppedDeployment(folder, run.namespace, DeploymentKey.load(folder.key))
 
 
 def _is_from_environment(option: str) -> bool:
