@@ -39,7 +39,7 @@ def test_commands_that_wait_for_the_next_event_are_interrupted_too(
 ) -> None:
     """Ctrl-C is how they end, and the status is that of all commands but `up`."""
 
-    async def interrupted(*_: object) -> None:
+    async def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     key = tmp_path / "key"
