@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import click
@@ -175,9 +176,13 @@ def set_command(connection: DeploymentRef, pairs: tuple[str, ...], as_json: bool
 
     \b
     contrail settings set own_weight 4
+    contrail settings set own_weight=4
     contrail settings set policy kv prefill_weight 2
     """
-    given = pairs_of(pairs)
+    given = pairs_of(words_of(pairs))
+    for key in given:
+        if near := [] if key in MEANINGS else get_close_matches(key, MEANINGS, n=1):
+            raise CallerError(f"routing.{key}: no such setting; did you mean {near[0]}? `contrail settings` lists them")
     stored, use = asyncio.run(_change(connection, given, frozenset()))
     policy = stored.values.get("policy", connection.deployment.routing_settings.policy)
     _report(stored, use, as_json, without_effect(given, str(policy)))
@@ -202,6 +207,15 @@ def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool, as
     if not everything:
         _check_known(connection, named - known.keys())
     _report(*asyncio.run(_change(connection, {}, None if everything else named)), as_json)
+
+
+def words_of(pairs: Iterable[str]) -> tuple[str, ...]:
+    """The pairs as KEY VALUE KEY VALUE, where some are written KEY=VALUE."""
+    words = list[str]()
+    for word in pairs:
+        is_pair = len(words) % 2 == 0 and "=" in word and not word.startswith("-")
+        words += word.split("=", 1) if is_pair else [word]
+    return tuple(words)
 
 
 def _check_known(connection: DeploymentRef, unknown: frozenset[str]) -> None:

@@ -20,7 +20,7 @@ from api.cli.inspect.live_settings import (
     change_stored,
     read_stored,
 )
-from api.cli.inspect.settings import MEANINGS, UNDER, settings, settings_of, settings_text
+from api.cli.inspect.settings import MEANINGS, UNDER, settings, settings_of, settings_text, words_of
 from api.cli.options import pairs_of
 from api.cli.renderer import render
 from core.errors import CallerError, Unavailable
@@ -119,6 +119,8 @@ async def test_show_says_where_each_value_is_from(here: Deployed) -> None:
     ("words", "why"),
     [
         (("no_such", "1"), "routing.no_such: no such setting; there are"),
+        (("own_wieght", "1"), "routing.own_wieght: no such setting; did you mean own_weight"),
+        (("own_wieght=1",), "routing.own_wieght: no such setting; did you mean own_weight"),
         (("policy", "fastest"), "routing.policy: 'fastest' is none of kv"),
         (("prefill_weight", "heavy"), "routing.prefill_weight: 'heavy' is not a number"),
         (("waiting_max", "0"), "routing.waiting_max: 0 is not a whole number"),
@@ -195,6 +197,12 @@ def test_every_setting_has_a_meaning() -> None:
 def test_values_are_numbers_where_they_read_as_ones() -> None:
     """The rest is text; keys may be written as in the deployment file."""
     assert pairs_of(("routing.policy", "kv", "tie_margin", "0.5")) == {"policy": "kv", "tie_margin": 0.5}
+
+
+def test_pairs_may_be_written_with_an_equals_sign() -> None:
+    """A value may have one, too."""
+    assert words_of(("own_weight=4", "policy", "kv", "a=b=c")) == ("own_weight", "4", "policy", "kv", "a", "b=c")
+    assert words_of(("policy", "a=b")) == ("policy", "a=b")
 
 
 def test_the_table() -> None:
