@@ -100,7 +100,7 @@ class ReplaySession:
             end=self._moment(end),
             slowest=slowest,
             mispredicted=mispredicted,
-        )
+        ).requests
 
     def explain(self, request: str, tenant: str | None = None) -> Explanation:
         """The decisions on the request and its outcome. CallerError if the recording does not have it, or has requests

@@ -133,7 +133,7 @@ class _CostDifference(NamedTuple):
 
 def compare_costs(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> str:
     """The advantages and drawbacks of the first against the second, the largest first: `computes 3,100 tokens more
-    (190 ms), but waits 240 ms less`. Empty if the costs are not known by their terms."""
+    (760), but waits 800 ms less`; weighted numbers stand in brackets. Empty if the terms of the costs are not known."""
     points = list(_points(on, ours, theirs))
     better = sorted((point for point in points if point.gain_us > 0), key=lambda point: -point.gain_us)
     worse = sorted((point for point in points if point.gain_us < 0), key=lambda point: point.gain_us)
@@ -149,13 +149,13 @@ def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) 
         return
     more = _computed_tokens(ours, size) - _computed_tokens(theirs, size)
     gain_us = other.own - mine.own
-    yield _CostDifference(gain_us, f"computes {_by(more)} ({ms_text(abs(gain_us))})" if more else "")
+    yield _CostDifference(gain_us, f"computes {_by(more)} ({score_text(abs(gain_us))})" if more else "")
     gain_us = other.wait - mine.wait
     yield _CostDifference(gain_us, f"waits {ms_text(abs(gain_us))} {'less' if gain_us > 0 else 'longer'}")
     gain_us = other.decode - mine.decode
     blocks = _active(ours) - _active(theirs)
     fewer = f"{abs(blocks):,} {'fewer' if blocks < 0 else 'more'} active blocks"
-    yield _CostDifference(gain_us, f"has {fewer} ({ms_text(abs(gain_us))})")
+    yield _CostDifference(gain_us, f"has {fewer} ({score_text(abs(gain_us))})")
     yield _CostDifference(other.requests - mine.requests, _holding_up(ours, theirs, other.requests - mine.requests))
 
 
@@ -173,15 +173,20 @@ def _holding_up(ours: ScoredCandidate, theirs: ScoredCandidate, gain_us: int) ->
         how = f"holds up {mine} requests for {'less' if gain_us > 0 else 'more'} time"
     else:
         how = f"holds up {mine} requests, not {other}"
-    return f"{how} ({ms_text(abs(gain_us))})"
+    return f"{how} ({score_text(abs(gain_us))})"
 
 
 def ms_text(us: float) -> str:
     """`240 ms`, `13.7 ms`, `1.48 ms`: three digits that count."""
+    return f"{score_text(us)} ms"
+
+
+def score_text(us: float) -> str:
+    """The same as a score: weighted times are no times."""
     ms = us / MILLI
     digits = 0 if ms >= 100 else 1 if ms >= 10 else 2 if ms >= 1 else 3
     text = f"{ms:,.{digits}f}"
-    return f"{text.rstrip('0').rstrip('.') if digits else text} ms"
+    return text.rstrip("0").rstrip(".") if digits else text
 
 
 def _joined(points: list[_CostDifference]) -> str:

@@ -34,6 +34,7 @@ from replay.explain.explanation import (
 from replay.explain.freshness import decided_ms, measure_freshness
 from replay.explain.prefill_trace import prefill_hint, prefill_outcome, prefill_report, trace_prefill_job
 from replay.explain.sentences import chances, decision_reason, runner_up
+from replay.explain.summary import summarize
 from replay.explain.waiting import arrival_ms, explain_hold, first_token_phases, queue_rejection, queue_wait
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
@@ -48,16 +49,17 @@ UNREAD = "unknown"
 
 
 def explain(recording: Recording, request: str, tenant: str | None = None, *, whole: bool | None = None) -> Explanation:
-    """The explanation of the tenant's request from the log; CallerError if the log does not have it, or has some of
-    several tenants and none is named.
+    """The explanation of the tenant's request from the log, which is named in a way that `RequestHistory.named` reads;
+    CallerError if the log does not have it, or has some of several tenants and none is named.
 
     A decision is made again from the log if `whole`, or if that takes half a second and `whole` is None; else it is
     explained as it was recorded, with the candidates that the record holds.
     """
+    text, request = request, recording.requests.named(request)
     uses = recording.requests.uses_of(request, tenant)
     if not uses:
         of = "" if tenant is None else f" of tenant {tenant!r}"
-        raise CallerError(f"the log knows no request {request!r}{of}; `contrail events --stream routing` lists them")
+        raise CallerError(f"the log knows no request {text!r}{of}; `contrail events --stream routing` lists them")
     last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
     attempts, unread = list[AttemptExplanation](), list[str]()
     first_now_ms: int | None = None
@@ -70,11 +72,13 @@ def explain(recording: Recording, request: str, tenant: str | None = None, *, wh
         elif tried.worker:
             unread.append(_unread(recording, tried))
     refused = sorted((tried for tries in uses for tried in tries if not tried.worker), key=lambda tried: tried.at)
+    rejections = [_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]]
     return Explanation(
         request=request,
         model=uses[-1][0].model,
+        summary=summarize(attempts, rejections) if not unread else [],
         attempts=attempts,
-        rejections=[_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]],
+        rejections=rejections,
         uses=len(uses),
         unread=unread,
     )
@@ -220,6 +224,8 @@ def _ended(recording: Recording, tried: RequestAttempt, attempt: AttemptExplanat
     """The outcome is written into the attempt."""
     if tried.prefilled_seq:
         attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
+        attempt.first_token_ms = tried.first_token_ms
+        attempt.pause_ms = tried.pause_ms if tried.pause_ms >= 0 else None
     if not tried.ended_seq:
         return
     attempt.outcome, attempt.output_tokens = tried.outcome, tried.output_tokens

@@ -259,7 +259,8 @@ class WorkerInFlight(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int | None
     """Queued or being computed; None if the state was not folded."""
     ahead: int | None
-    """Of the requests: those that only this replica knew of, because its events were not in the log it had read."""
+    """Of the requests: those that only this replica knew of, because its events were not in the log it had read; less
+    than 0 where it knew of ends."""
 
 
 class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,9 +322,10 @@ class FirstTokenPhases(msgspec.Struct, frozen=True, kw_only=True):
     """The time to the first token, taken apart as far as the log knows."""
 
     ttft_ms: int
+    """From the arrival; of an attempt that goes on with an answer, from when the one before it broke off."""
     before_ms: int
-    """From the arrival to this decision: its wait for a free place, and attempts before it. (Tokenizing comes before
-    the arrival.)"""
+    """From then to this decision: its wait for a free place, and attempts before it. (Tokenizing comes before the
+    arrival.)"""
     behind_ms: int
     """From there until those that were to be prefilled before it on the same worker had their first tokens."""
     behind_requests: int
@@ -333,6 +335,11 @@ class FirstTokenPhases(msgspec.Struct, frozen=True, kw_only=True):
     """The remaining time: its own prefill, and the way there and back."""
     overlapped: bool
     """True if a request before it had its first token later than this one: then the phases cannot be separated."""
+    near_requests: int = 0
+    """Requests that the log has behind it, sent to the same worker within `near_ms` of it: they may have come first."""
+    near_tokens: int = 0
+    """Tokens that these were expected to compute."""
+    near_ms: int = 0
 
 
 class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,6 +422,11 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     """The answer was made again from its start, and these tokens compared; else they stand at the prompt's end."""
     real_cached_tokens: int | None = None
     ttft_ms: int | None = None
+    """From the request's arrival to this attempt's first token."""
+    first_token_ms: int | None = None
+    """The same to the request's first token, which an earlier attempt may have made …"""
+    pause_ms: int | None = None
+    """… and then the time from when the attempt before this one broke off to this one's first token."""
     phases: FirstTokenPhases | None = None
     reuse: CachePrediction | None = None
     hint: PrefillHint | None = None
@@ -449,6 +461,8 @@ class Explanation(msgspec.Struct, kw_only=True):
 
     request: str
     model: str
+    summary: list[str] = []
+    """A few sentences, of which the first names what took longest; none where the log tells nothing of its course."""
     attempts: list[AttemptExplanation]
     rejections: list[RejectionExplanation]
     uses: int = 1

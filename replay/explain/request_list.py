@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from core.errors import CallerError
 from core.event_json import time_text
+from core.keys import session_key
 from core.subjects import ROUTING
 from replay.recording.moment import Moment
 from replay.recording.recording import Recording
@@ -35,14 +37,27 @@ class RequestListEntry(msgspec.Struct, frozen=True, kw_only=True):
     replica_name: str
     tenant: str
     """Empty if it had none."""
+    session: str
+    """The session's key; empty if it named none."""
     prompt_tokens: int | None
     predicted_cached_tokens: int | None
     real_cached_tokens: int | None
     ttft_ms: int | None
+    """From the request's arrival to its first token, whichever attempt made it."""
+    pause_ms: int | None
+    """Of an attempt that goes on with an answer: from when the one before it broke off to its own first token."""
     duration_ms: int | None
     output_tokens: int | None
     outcome: str
     """As `RequestFinished` has it, or `rejected`, `replica_lost`, `under_way`."""
+
+
+class RequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that were asked for."""
+
+    requests: list[RequestListEntry]
+    total: int
+    """The number of those that fit, also of those that are not listed."""
 
 
 def list_requests(
@@ -52,18 +67,20 @@ def list_requests(
     replica: str | None = None,
     model: str | None = None,
     tenant: str | None = None,
+    session: str | None = None,
     outcome: str | None = None,
     start: Moment | None = None,
     end: Moment | None = None,
     slowest: int | None = None,
     mispredicted: int | None = None,
     limit: int | None = None,
-) -> list[RequestListEntry]:
+) -> RequestList:
     """Attempts that were routed from `start` up to `end` (not included) and fit all that is given; workers and replicas
     by name or id.
 
-    In the order of the log, of which `limit` keeps the last; or the `slowest` by time to first token, or the worst
-    `mispredicted`, the worst first. CallerError for a name that the log does not know.
+    In the order of the log, of which `limit` keeps the last; or the `slowest` by how long the client waited for the
+    first token, or in a pause, or the worst `mispredicted`, the worst first. CallerError for a name that the log does
+    not know.
     """
     tries = _within(recording, start, end)
     if worker is not None:
@@ -76,26 +93,57 @@ def list_requests(
         tries = (tried for tried in tries if tried.model == model)
     if tenant is not None:
         tries = (tried for tried in tries if tried.tenant == tenant)
+    if session is not None:
+        keys = session_keys(recording, session, tenant)
+        tries = (tried for tried in tries if tried.session in keys)
     if outcome is not None:
         tries = (tried for tried in tries if _outcome(tried) == outcome)
     if slowest is not None:
         answered = (tried for tried in tries if tried.prefilled_seq)
-        chosen = sorted(answered, key=lambda tried: (-tried.ttft_ms, tried.seq))[:slowest]
+        fitting = sorted(answered, key=lambda tried: (-_waited_ms(tried), tried.seq))
     elif mispredicted is not None:
         wrong = (tried for tried in tries if tried.prefilled_seq and tried.cached_tokens != tried.predicted_tokens)
-        chosen = sorted(wrong, key=lambda tried: (-abs(tried.cached_tokens - tried.predicted_tokens), tried.seq))
-        chosen = chosen[:mispredicted]
+        fitting = sorted(wrong, key=lambda tried: (-abs(tried.cached_tokens - tried.predicted_tokens), tried.seq))
     else:
-        chosen = list(tries)
+        fitting = list(tries)
+    chosen = fitting[: mispredicted if slowest is None else slowest]
     if limit is not None:
         chosen = chosen[-limit:] if slowest is None and mispredicted is None else chosen[:limit]
-    return [_list_entry(recording, tried) for tried in chosen]
+    return RequestList(requests=[_list_entry(recording, tried) for tried in chosen], total=len(fitting))
+
+
+def session_keys(recording: Recording, session: str, tenant: str | None) -> frozenset[str]:
+    """The keys that a person may mean: the text itself, and with the deployment's key those of sessions that a tenant
+    calls so; of every tenant in the log if none is given. CallerError if the log has none of them."""
+    history, keys = recording.requests, {session}
+    if recording.key is not None:
+        tenants = {"", *history.tenants} if tenant is None else {tenant}
+        keys |= {session_key(f"{each}/{session}", recording.key.hash_seed) for each in sorted(tenants)}
+    found = frozenset(key for key in keys if key in history.sessions)
+    if not found:
+        how = "" if recording.key is not None else "; without the deployment's key only keys of sessions are known"
+        raise CallerError(f"the log knows no session {session!r}{how}")
+    return found
+
+
+def turn_of(recording: Recording, session: str, tenant: str | None, turn: int) -> RequestAttempt:
+    """The session's request of that number, from 1, by the log. CallerError if there is none."""
+    keys = session_keys(recording, session, tenant)
+    turns = [tried for tried in recording.requests.between() if tried.session in keys and not tried.attempt]
+    if turn > len(turns):
+        raise CallerError(f"session {session!r} has {len(turns)} requests in this log, and no turn {turn}")
+    return turns[turn - 1]
 
 
 def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[RequestAttempt]:
     first = 0 if start is None else recording.position(ROUTING, start)
     behind = None if end is None else recording.position(ROUTING, end)
     return recording.requests.between(first, behind)
+
+
+def _waited_ms(tried: RequestAttempt) -> int:
+    """The time that its client heard nothing before this attempt's first token."""
+    return tried.pause_ms if tried.pause_ms >= 0 else tried.ttft_ms
 
 
 def _outcome(tried: RequestAttempt) -> str:
@@ -118,10 +166,12 @@ def _list_entry(recording: Recording, tried: RequestAttempt) -> RequestListEntry
         replica=tried.replica,
         replica_name=names.replica(tried.replica),
         tenant=tried.tenant,
+        session=tried.session,
         prompt_tokens=tried.prompt_tokens if routed else None,
         predicted_cached_tokens=tried.predicted_tokens if routed else None,
         real_cached_tokens=tried.cached_tokens if tried.prefilled_seq else None,
-        ttft_ms=tried.ttft_ms if tried.prefilled_seq else None,
+        ttft_ms=tried.first_token_ms if tried.first_token_ms >= 0 else None,
+        pause_ms=tried.pause_ms if tried.pause_ms >= 0 else None,
         duration_ms=tried.duration_ms if tried.ended_seq else None,
         output_tokens=tried.output_tokens if tried.ended_seq else None,
         outcome=_outcome(tried),

@@ -14,6 +14,7 @@ from replay.explain.cost_breakdown import (
     draws_by_cost,
     ms_text,
     pair_reason,
+    score_text,
     session_reason,
 )
 from replay.explain.counterfactuals import Counterfactual, required_changes, weight_terms
@@ -92,7 +93,7 @@ def _why_cheapest(inputs: DecisionInputs, name: NameOf) -> str:
     if abs(best.cost - chosen.cost) <= inputs.settings.tie_margin_m:
         cheaper = chosen.cost < best.cost
         less = f"{_difference(inputs, chosen, best)} less" if cheaper else f"{_difference(inputs, best, chosen)} more"
-        unit = " ms" if inputs.settings.policy in ESTIMATING_POLICIES else ""
+        unit = " ms" if inputs.settings.policy == "session" else ""
         margin = f"{inputs.settings.tie_margin_m / MILLI:g}{unit}"
         return (
             f"{called} costs {less} than {next_best}, which is within the tie margin of {margin}; "
@@ -197,7 +198,7 @@ def counterfactual_of(inputs: DecisionInputs) -> Counterfactual:
 
 def _difference(inputs: DecisionInputs, less: ScoredCandidate, more: ScoredCandidate) -> str:
     if inputs.settings.policy in ESTIMATING_POLICIES:
-        return ms_text(more.cost - less.cost)
+        return (score_text if inputs.settings.policy == "time" else ms_text)(more.cost - less.cost)
     return f"{(more.cost - less.cost) / MILLI:g}"
 
 

@@ -81,6 +81,11 @@ SEARCH_MAX = 1024
 """Attempts read on each side of a decision."""
 
 
+NEAR_MS = 20
+"""Requests that were sent to one worker within this time may have come in another order than the log has them: they
+take different ways, and clocks differ."""
+
+
 def explain_hold(recording: Recording, tried: RequestAttempt, event: RequestRouted) -> HoldExplanation | None:
     """The effect of holding on this decision; None if neither this request was held nor any beside it."""
     held_since = _queued(recording, tried, tried.held_seq, HELD)
@@ -124,18 +129,24 @@ def first_token_phases(
     attempt is decided at once, unless it waits) and at this decision; `decided_ms` is the log's clock at that."""
     if not tried.prefilled_seq:
         return None
-    before_ms = now_ms - first_now_ms
-    left_ms = max(0, tried.ttft_ms - before_ms)
+    pauses = tried.pause_ms >= 0
+    took_ms = tried.pause_ms if pauses else tried.ttft_ms
+    before_ms = max(0, now_ms - first_now_ms - tried.broke_ms) if pauses else now_ms - first_now_ms
+    left_ms = max(0, took_ms - before_ms)
     there = [each for each in recording.requests.before(tried) if not 0 < each.prefilled_at < tried.at]
+    near = recording.requests.soon_after(tried, NEAR_MS)
     earlier = [each for each in there if 0 < each.prefilled_at < tried.prefilled_at]
     behind_ms = max((each.prefilled_ms for each in earlier), default=decided_ms) - decided_ms
     behind_ms = min(left_ms, max(0, behind_ms))
     return FirstTokenPhases(
-        ttft_ms=tried.ttft_ms,
+        ttft_ms=took_ms,
         before_ms=before_ms,
         behind_ms=behind_ms,
         behind_requests=len(there),
         behind_tokens=sum(each.prefill_tokens for each in there),
         rest_ms=left_ms - behind_ms,
         overlapped=len(earlier) < len(there),
+        near_requests=len(near),
+        near_tokens=sum(each.prefill_tokens for each in near),
+        near_ms=NEAR_MS,
     )

@@ -65,6 +65,7 @@ class PartialEvent(TypedEvent, gc=False):
     name: str = ""
     version: str = ""
     tenant: str = ""
+    session: str = ""
     revision: int = 0
     reasons: tuple[str, ...] = ()
     requests: tuple[str, ...] = ()
@@ -106,6 +107,7 @@ class RoutedFields(msgspec.Struct, gc=False, tag_field="type", tag="RequestRoute
     prefill_tokens: int
     now_ms: int
     tenant: str = ""
+    session: str = ""
 
 
 DecisionFields = partial_values(*RoutedFields.__struct_fields__)

@@ -18,11 +18,12 @@ from core.events.routing import RequestTurnedAway
 from core.ids import RequestId, StreamName, StreamSeq, given_id
 from core.subjects import ROUTING, kv_stream
 from replay.recording.request_history import several_tenants
+from replay.recording.request_names import is_part, only_one, possible_ids
 from streams.log import EventLog, Record
 
 _AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs):(\d+)")
-_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?Z?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FIRST_MS = round(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1000
 _LAST_MS = round(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000
@@ -107,6 +108,8 @@ def _today(now_ms: int, hour: int, minute: int, second: int) -> int:
 
 
 FIRST = StreamSeq(1)
+READ_BACK = 256
+"""Messages that are read first for the last request, back from the end; each further time four times as many."""
 
 
 async def position_in_log(log: EventLog, stream: StreamName, moment: Moment) -> StreamSeq:
@@ -117,35 +120,72 @@ async def position_in_log(log: EventLog, stream: StreamName, moment: Moment) -> 
         case AtSequence(named, seq):
             return seq if named == stream else await log.seek(stream, await _time_of(log, named, seq))
         case AtRequest(request):
-            found = await routed_record(log, request)
+            found = (await find_request(log, request)).record
             return found.seq if stream == ROUTING else await log.seek(stream, found.time_ms)
         case AtCursor():
             return StreamSeq(moment.seq(stream) + 1)
 
 
-async def routed_record(log: EventLog, request: str, tenant: str | None = None) -> Record:
-    """The message that says where the tenant's request went at first, or that it went nowhere; of the last request of
-    that id. CallerError if the log knows none, or some of several tenants and none is named. Reads the whole routing
-    stream."""
-    named, found, again = request.encode(), dict[str, Record](), dict[str, Record]()
+class FoundRequest(NamedTuple):
+    """The message that says where a request went at first, or that it went nowhere."""
+
+    request: str
+    tenant: str
+    """Empty for none."""
+    record: Record
+
+
+_Uses = tuple[dict[str, FoundRequest], dict[str, FoundRequest]]
+"""Of one id, the last request of each tenant under it, and under the names that replicas made of it."""
+
+
+async def find_request(log: EventLog, text: str, tenant: str | None = None) -> FoundRequest:
+    """The tenant's request that a person means by the text, as `RequestHistory.named` reads it; of several of that id
+    the last one. CallerError if the log knows none, or some of several tenants and none is named. Reads the whole
+    routing stream."""
+    ids = possible_ids(text)
+    names = [each.encode() for each in ids]
+    found: dict[str, _Uses] = {}
     async for record in log.read(ROUTING, FIRST):
-        if named in record.payload:
+        if any(name in record.payload for name in names):
             for event in _routing(record.payload):
-                if event.request == request:
-                    found[event.tenant] = record
-                elif given_id(event.request) == request:
-                    again[event.tenant] = record
-    tenants = found.keys() | again.keys()
+                request, given = event.request, given_id(event.request)
+                use = FoundRequest(request, event.tenant, record)
+                if request in ids:
+                    found.setdefault(request, ({}, {}))[0][event.tenant] = use
+                elif given in ids or is_part(text, given):
+                    found.setdefault(given, ({}, {}))[given != request][event.tenant] = use
+    name = next((each for each in ids if each in found), None) or only_one(text, found)
+    one, other = found.get(name or "", ({}, {}))
+    tenants = one.keys() | other.keys()
     if tenant is None and len(tenants) > 1:
-        raise several_tenants(request, sorted(tenants))
-    for records in (found, again):
-        for of, record in records.items():
-            if tenant in {None, of}:
-                return record
+        raise several_tenants(text, sorted(tenants))
+    for uses in (one, other):
+        for whose, use in uses.items():
+            if tenant in {None, whose}:
+                return use
     raise CallerError(
-        f"{request!r} is no time, no sequence, and no request that the log knows"
+        f"{text!r} is no time, no sequence, and no request that the log knows"
         f"{'' if tenant is None else f' of tenant {tenant!r}'}; `contrail events --stream routing` lists them"
     )
+
+
+async def last_request(log: EventLog, tenant: str | None = None) -> FoundRequest:
+    """The tenant's request that was routed, or refused, last; CallerError if the log has none. Reads back from the
+    end."""
+    state = await log.state(ROUTING)
+    behind, step = state.last_seq + 1, READ_BACK
+    while behind > state.first_seq:
+        start, found = max(state.first_seq, behind - step), None
+        async for record in log.read(ROUTING, StreamSeq(start)):
+            for event in _routing(record.payload):
+                if tenant in {None, event.tenant}:
+                    found = FoundRequest(event.request, event.tenant, record)
+        if found is not None:
+            return found
+        behind, step = StreamSeq(start), step * 4
+    of = "" if tenant is None else f" of tenant {tenant!r}"
+    raise CallerError(f"no request{of} was routed yet: send one to /v1/chat/completions")
 
 
 def _routing(payload: bytes) -> Iterator[RequestRouted | RequestRejected | RequestTurnedAway]:

@@ -186,9 +186,10 @@ class Recording:
         return {stream: StreamSeq(max(0, self.position(stream, moment) - 1)) for stream in self.streams}
 
     def routed(self, request: RequestId) -> StreamSeq:
-        """The sequence at which the request's first attempt was routed or refused; of the last request with this id.
-        CallerError if the recording does not know it, or if several tenants have such requests."""
-        uses = self.requests.uses_of(request)
+        """The sequence at which the request's first attempt was routed or refused; of the last request that
+        `RequestHistory.named` finds. CallerError if the recording does not know it, or if several tenants have such
+        requests."""
+        uses = self.requests.uses_of(self.requests.named(request))
         if not uses:
             raise CallerError(
                 f"{request!r} is no time, no sequence, and no request that this recording knows; "

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
+from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ from replay.recording.messages import (
     decode_frequent,
     decode_prefilled,
 )
+from replay.recording.request_names import is_part, only_one, possible_ids
 
 PLACES = 10_000
 """More events than a message can hold."""
@@ -88,6 +90,8 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Empty for a refusal."""
     tenant: str = ""
     """Empty if it had none, or was refused."""
+    session: str = ""
+    """The session's key; empty if it named none, or was refused."""
     prompt_tokens: int = 0
     predicted_tokens: int = 0
     blocks: int = 0
@@ -114,6 +118,12 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """When the log stored that."""
     cached_tokens: int = -1
     ttft_ms: int = -1
+    """From the request's arrival."""
+    begun_ms: int = -1
+    """Of an attempt that goes on with an answer: when the earlier attempt made the request's first token, from the
+    arrival; -1 for others …"""
+    broke_ms: int = -1
+    """… and when the last attempt that made a token broke off."""
     remote: bool = False
     """True if a prefill worker computed the prompt."""
     ended_at: int = 0
@@ -139,6 +149,17 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def ended_seq(self) -> int:
         """Of the message of its own end; 0 if nothing tells it."""
         return 0 if self.outcome in {"", GONE} else self.ended_at // PLACES
+
+    @property
+    def first_token_ms(self) -> int:
+        """From the request's arrival to its first token, whichever attempt made it; -1 if there is none yet."""
+        return self.ttft_ms if self.begun_ms < 0 else self.begun_ms
+
+    @property
+    def pause_ms(self) -> int:
+        """Of an attempt that goes on with an answer: from when the one before broke off to its own first token; -1 for
+        others, and before that token."""
+        return -1 if self.begun_ms < 0 or self.ttft_ms < 0 else max(0, self.ttft_ms - self.broke_ms)
 
     @property
     def declined(self) -> bool:
@@ -192,6 +213,10 @@ class _PriorAttempt(NamedTuple):
     """The time of the request's arrival, by the log's clock."""
     declined: bool
     """True if the request was in its replica all the time, since the worker did not begin with it."""
+    begun_ms: int
+    """When the request's first token came, from its arrival; -1 if none has come."""
+    broke_ms: int
+    """When the last attempt that made a token ended, from the arrival."""
 
 
 _Key = tuple[str, int, int]
@@ -236,8 +261,12 @@ class RequestHistory:
         """By row, as are the next; of attempts that the log stored under an earlier time than one before."""
         self._void_ms: dict[int, int] = {}
         self._tenants: dict[int, str] = {}
+        self.sessions = Numbering()
+        self._sessions: dict[int, int] = {}
         self._waits: dict[int, _Wait] = {}
         self._migrated: dict[int, int] = {}
+        self._prior_of: dict[int, _PriorAttempt] = {}
+        """By row, the attempt before it."""
         self._remote: set[int] = set()
         self._open: dict[_Key, int] = {}
         self._waiting: dict[_Place, _Wait] = {}
@@ -364,6 +393,7 @@ class RequestHistory:
             if prior is not None:
                 before_ms = ms - prior.arrived_ms
                 waited_ms = before_ms if prior.declined else 0
+                self._prior_of[row] = prior
             if self._moved and (moved := self._moved.pop((request, attempt, replica), 0)):
                 self._migrated[row] = moved
         elif wait is not None:
@@ -379,6 +409,8 @@ class RequestHistory:
             append(value)
         if event.tenant:
             self._tenants[row] = event.tenant
+        if event.session:
+            self._sessions[row] = self.sessions[event.session]
         key = request, attempt, replica
         before = self._open.setdefault(key, row)
         if before != row:
@@ -415,7 +447,12 @@ class RequestHistory:
             self._note_change(number, row)
         if event.outcome in TRIED_AGAIN:
             arrived_ms = self.columns["ms"][row] - self.columns["before_ms"][row]
-            self._prior[event.request, replica] = _PriorAttempt(event.attempt, arrived_ms, event.outcome == DECLINED)
+            begun_ms, broke_ms, earlier = self._ttft_ms[row], event.duration_ms, self._prior_of.get(row)
+            if earlier is not None and earlier.begun_ms >= 0:
+                begun_ms, broke_ms = earlier.begun_ms, broke_ms if begun_ms >= 0 else earlier.broke_ms
+            self._prior[event.request, replica] = _PriorAttempt(
+                event.attempt, arrived_ms, event.outcome == DECLINED, begun_ms, broke_ms
+            )
 
     def _void(self, row: int, number: int, ms: int) -> None:
         """The attempt is under way no more, though nothing tells its end."""
@@ -495,7 +532,7 @@ class RequestHistory:
             ttft_ms, duration_ms, outcome, model, now_ms, blocks, prefill_tokens, output_tokens,
             prefilled_n, prefilled_ms, ended_n,
         ) = [column[row] for column in self.columns.values()]  # fmt: skip
-        wait = self._waits.get(row)
+        wait, earlier = self._waits.get(row), self._prior_of.get(row)
         return RequestAttempt(
             request=self.requests[row],
             attempt=attempt,
@@ -505,6 +542,7 @@ class RequestHistory:
             time_ms=self._stored_ms.get(row, ms),
             worker=self.workers.names[worker],
             tenant=self._tenants.get(row, ""),
+            session=self.sessions.names[self._sessions[row]] if row in self._sessions else "",
             prompt_tokens=prompt_tokens,
             predicted_tokens=predicted,
             blocks=blocks,
@@ -518,6 +556,8 @@ class RequestHistory:
             prefilled_ms=prefilled_ms,
             cached_tokens=cached,
             ttft_ms=ttft_ms,
+            begun_ms=-1 if earlier is None else earlier.begun_ms,
+            broke_ms=-1 if earlier is None or earlier.begun_ms < 0 else earlier.broke_ms,
             remote=row in self._remote,
             ended_at=ended_n,
             void_ms=self._void_ms.get(row, 0),
@@ -525,6 +565,11 @@ class RequestHistory:
             output_tokens=output_tokens,
             outcome="" if outcome == UNDER_WAY else self.outcomes.names[outcome],
         )
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """All that are named."""
+        return frozenset(self._tenants.values())
 
     def span(self, start: int, end: int | None) -> range:
         """The rows of the attempts in messages of the routing stream from `start` up to `end` (not included)."""
@@ -543,6 +588,27 @@ class RequestHistory:
         self._index()
         routed = map(self.attempt, self._rows.get(request, ()))
         return list(merge(routed, self._refused.get(request, ()), key=attrgetter("at")))
+
+    def named(self, text: str) -> str:
+        """The id of the request that a person means by the text: its own id, that of its answer, or the beginning or
+        end of one id alone; the text itself if the log knows no such request. CallerError if several ids begin or end
+        so. O(all requests) for a part of an id."""
+        self._index()
+        for own in possible_ids(text):
+            if own in self._rows or own in self._refused or own in self._renamed:
+                return own
+        given = map(given_id, chain(self._rows, self._refused))
+        return only_one(text, (each for each in given if is_part(text, each))) or text
+
+    def last(self, tenant: str | None = None) -> RequestAttempt | None:
+        """The first attempt at the request that came last, or its refusal; of a tenant, if it is given."""
+        refused = next((each for each in reversed(self.refusals) if tenant in {None, each.tenant}), None)
+        for found in self.until(NEVER):
+            if refused is not None and refused.at > found.at:
+                break
+            if found.attempt == 0 and tenant in {None, found.tenant}:
+                return found
+        return refused
 
     def uses(self, request: str) -> list[list[RequestAttempt]]:
         """The requests that had this id, each with its attempts, in the order of the log: clients may use one again."""
@@ -586,6 +652,19 @@ class RequestHistory:
         """The attempts under way on the worker of this attempt when it was routed, by the log as it stood then; in the
         order of the log. O(all attempts)."""
         return self._under_way(self.columns["worker"], self.workers.get(attempt.worker, -1), attempt.at)
+
+    def soon_after(self, attempt: RequestAttempt, within_ms: int) -> list[RequestAttempt]:
+        """The attempts routed to the same worker behind this one, up to so long after it and before its first token."""
+        first, last = bisect_right(self.columns["n"], attempt.at), attempt.time_ms + within_ms
+        workers, times, numbers = self.columns["worker"], self.columns["ms"], self.columns["n"]
+        worker, end = self.workers.get(attempt.worker, -1), attempt.prefilled_at or NEVER
+        found = []
+        for row in range(first, len(self)):
+            if times[row] > last or numbers[row] > end:
+                break
+            if workers[row] == worker:
+                found.append(self.attempt(row))
+        return found
 
     def own_under_way(self, replica: str, at: int) -> list[RequestAttempt]:
         """The attempts that the replica had under way before that event, by its own messages."""
@@ -646,6 +725,7 @@ def _routed_fields(event: PartialEvent) -> RoutedFields:
         prefill_tokens if isinstance(prefill_tokens, int) else 0,
         event.now_ms,
         event.tenant,
+        event.session,
     )
 
 

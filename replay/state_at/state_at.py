@@ -130,7 +130,7 @@ def _own_routing(recording: Recording, moment: Moment, replica: ReplicaId) -> Re
     """The decision that the moment names, if this replica made it: others may stand in the same message."""
     if not isinstance(moment, AtRequest):
         return None
-    first = recording.requests.uses_of(moment.request)[-1][0]
+    first = recording.requests.uses_of(recording.requests.named(moment.request))[-1][0]
     return first if first.replica == replica and first.worker else None
 
 

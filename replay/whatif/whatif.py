@@ -207,8 +207,9 @@ class _WhatIfRun:
         if judged.answered:
             self._real_tokens += event.prompt_tokens
             self._real_cached += record.cached_tokens
-            self._ttft_ms += record.ttft_ms
-            self._answered += 1
+            if record.begun_ms < 0:  # else it goes on with an answer that had its first token before
+                self._ttft_ms += record.ttft_ms
+                self._answered += 1
 
     def _note_workers(self, state: State) -> None:
         serving = state.serving()

@@ -12,19 +12,19 @@ from api.cli.options import RecordingRange
 from api.cli.output import print_result
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.explain_text import explain_text, requests_text
-from api.process.planes import open_log
 from core.errors import CallerError
 from replay.explain.explain import explain
-from replay.explain.request_list import LOST, REJECTED, UNDER_WAY, list_requests
-from replay.recording.moment import AtTime, Moment, parse_moment, routed_record
+from replay.explain.request_list import LOST, REJECTED, UNDER_WAY, list_requests, turn_of
+from replay.recording.moment import AtTime, FoundRequest, Moment, find_request, last_request, parse_moment
+from replay.recording.recording import Recording
 from replay.redact.pseudonyms import REQUEST_OUTCOMES
 
 AFTER_MS = 900_000
-"""Of a running deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
+"""Of a deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
 BEFORE_MS = 60_000
 """And so much before it, for what was under way then."""
 LAST_MS = 3_600_000
-"""A list of a running deployment's requests goes back so far if no start is given."""
+"""A list of a deployment's requests goes back so far if no start is given."""
 LIMIT = 20
 KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
@@ -32,66 +32,88 @@ KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 @click.command("explain")
 @recording_options
 @click.argument("request_id", required=False)
+@click.option("--last", is_flag=True, help="Explain the request that came last; with --tenant, the tenant's last.")
 @click.option("--worker", metavar="NAME_OR_ID", help="List requests that went to this worker.")
 @click.option("--replica", metavar="NAME_OR_ID", help="List requests that this front end took.")
 @click.option("--model", help="List requests for this model.")
 @click.option("--tenant", help="List requests of this tenant; with REQUEST_ID, explain the request of this tenant.")
+@click.option("--session", metavar="ID", help="List requests of this session, by the client's id or by its key.")
+@click.option("--turn", type=click.IntRange(1), metavar="N", help="With --session: explain its Nth request in the log.")
 @click.option("--outcome", help=f"List requests that ended so: {', '.join(KNOWN_OUTCOMES)}.")
 @click.option(
     "--from", "start", metavar="MOMENT", help="List requests from then on: 2026-11-20T14:03:05Z, 14:03, -15m."
 )
 @click.option("--to", "end", metavar="MOMENT", help="List requests up to then, not included.")
-@click.option("--slowest", type=click.IntRange(1), metavar="N", help="List the N with the longest time to first token.")
+@click.option(
+    "--slowest",
+    type=click.IntRange(1),
+    metavar="N",
+    help="List the N with the longest wait: for the first token, or in a pause.",
+)
 @click.option(
     "--mispredicted", type=click.IntRange(1), metavar="N", help="List the N whose cache was mispredicted most."
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help=f"List no more than N; {LIMIT} if not given.")
 @click.option("--whole", is_flag=True, help="Fold the log however long it takes: with all candidates, decided again.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
-def explain_command(source: RecordingSource, request_id: str | None, whole: bool, as_json: bool, **chosen: Any) -> None:
+def explain_command(
+    source: RecordingSource, request_id: str | None, last: bool, whole: bool, as_json: bool, **chosen: Any
+) -> None:
     """Say, from the log alone, what was known when REQUEST_ID was routed, why that worker, what would have had to
-    differ for another one, and what came of it. The id is in the answer's header `x-request-id`.
+    differ for another one, and what came of it. REQUEST_ID is that of the answer's header `x-request-id`, the `id` in
+    its body, or four or more characters with which one request's id alone begins or ends.
 
     Without an id, list requests to ask about. Of a running deployment that is the last hour, unless --from is given.
 
     \b
+    contrail explain --last                              why did that go there?
     contrail explain req-0123456789abcdef --data data
+    contrail explain chatcmpl-req-0123456789abcdef
     contrail explain req-0123456789abcdef --log incident.contrail --json
     contrail explain order-17 --tenant team-a            if several tenants gave this id
     contrail explain --slowest 10                        why is it slow?
     contrail explain --outcome error --from -15m         what failed?
     contrail explain --worker decode-1 --from 14:03 --to 14:05
     contrail explain --mispredicted 10                   where was the index wrong?
+    contrail explain --session 7f1c --turn 12            why was this turn of a talk slow?
     """
     lists = any(value is not None for name, value in chosen.items() if name != "tenant")
-    if request_id is not None and lists:
-        raise CallerError("give either REQUEST_ID, or options that choose requests to list, not both")
-    if request_id is not None:
+    if sum((request_id is not None, last, lists)) > 1:
+        raise CallerError("give REQUEST_ID, or --last, or options that choose requests to list: one of them")
+    if request_id is not None or last:
         _explain(source, request_id, chosen["tenant"], whole=whole, as_json=as_json)
     else:
         _list(source, chosen, as_json=as_json)
 
 
-def _explain(source: RecordingSource, request: str, tenant: str | None, *, whole: bool, as_json: bool) -> None:
-    with source.opened(_around(source, request, tenant)) as recording:
+def _explain(source: RecordingSource, request: str | None, tenant: str | None, *, whole: bool, as_json: bool) -> None:
+    """Of the request; without one, of the last."""
+    range_ = RecordingRange()
+    if source.file is None:
+        found = asyncio.run(_found(source, request, tenant))
+        request, tenant, at_ms = found.request, found.tenant, found.record.time_ms
+        range_ = RecordingRange(AtTime(at_ms - BEFORE_MS), AtTime(at_ms + AFTER_MS))
+    with source.opened(range_) as recording:
         if whole and sys.stderr.isatty():
             click.echo(f"folding up to {recording.archive.messages:,} messages", err=True)
-        found = explain(recording, request, tenant, whole=True if whole else None)
-    print_result(explain_text(found), found, as_json=as_json)
+        if request is None:
+            request, tenant = _last(recording, tenant)
+        explanation = explain(recording, request, tenant, whole=True if whole else None)
+    print_result(explain_text(explanation), explanation, as_json=as_json)
 
 
-def _around(source: RecordingSource, request: str, tenant: str | None) -> RecordingRange:
-    """The part of a running deployment's log that is about the request; all of a file."""
-    if source.connection is None:
-        return RecordingRange()
-    return asyncio.run(_asked(source, request, tenant))
+async def _found(source: RecordingSource, request: str | None, tenant: str | None) -> FoundRequest:
+    """The request in a deployment's log."""
+    async with source.log() as log:
+        return await (last_request(log, tenant) if request is None else find_request(log, request, tenant))
 
 
-async def _asked(source: RecordingSource, request: str, tenant: str | None) -> RecordingRange:
-    assert source.connection is not None
-    async with open_log(source.connection) as log:
-        found = await routed_record(log, request, tenant)
-    return RecordingRange(AtTime(found.time_ms - BEFORE_MS), AtTime(found.time_ms + AFTER_MS))
+def _last(recording: Recording, tenant: str | None) -> tuple[str, str]:
+    """The id and the tenant of the last request in a file."""
+    found = recording.requests.last(tenant)
+    if found is None:
+        raise CallerError(f"the log has no request{'' if tenant is None else f' of tenant {tenant!r}'}")
+    return found.request, found.tenant
 
 
 def _list(source: RecordingSource, chosen: dict[str, Any], *, as_json: bool) -> None:
@@ -101,14 +123,22 @@ def _list(source: RecordingSource, chosen: dict[str, Any], *, as_json: bool) -> 
         raise CallerError(f"--outcome {chosen['outcome']}: no request ends so; there are {', '.join(KNOWN_OUTCOMES)}")
     now_ms = source.now_ms
     start, end = (_moment(chosen.pop(name), now_ms) for name in ("start", "end"))
-    if start is None and source.connection is not None:
+    if start is None and source.file is None:
         start = AtTime(now_ms - LAST_MS)
     range_ = RecordingRange(start, AtTime(end.time_ms + AFTER_MS) if isinstance(end, AtTime) else None)
     ranked = chosen["slowest"] is not None or chosen["mispredicted"] is not None
     limit = chosen.pop("limit") or (None if ranked or as_json else LIMIT)
+    session, turn = chosen["session"], chosen.pop("turn")
+    if turn is not None and session is None:
+        raise CallerError("--turn counts the requests of a session: give --session, too")
     with source.opened(range_) as recording:
+        if turn is not None:
+            tried = turn_of(recording, session, chosen["tenant"], turn)
+            explanation = explain(recording, tried.request, tried.tenant)
+            print_result(explain_text(explanation), explanation, as_json=as_json)
+            return
         found = list_requests(recording, **chosen, start=start, end=end, limit=limit)
-    print_result(requests_text(found, _where(source)), {"requests": found}, as_json=as_json)
+    print_result(requests_text(found, _where(source)), found, as_json=as_json)
 
 
 def _moment(text: str | None, now_ms: int) -> Moment | None:
@@ -117,7 +147,4 @@ def _moment(text: str | None, now_ms: int) -> Moment | None:
 
 def _where(source: RecordingSource) -> str:
     """The words that name the same log to another command."""
-    if source.file is not None:
-        return f" --log {source.file}"
-    assert source.connection is not None
-    return "".join(f" {word}" for word in source.connection.words)
+    return "".join(f" {word}" for word in source.words)

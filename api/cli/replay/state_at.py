@@ -13,11 +13,10 @@ from api.cli.output import print_result, show_progress
 from api.cli.replay.prompt_input import PromptInput, prompt_bytes
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.cli.replay.text.state_text import asked_text, difference_text, state_text
-from api.process.planes import open_log
 from core.errors import CallerError
 from core.keys import DeploymentKey
 from core.prompt import scope_bytes
-from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, parse_moment, routed_record
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, find_request, parse_moment
 from replay.recording.recording import Recording
 from replay.state_at.route_prompt import PromptQuery, models, route_prompt
 from replay.state_at.state_at import StateAt, state_at
@@ -116,13 +115,12 @@ def _key(source: RecordingSource, recording: Recording) -> DeploymentKey:
 
 
 def _range_around(source: RecordingSource, moments: list[Moment], back_ms: int) -> RecordingRange:
-    """The part of a running deployment's log that leads up to these moments; all of a file."""
-    return RecordingRange() if source.connection is None else asyncio.run(_around(source, moments, back_ms))
+    """The part of a deployment's log that leads up to these moments; all of a file."""
+    return RecordingRange() if source.file is not None else asyncio.run(_around(source, moments, back_ms))
 
 
 async def _around(source: RecordingSource, moments: list[Moment], back_ms: int) -> RecordingRange:
-    assert source.connection is not None
-    async with open_log(source.connection) as log:
+    async with source.log() as log:
         times = [time_ms for moment in moments for time_ms in await _times(log, moment)]
     return RecordingRange(AtTime(min(times) - back_ms), AtTime(max(times) + AFTER_MS)) if times else RecordingRange()
 
@@ -133,7 +131,7 @@ async def _times(log: EventLog, moment: Moment) -> list[int]:
         case AtTime(time_ms):
             return [time_ms]
         case AtRequest(request):
-            return [(await routed_record(log, request)).time_ms]
+            return [(await find_request(log, request)).record.time_ms]
         case AtSequence(stream, seq):
             records = [await log.at(stream, seq)]
         case AtCursor(seqs):

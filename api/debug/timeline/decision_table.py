@@ -14,6 +14,7 @@ from core.errors import CallerError
 from core.subjects import ROUTING
 from replay.recording.moment import AtSequence, AtTime, Moment, parse_moment
 from replay.recording.request_history import PLACES, RequestHistory
+from replay.recording.request_names import possible_ids
 
 CHUNK_MAX = 20_000
 """Most decisions in one answer."""
@@ -100,8 +101,9 @@ def search(decisions: DecisionTable, text: str, now_ms: int) -> dict[str, Any]:
     text = text.strip()[:TEXT_MAX]
     if not text:
         return {"found": [], "more": False}
-    named = _by_name(decisions, text)
-    exact = [index for index in named if decisions.requests[index] == text]  # an id may look like a date
+    ids = possible_ids(text)
+    named = [index for each in ids for index in _by_name(decisions, each)]
+    exact = [index for index in named if decisions.requests[index] in ids]  # an id may look like a date
     indexes = list(dict.fromkeys([*exact, *_by_place(decisions, text, now_ms), *named]))
     numbers = decisions.column("n")
     return {"found": [numbers[index] for index in indexes[:FOUND_MAX]], "more": len(indexes) > FOUND_MAX}

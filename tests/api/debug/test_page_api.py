@@ -152,8 +152,10 @@ async def test_a_decision_is_its_record(shown: Shown) -> None:
         assert found["settings_known"]
         assert found["settings"]["decode_weight"] == (2.5 if event.settings_revision else 0.06)
         told = await shown.get(f"/explanation/{n}")
-        attempts = msgspec.to_builtins(explain(shown.recording, event.request).attempts)
-        assert told | {"known": True} == {**attempts[event.attempt], "known": True, "uses": 1}
+        explained = explain(shown.recording, event.request)
+        attempts = msgspec.to_builtins(explained.attempts)
+        more = {"known": True, "uses": 1, "summary": explained.summary}
+        assert told | {"known": True} == {**attempts[event.attempt], **more}
     assert "no decision routing:1+0" in await shown.refused(f"/decision/{PLACES}")
     assert "no such decision" in await shown.refused(f"/explanation/{PLACES}")
     assert "is no whole number" in await shown.refused("/decision/1e9")

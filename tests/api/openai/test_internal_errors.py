@@ -170,7 +170,7 @@ async def test_failed_ones_can_be_listed(site: Site, tmp_path: Path, monkeypatch
     await site.it.settled(site.router)
     with await recorded(site.it.log, NAMESPACE, KEY, tmp_path / "log") as recording:
         for outcome in ("rejected", "error"):
-            assert [each.request for each in list_requests(recording, outcome=outcome)] == ["asked"]
+            assert [each.request for each in list_requests(recording, outcome=outcome).requests] == ["asked"]
 
 
 async def test_every_route_tells_of_its_failures(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def _worker(stage: Stage, request: str) -> str:
 
 
 def test_an_answer_that_went_on_elsewhere(stage: Stage, tmp_path: Path) -> None:
-    """Every attempt is told, with what the client had by then; the wait counts from the first."""
+    """Every attempt is told, with what the client had by then; it waited for the first token, and in the pause."""
     stage.route("r", ASKED)
     stage.clock.advance(30)
     stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=16, ttft_ms=30))
@@ -202,7 +202,8 @@ def test_an_answer_that_went_on_elsewhere(stage: Stage, tmp_path: Path) -> None:
     assert (first.attempt, first.outcome, first.detail, first.told_tokens) == (0, "worker_lost", "it broke off", 0)
     assert (second.attempt, second.told_tokens, second.outcome) == (1, 9, "stop")
     assert second.phases is not None
-    assert (second.phases.before_ms, second.phases.rest_ms) == (100, 20)
+    assert (second.phases.ttft_ms, second.phases.before_ms, second.phases.rest_ms) == (20, 0, 20)
+    assert (first.first_token_ms, first.pause_ms, second.first_token_ms, second.pause_ms) == (30, None, 30, 20)
 
 
 def test_an_id_that_was_used_again(stage: Stage, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def judged(attempt: AttemptExplanation) -> tuple[object, ...]:
         (RoutingSettings(policy="kv", temperature_m=2000), "b costs 4 more than a; "),
         (RoutingSettings(policy="kv", prefill_weight_m=0), " costs as much as "),
         (RoutingSettings(policy="session"), " costs as much as "),
-        (RoutingSettings(policy="time"), "a costs 1.05 ms less than b: it computes 16 tokens fewer ("),
+        (RoutingSettings(policy="time"), "a costs 1.05 less than b: it computes 16 tokens fewer ("),
     ],
     ids=["kv", "a draw", "ties", "session", "time"],
 )
@@ -123,8 +123,8 @@ def test_ids_that_are_printed_are_known(stage: Stage, tmp_path: Path) -> None:
     with stage.recording(tmp_path / "log", {KV: 2, ROUTING: 2}) as recording:
         names = recording.names
         assert (names.workers, names.replicas, names.streams) == ({A: A, B: B}, {R: R}, {A: KV})
-        assert [each.request for each in list_requests(recording, worker=A)] == ["r"]
-        assert [each.request for each in list_requests(recording, worker=B, replica=R)] == ["s"]
+        assert [each.request for each in list_requests(recording, worker=A).requests] == ["r"]
+        assert [each.request for each in list_requests(recording, worker=B, replica=R).requests] == ["s"]
         held = summary_at(recording, {KV: 3, ROUTING: 4}, R)
         assert held.seat is not None
         assert (held.seat.request, held.time) == ("s", time_text(stage.clock.now_ms))

@@ -37,7 +37,7 @@ def explain_stage(stage: Stage, tmp_path: Path, *, whole: bool = True) -> Explan
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_by_time(tmp_path: Path, whole: bool) -> None:
-    """Costs in milliseconds, term by term; and by how much shorter the wait would have had to be."""
+    """A score, term by term, in which only waits have a unit; and by how much shorter the wait would have had to be."""
     it = staged(policy="time", **WEIGHTS)
     assert it.route("x", prompt(*range(1, 5), *range(50, 75))).worker == A  # 101 ms, of which it computes 101
     it.clock.advance(1)
@@ -49,8 +49,8 @@ def test_by_time(tmp_path: Path, whole: bool) -> None:
     assert theirs.prefill_cost == pytest.approx(36)
     assert theirs.wait_cost == pytest.approx(1.05 * 101 - 1)
     assert attempt.why == (
-        "b costs 42.5 ms less than a: it computes 16 tokens more (64 ms), but waits 105 ms less, "
-        "has 30 fewer active blocks (1.2 ms) and holds up 0 requests, not 1 (0.27 ms)"
+        "b costs 42.5 less than a: it computes 16 tokens more (64), but waits 105 ms less, "
+        "has 30 fewer active blocks (1.2) and holds up 0 requests, not 1 (0.27)"
     )
     assert attempt.runner_up is not None
     needs = {need.what: need for need in attempt.runner_up.needs}

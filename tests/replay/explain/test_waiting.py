@@ -70,7 +70,7 @@ def test_who_was_turned_away_is_told_and_listed(tmp_path: Path) -> None:
         (more,) = explain(recording, "more").rejections
         assert (more.status, more.reason, more.queued) == (429, "tenant_share", None)
         assert "rejected with 429: tenant share" in render(explain_text(explain(recording, "more")))
-        assert [each.request for each in list_requests(recording, outcome="rejected")] == ["late", "more"]
+        assert [each.request for each in list_requests(recording, outcome="rejected").requests] == ["late", "more"]
 
 
 def test_who_was_declined_and_then_turned_away_is_one_request(tmp_path: Path) -> None:

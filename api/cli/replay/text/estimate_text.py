@@ -31,7 +31,7 @@ SOURCES_ASKED = {
 def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] = SOURCES) -> Iterator[Line]:
     """The formula of the costs in the table; none under a policy that estimates nothing."""
     if estimates is not None:
-        yield "cost", _formula(estimates)
+        yield "score" if "own_weight" in estimates.weights else "cost", _formula(estimates)
         if "own_weight" in estimates.weights:
             yield "", f"a prefill lasts {_lasts(estimates, sources)}"
 
@@ -60,9 +60,11 @@ def _waited_ms(attempt: AttemptExplanation) -> int | None:
 def _formula(it: EstimateBasis) -> str:
     if not it.exact:
         why = "made under other rules" if it.weights_known else "weighed by settings that the log does not have"
-        return f"in ms; the recorded costs were {why}, and are not taken apart"
+        return f"the recorded costs were {why}, and are not taken apart"
     known = "" if it.weights_known else "; these weights are the defaults, which give the recorded costs"
-    return f"in ms: {(FORMULA if 'own_weight' in it.weights else BOUND).format(**it.weights)}{known}"
+    if "own_weight" in it.weights:
+        return f"{FORMULA.format(**it.weights)}{known}"
+    return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
 def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
@@ -73,8 +75,8 @@ def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     """The heads of the cost columns of such candidates."""
     held = ("+ held",) if _held(rows) else ()
     if not _by_terms(rows):
-        return ("cost, ms", "wait", *held)
-    return ("cost, ms", "= prefill", "+ wait", *held, "+ decode", "+ requests", "computes", "lasts, ms")
+        return ("cost", "wait", *held)
+    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", "computes", "lasts, ms")
 
 
 def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:

@@ -6,38 +6,33 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from api.cli.quantities import NONE, UNKNOWN, number_text, plural
+from api.cli.quantities import NONE, UNKNOWN, count_text, number_text, plural
 from api.cli.renderer import Command, Facts, Table, Text
 from api.cli.replay.text.estimate_text import estimate_lines, hold_lines, timed_costs, timed_heads
 from api.cli.replay.text.prefill_text import of_which, prefill_lines
 from projections.policy.cost import BLOCK_COST_POLICIES
 from replay.explain.explain import UNREAD
 from replay.explain.explanation import AttemptExplanation, CandidateRow, Explanation, FirstTokenPhases, QueueWait
-from replay.explain.request_list import RequestListEntry
+from replay.explain.request_list import RequestList, RequestListEntry
 from replay.explain.sentences import POLICY_INPUTS
+from replay.explain.summary import WAITED_FOR
 
 _COSTS = ("cost", "= prefill", "+ decode", "+ requests")
 _WORK = ("cached", "computing", "to prefill", "active", "waiting")
 _KNOWN = (
     "in flight",
-    "of these ours alone",
+    "of these not in the log yet",
     "to prefill",
     "cache events until",
     "not seen yet",
     "load report",
 )
-WAITED_FOR = {
-    "full": "workers had all that they may have",
-    "overloaded": "too much waited in the workers' engines",
-    "behind": "others came first",
-    "prefill": "its worker computed other prompts",
-}
-"""The words of `core.events.routing.WAITS_FOR` as phrases."""
 
 
 def explain_text(explanation: Explanation) -> Text:
     """The explanation; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
     yield f"request {explanation.request}, model {explanation.model}"
+    yield from explanation.summary
     if explanation.uses > 1:
         yield f"{explanation.uses} requests had this id; this is the last one that was routed"
     moved = [attempt for attempt in explanation.attempts if attempt.told_tokens]
@@ -201,12 +196,18 @@ def _then(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
     if attempt.real_cached_tokens is None:
         yield "then", "no first token is in the log"
     else:
-        yield "then", f"first token after {attempt.ttft_ms} ms{_phases(attempt.phases)}{of_which(attempt)}"
+        yield "then", f"{_first_token_text(attempt)}{_phases(attempt.phases)}{of_which(attempt)}"
         yield "cache", _cache(attempt)
     if attempt.outcome is not None:
         detail = f" ({attempt.detail})" if attempt.detail else ""
         tokens = f"{attempt.output_tokens} {plural(attempt.output_tokens, 'token')}"
         yield "ended", f"{attempt.outcome}{detail} after {tokens} and {attempt.duration_ms} ms"
+
+
+def _first_token_text(attempt: AttemptExplanation) -> str:
+    if attempt.pause_ms is None:
+        return f"first token after {attempt.ttft_ms} ms"
+    return f"the answer, begun after {attempt.first_token_ms} ms, goes on after a pause of {attempt.pause_ms} ms"
 
 
 def _phases(phases: FirstTokenPhases | None) -> str:
@@ -218,8 +219,12 @@ def _phases(phases: FirstTokenPhases | None) -> str:
         tokens = f"{number_text(phases.behind_tokens)} {plural(phases.behind_tokens, 'token')}"
         beside = ", some of them beside it" if phases.overlapped else ""
         parts.append(f"{phases.behind_ms} ms behind {requests} being prefilled there ({tokens}){beside}")
-    else:
+    elif not phases.near_requests:
         parts.append("nothing was being prefilled there before it")
+    if phases.near_requests:
+        requests = f"{phases.near_requests} {plural(phases.near_requests, 'request')}"
+        tokens = f"{number_text(phases.near_tokens)} {plural(phases.near_tokens, 'token')}"
+        parts.append(f"{requests} ({tokens}) sent there within {phases.near_ms} ms, in whatever order they came")
     return f": {', '.join(parts)}, {phases.rest_ms} ms its own"
 
 
@@ -241,17 +246,19 @@ def left_out(excluded: dict[str, dict[str, Any]]) -> Iterator[str]:
         yield f"  left out: {why['count']} for {reason.replace('_', ' ')} ({named})"
 
 
-_HEADS = ("time", "request", "worker", "replica", "prompt", "cached", "predicted", "ttft", "took", "outcome")
+_HEADS = ("time", "request", "worker", "replica", "prompt", "cached", "predicted", "ttft", "pause", "took", "outcome")
 
 
-def requests_text(listed: list[RequestListEntry], where: str) -> Text:
+def requests_text(listed: RequestList, where: str) -> Text:
     """The table; `where` is what to add to a command for it to ask the same log."""
-    if not listed:
+    if not listed.requests:
         yield "No request in the log matches."
         return
-    yield Table(_HEADS, [_cells(each) for each in listed], "<<<<>>>>><")
+    yield Table(_HEADS, [_cells(each) for each in listed.requests], "<<<<>>>>>><")
     yield ""
-    yield Command(f"contrail explain {listed[0].request}{where}    explains its decision and outcome")
+    if listed.total > len(listed.requests):
+        yield f"{len(listed.requests):,} of {count_text(listed.total, 'request')}."
+    yield Command(f"contrail explain {listed.requests[0].request}{where}    explains its decision and outcome")
 
 
 def _cells(each: RequestListEntry) -> tuple[str, ...]:
@@ -265,6 +272,7 @@ def _cells(each: RequestListEntry) -> tuple[str, ...]:
         _number(each.real_cached_tokens),
         _number(each.predicted_cached_tokens),
         _ms(each.ttft_ms),
+        _ms(each.pause_ms),
         _ms(each.duration_ms),
         each.outcome.replace("_", " "),
     )

@@ -92,6 +92,12 @@ def test_json_keys_stay(log: Path) -> None:
     assert json_of(log, "slow", "--whole") == found
 
 
+@pytest.mark.parametrize(("word", "request_"), [("--last", "open"), ("chatcmpl-slow", "slow"), ("msg_open_0", "open")])
+def test_a_request_need_not_be_typed_as_the_log_has_it(log: Path, word: str, request_: str) -> None:
+    """The last one, and one by the id of its answer."""
+    assert json_of(log, word)["request"] == request_
+
+
 def test_lists(log: Path) -> None:
     """A table with how to look at one, or JSON."""
     table = run(log, "--slowest", "1").stdout
@@ -106,7 +112,7 @@ def test_lists(log: Path) -> None:
     ]
     assert [each["request"] for each in json_of(log, "--from", "slow", "--to", "open")["requests"]] == ["slow"]
     assert run(log, "--outcome", "abort").stdout == "No request in the log matches.\n"
-    assert json_of(log, "--outcome", "abort") == {"requests": []}
+    assert json_of(log, "--outcome", "abort") == {"requests": [], "total": 0}
     with pytest.raises(CallerError, match="--outcome nonsense: no request ends so; there are abort, "):
         run(log, "--outcome", "nonsense")
 
@@ -115,7 +121,12 @@ def test_lists(log: Path) -> None:
     ("words", "said"),
     [
         (("nobody",), "knows no request 'nobody'"),
-        (("slow", "--slowest", "3"), "not both"),
+        (("slow", "--slowest", "3"), "one of them"),
+        (("slow", "--last"), "one of them"),
+        (("--last", "--outcome", "stop"), "one of them"),
+        (("--turn", "2"), "give --session, too"),
+        (("--session", "talk", "--turn", "2"), "the log knows no session 'talk'"),
+        (("--last", "--tenant", "nobody"), "the log has no request of tenant 'nobody'"),
         (("--slowest", "3", "--mispredicted", "3"), "not both"),
         (("--worker", "z"), "no worker 'z' in this log; there are a, b"),
     ],
@@ -140,5 +151,7 @@ async def test_of_a_deployment_that_runs(tmp_path: Path, nats_server: EmbeddedNa
         assert (status, {each["request"] for each in listed["requests"]}) == (0, {"first", "again"})
         page = await here.run(explain_command, "--from", "-5m")
         assert f"contrail explain first {' '.join(here.connection.words)}" in page.stdout
+        for word in ("--last", "chatcmpl-again", "gain"):
+            assert (await here.json(explain_command, word))[1]["request"] == "again"
         refused = await here.run(explain_command, "nobody")
         assert isinstance(refused.exception, CallerError)
