@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -61,6 +64,7 @@ def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
     expect(row).to_contain_text("decode-4")
     request = row.locator(".id").inner_text()
     expect(page.locator("#decision h3 code")).to_have_text(request)
+    expect(page.locator("#summary")).to_contain_text(re.compile("^(First token after|No first token)"))
     expect(page.locator("#decision tr.chosen td").first).to_have_text("● decode-4")
     assert page.locator("#decision .costs tbody tr").count() == 8
     expect(page.locator("#why")).to_contain_text("decode-4")
@@ -79,6 +83,83 @@ def test_a_click_in_the_list_chooses_a_request(page: Page) -> None:
     row.click()
     expect(page.locator("#decision h3 code")).to_have_text(request)
     assert 480 < number(page) < 530
+
+
+def test_every_column_sorts(page: Page, served: Served) -> None:
+    """The largest number first, then the smallest, then the order of the log; arrow keys go by what is seen."""
+    with Recording.open(served.log) as recording:
+        attempts = [each for each in recording.requests.between() if each.worker]
+    largest = sorted(attempts, key=lambda each: (-each.prompt_tokens, each.at))
+    head, first = page.locator("#sort-tokens"), page.locator("#list .row[aria-posinset='1'] .id")
+    head.click()
+    expect(head).to_have_attribute("data-down", "true")
+    page.locator("#list").press("Home")
+    expect(first).to_have_text(largest[0].request)
+    expect(page.locator("#decision h3 code")).to_have_text(largest[0].request)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#decision h3 code")).to_have_text(largest[1].request)
+    head.click()
+    expect(head).to_have_attribute("data-down", "false")
+    page.locator("#list").press("Home")
+    smallest = min(attempts, key=lambda each: (each.prompt_tokens, each.at))
+    expect(first).to_have_text(smallest.request)
+    head.click()
+    expect(head).to_have_attribute("aria-pressed", "false")
+    page.locator("#list").press("Home")
+    expect(first).to_have_text(attempts[0].request)
+    page.get_by_label("Which decisions to list").select_option("slow")
+    expect(page.locator("#sort-first")).to_have_attribute("data-down", "true")
+    page.locator("#list").press("Home")
+    slowest = max((each for each in attempts if each.begun_ms < 0), key=lambda each: (each.ttft_ms, -each.at))
+    expect(first).to_have_text(slowest.request)
+
+
+def test_trends_are_of_what_is_shown(page: Page, served: Served) -> None:
+    """Of everything, and of a part: as many decisions as there are, and their waits."""
+    with Recording.open(served.log) as recording:
+        attempts = [each for each in recording.requests.between() if each.worker]
+    waits = sorted(each.pause_ms if each.begun_ms >= 0 else each.ttft_ms for each in attempts if each.ttft_ms >= 0)
+    trends = page.locator("#trends")
+    expect(trends).to_have_attribute("aria-label", re.compile(f"^{len(attempts)} decisions; "))
+    p50 = waits[-(-len(waits) // 2) - 1]
+    expect(trends).to_have_attribute("aria-label", re.compile(f"p50 {p50} ms, p99 "))
+    colours = trends.locator("canvas").evaluate(
+        """canvas => {
+            const { data } = canvas.getContext("2d").getImageData(150, 0, canvas.width - 160, canvas.height);
+            const seen = new Set();
+            for (let at = 0; at < data.length; at += 4) seen.add(`${data[at]},${data[at + 1]},${data[at + 2]}`);
+            return [...seen];
+        }"""
+    )
+    assert {"43,155,134", "221,159,61", "127,143,196"} <= set(colours), "cached, first tokens and arrivals"
+    for _ in range(3):
+        page.keyboard.press("+")
+    expect(trends).not_to_have_attribute("aria-label", re.compile(f"^{len(attempts)} decisions; "))
+
+
+def test_what_is_shown_can_be_taken_along(page: Page, served: Served, tmp_path: Path) -> None:
+    """As a trace with a slice for each request on its worker, and as a table with a line for each."""
+    with Recording.open(served.log) as recording:
+        attempts = list(recording.requests.between())
+        names = recording.names
+        there = Counter(names.worker(each.worker) for each in attempts if each.worker)
+    files = {}
+    for kind in ("trace", "csv"):
+        with page.expect_download() as waiting:
+            page.get_by_label("Download what is shown").select_option(kind)
+        files[kind] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(files[kind])
+    events = json.loads(files["trace"].read_text())["traceEvents"]
+    called = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    asked = {each.request for each in attempts}
+    slices = [event for event in events if event["name"] in asked and not called[event["pid"]].startswith("router")]
+    assert Counter(called[event["pid"]] for event in slices) == there
+    with files["csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    routed = [each for each in attempts if each.worker]
+    assert [(row["request"], int(row["attempt"])) for row in rows] == [(it.request, it.attempt) for it in routed]
+    assert [row["duration_ms"] for row in rows] == [str(it.duration_ms) if it.duration_ms >= 0 else "" for it in routed]
+    assert {row["at"] for row in rows} == {f"routing:{it.seq}" for it in routed}
 
 
 def test_scrubbing_moves_the_state(page: Page, served: Served) -> None:
@@ -206,13 +287,15 @@ def test_times_are_rounded_before_they_are_split(page: Page) -> None:
 def test_tab_goes_through_the_page(page: Page) -> None:
     """From the head over the timeline and the list to the panels, each place once, and every one can be seen."""
     seen = []
-    for _ in range(18):
+    for _ in range(25):
         page.keyboard.press("Tab")
         focused = page.locator(":focus")
         seen.append(focused.get_attribute("id") or focused.get_attribute("class") or "")
         style = "element => [getComputedStyle(element).outlineStyle, getComputedStyle(element).outlineWidth]"
         assert focused.evaluate(style) == ["solid", "2px"], seen
-    order = ["skip", "search", "help-button", "zoom-out", "zoom-in", "zoom-fit", "lanes", "split", "filter", "list"]
+    order = ["skip", "search", "help-button", "zoom-out", "zoom-in", "zoom-fit", "download"]
+    order += ["lanes", "split", "filter"]
+    order += [f"sort-{by}" for by in ("time", "request", "worker", "tokens", "cached", "first")] + ["list"]
     assert seen[: len(order)] == order
     assert seen[len(order) : len(order) + 2] == ["tab-decision", "decision"]
     assert "state-of" in seen
@@ -296,6 +379,17 @@ def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
         assert page.locator("img").count() == 0
         assert page.locator("body script").count() == 0
         assert page.title() == "prod · Contrail"
+
+
+def test_a_long_recording_opens_on_its_last_minute(browser: Browser, tmp_path: Path) -> None:
+    """Not on everything with empty hours; all of it is a key away."""
+    log = made(tmp_path / "long.contrail", Scale(decisions=600, requests_per_s=0.6))
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        ready(page)
+        shown = re.search(r"· ([\d.]+ s|1 min \d\d s) shown", page.locator("#readout").inner_text())
+        assert shown is not None, page.locator("#readout").inner_text()
+        page.keyboard.press("0")
+        expect(page.locator("#readout")).to_contain_text(re.compile(r"1\d min \d\d s shown"))
 
 
 def test_nothing_to_show_says_what_to_do(browser: Browser, tmp_path: Path) -> None:

@@ -78,15 +78,15 @@ PAINTED = """colour => {
 }"""
 
 
-def test_costs_are_drawn_term_by_term_in_milliseconds(timed: Served, browser: Browser) -> None:
-    """Each candidate's bar names the terms of its cost; below stands how they are reckoned, by the settings' names."""
+def test_scores_are_drawn_term_by_term(timed: Served, browser: Browser) -> None:
+    """Each candidate's bar names the terms of its score; below stands how they are reckoned, by the settings' names."""
     with Recording.open(timed.log) as recording:
         found = [explain(recording, tried.request) for tried in list(recording.requests.between())[20:60]]
     chosen = max(found, key=lambda each: sum(row.timed.held_ms > 0 for row in each.attempts[0].candidates if row.timed))
     attempt = chosen.attempts[0]
     with looking(browser, timed.url) as page:
         show(page, chosen)
-        expect(page.locator("#decision .keys").first).to_contain_text("in ms:")
+        expect(page.locator("#decision .keys").first).to_contain_text("score:")
         bars = page.locator("#decision .costs .stack").all()
         assert len(bars) == len(attempt.candidates)
         for bar, row in zip(bars, attempt.candidates, strict=True):
@@ -94,10 +94,10 @@ def test_costs_are_drawn_term_by_term_in_milliseconds(timed: Served, browser: Br
             terms = (row.prefill_cost, row.timed.outstanding_ms, row.timed.held_ms, row.decode_cost, row.request_cost)
             assert bar.locator("i").count() == sum(term > 0 for term in terms)
             said = bar.get_attribute("aria-label") or ""
-            numbers = [float(number.replace(",", "")) for number in re.findall(r"([\d.,]+) ms", said)]
+            numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", said)]
             assert sum(numbers) == pytest.approx(row.cost, rel=0.02)
         formula = page.locator("#formula")
-        expect(formula).to_contain_text(f"Cost = own_weight {WEIGHTS['own_weight']:g} ")
+        expect(formula).to_contain_text(f"Score = own_weight {WEIGHTS['own_weight']:g} ")
         expect(formula).to_contain_text(re.compile(r"its own prefill \([\d.]+ ms and [\d.]+ µs per token, (as|by) "))
         expect(formula).to_contain_text(f"active_weight {WEIGHTS['active_weight']:g}")
         expect(formula).to_contain_text("prefill of the tokens in active blocks")

@@ -38,12 +38,12 @@ const sum = (row, terms) => terms.reduce((all, [name]) => all + row[name], 0);
 
 export function legend({ candidates: rows, unit }, terms) {
   const used = terms.filter(([name]) => rows.some((row) => row[name] > 0));
-  return el("p", { class: "keys" }, `${unit === "ms" ? "in ms" : `cost in ${unit}`}:`, used.map(([, kind, text]) => swatch(kind, text)));
+  return el("p", { class: "keys" }, `${unit === "ms" ? "score" : `cost in ${unit}`}:`, used.map(([, kind, text]) => swatch(kind, text)));
 }
 
-export function bar(row, most, terms, unit) {
+export function bar(row, most, terms) {
   const parts = terms ? terms.map(([name, kind, text]) => [row[name], kind, text]).filter(([value]) => value > 0) : [[row.cost, "decode", "cost"]];
-  const said = parts.map(([value, , text]) => `${text} ${amount(value)}${unit === "ms" ? " ms" : ""}`).join(", ");
+  const said = parts.map(([value, , text]) => `${text} ${amount(value)}`).join(", ");
   return el("span", { class: "stack", role: "img", "aria-label": said, title: said },
     parts.map(([value, kind]) => el("i", { class: kind, vars: { width: `${(100 * value) / most}%` } })));
 }
@@ -53,7 +53,7 @@ export function formula({ policy, settings, prefill_time: time }, terms) {
   if (policy === "session") return el("p", { class: "fine" }, `The cost is how much longer than session_wait_max_ms ${settings.session_wait_max_ms} the wait is.`);
   if (policy !== "time" || !terms) return null;
   const lasts = `${amount(time.base_ms)} ms and ${amount(time.per_token_us)} µs per token, ${SOURCES[time.source]}`;
-  return el("p", { class: "fine", id: "formula" }, `Cost = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
+  return el("p", { class: "fine", id: "formula" }, `Score = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
     `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
     `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests.`);
 }

@@ -94,6 +94,7 @@ export class Decision extends EventTarget {
     renew(this.root,
       this.title(shown, at),
       this.change(shown),
+      this.explained?.summary.length ? el("p", { id: "summary" }, this.explained.summary.join(" ")) : null,
       this.facts(shown, at),
       this.candidates(shown),
       this.leftOut(shown),
@@ -168,7 +169,7 @@ export class Decision extends EventTarget {
       ["cached, expected", share(predicted)],
       ["cached, in fact", real < 0 ? "–" : el("span", { class: less ? "bad" : "" }, share(real))],
       store.waited_ms[at] > 0 && ["in the router", duration(store.waited_ms[at])],
-      ["first token", duration(store.ttft_ms[at])],
+      [store.goesOnFrom(at) < 0 ? "first token" : "went on after", duration(store.waitOf(at))],
       ["ended", el("span", { class: store.failed(at) ? "bad" : "" }, outcome ? `${words(outcome)}, after ${duration(store.duration_ms[at])}` : "not in this recording")],
     ]);
   }
@@ -185,8 +186,9 @@ export class Decision extends EventTarget {
     const age = known.size > 0;
     const pending = rows.some((row) => row.pending > 0);
     const waits = rows.some((row) => row.waiting > 0);
+    const cost = shown.policy === "time" ? ["score", "number", "weighted milliseconds: no time"] : ["cost", "number", unit && `in ${timed ? "milliseconds" : unit}`];
     const heads = [
-      ["candidate"], ["", "bar"], ["cost", "number", unit && `in ${timed ? "milliseconds" : unit}`], ["more", "number", "than the cheapest"],
+      ["candidate"], ["", "bar"], cost, ["more", "number", "than the cheapest"],
       ["cached", "number", "blocks of the prompt cached there"], pending && ["pending", "number", "blocks being computed there for another request"],
       timed ? ["to compute", "number", "tokens of the prompt"] : ["to compute", "number", "blocks, queued ones included, less credit"],
       timed && ["wait", "number", "milliseconds until prefills there, and those held in the router, let it begin"],
@@ -198,7 +200,7 @@ export class Decision extends EventTarget {
       class: row.chosen ? "chosen" : "",
       cells: [
         [row.chosen ? "● " : "", store.nameOfId(row.worker), row.cache_known ? null : el("em", { title: "its chain had a gap" }, " cache unknown")],
-        bar(row, most, terms, unit),
+        bar(row, most, terms),
         amount(row.cost), row.cost > least ? `+${amount(row.cost - least)}` : "",
         count(row.overlap), pending && (row.pending ? count(row.pending) : "–"), timed ? count(row.tokens) : amount(row.to_prefill),
         timed && amount(row.outstanding_ms + row.held_ms), count(row.active_blocks), count(row.active_requests), waits && (row.waiting ? count(row.waiting) : "–"),

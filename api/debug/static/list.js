@@ -2,7 +2,6 @@
 
 import { el, fill, perFrame } from "./dom.js";
 import { clock, count, day, duration, percent } from "./format.js";
-import { place } from "./view.js";
 
 const ROW_PX = 21;
 const HEIGHT_MAX_PX = 8_000_000;
@@ -10,16 +9,29 @@ const SLOW_SHOWN = 200;
 const SHORT = { worker_lost: "lost", replica_gone: "gone" };
 const MISSED_MIN = 0.05;
 
+// By what rows can be sorted: what stands for a row, and whether the largest comes first at the first press.
+const COLUMNS = {
+  time: [(_, at) => at, false],
+  request: [(store, at) => store.request[at], false],
+  worker: [(store, at) => store.laneOf[store.worker[at]], false],
+  tokens: [(store, at) => store.prompt_tokens[at], true],
+  cached: [(store, at) => (store.prompt_tokens[at] ? store.cachedOf(at) / store.prompt_tokens[at] : 0), true],
+  first: [(store, at) => store.waitOf(at), true],
+  took: [(store, at) => store.duration_ms[at], true],
+};
+
 export class List {
-  constructor(root, counted, filter, store, view) {
-    Object.assign(this, { root, counted, filter, store, view });
+  constructor(root, heads, counted, filter, store, view) {
+    Object.assign(this, { root, heads, counted, filter, store, view });
     this.marks = null;
+    this.sorted = null; // the column, and whether the largest comes first; null for the order of the log
     this.inner = el("div", { class: "inner" });
     this.root.append(this.inner);
     this.draw = perFrame(() => this.paint());
     root.addEventListener("scroll", () => this.draw(), { passive: true });
     root.addEventListener("click", (event) => this.click(event));
-    filter.addEventListener("change", () => this.refilter(true));
+    filter.addEventListener("change", () => this.sort(filter.value === "slow" ? { by: "first", down: true } : null));
+    heads.addEventListener("click", (event) => this.press(event.target.closest("button")?.dataset.by));
     store.addEventListener("data", () => this.refilter(false));
     view.addEventListener("cursor", () => (this.reveal(), this.draw()));
     new ResizeObserver(() => this.draw()).observe(root);
@@ -34,16 +46,33 @@ export class List {
   }
 
   rowOf(index) {
-    if (!this.view.order) return index;
-    const at = place(this.view.order, index);
-    return this.view.order[at] === index ? at : -1;
+    return this.view.rowOf(index);
+  }
+
+  // A column's head: sorted by it, then the other way round, then in the order of the log.
+  press(by) {
+    if (!by) return;
+    const down = COLUMNS[by][1];
+    if (this.sorted?.by !== by) this.sort({ by, down });
+    else this.sort(this.sorted.down === down ? { by, down: !down } : null);
+  }
+
+  sort(sorted) {
+    this.sorted = sorted;
+    for (const head of this.heads.querySelectorAll("button")) {
+      const here = head.dataset.by === sorted?.by;
+      head.setAttribute("aria-pressed", String(here));
+      head.dataset.down = here ? String(sorted.down) : "";
+    }
+    this.refilter(true);
   }
 
   // Which decisions are listed, by what is asked for and what is known by now.
   refilter(jump) {
     const { store, view } = this;
     const kind = this.filter.value;
-    view.order = kind === "all" ? null : chosen(store, kind, this.marks);
+    const order = kind === "all" ? null : chosen(store, kind, this.marks);
+    view.list(this.sorted ? sortedBy(store, order, this.sorted) : order, this.sorted !== null);
     if (jump && view.order?.length && this.rowOf(view.index) < 0) view.choose(view.order[0]);
     if (jump) this.reveal(); // else whoever scrolled stays where they are
     this.draw();
@@ -71,7 +100,7 @@ export class List {
   paint() {
     const { root, inner, length, view } = this;
     const listed = count(length);
-    this.counted.textContent = view.order ? `${listed} of ${count(this.store.count)}` : listed;
+    this.counted.textContent = length < this.store.count ? `${listed} of ${count(this.store.count)}` : listed;
     this.measure();
     const first = Math.max(0, Math.floor(root.scrollTop / this.rowHeight) - 4);
     const last = Math.min(length, first + Math.ceil(root.clientHeight / ROW_PX) + 8);
@@ -101,14 +130,15 @@ export class List {
       vars: { top: `${top}px` },
     };
     const outcome = store.outcomeOf(at);
-    const first = failed ? SHORT[outcome] ?? outcome : duration(store.ttft_ms[at]);
+    const first = failed ? SHORT[outcome] ?? outcome : duration(store.waitOf(at));
     return el("div", properties,
       el("span", { title: day(store.ms[at]) }, clock(store.ms[at])),
       el("span", { class: "id" }, store.request[at], store.attempt[at] ? el("b", {}, ` #${store.attempt[at] + 1}`) : null),
       el("span", {}, store.workerName(store.worker[at])),
       el("span", { class: "number tokens" }, count(tokens)),
       el("span", { class: `share${known ? "" : " expected"}`, vars: { "--share": String(share) } }, percent(share)),
-      el("span", { class: "number" }, first));
+      el("span", { class: "number" }, first),
+      el("span", { class: "number took" }, duration(store.duration_ms[at])));
   }
 
   nothing() {
@@ -124,6 +154,18 @@ export class List {
     if (row < 0 || row >= this.length) return;
     this.view.choose(this.at(row));
   }
+}
+
+// Of equal ones the earlier comes first.
+function sortedBy(store, order, { by, down }) {
+  const [value] = COLUMNS[by];
+  const listed = order ? Array.from(order) : Array.from({ length: store.count }, (_, at) => at);
+  const values = new Map(listed.map((at) => [at, value(store, at)]));
+  const sign = down ? -1 : 1;
+  return Int32Array.from(listed.sort((one, two) => {
+    const [first, second] = [values.get(one), values.get(two)];
+    return first < second ? -sign : first > second ? sign : one - two;
+  }));
 }
 
 function chosen(store, kind, marks) {
@@ -148,7 +190,7 @@ function fits(store, at, kind, marks) {
 
 // As many as are listed; of those that took equally long the first ones.
 function slowest(store) {
-  const times = store.ttft_ms.subarray(0, store.count);
+  const times = Int32Array.from({ length: store.count }, (_, at) => store.waitOf(at));
   const limit = Math.max(0, Int32Array.from(times).sort()[Math.max(0, store.count - SLOW_SHOWN)] ?? 0);
   let equal = SLOW_SHOWN - times.filter((time) => time > limit).length;
   const found = [];

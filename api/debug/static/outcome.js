@@ -16,7 +16,7 @@ export function outcome(found) {
   const { phases, reuse } = found;
   const texts = [...held(found), ...prompt(found)];
   if (reuse && reuse.verdict !== "as_predicted") texts.push(el("p", { class: "told" }, el("b", {}, "Reuse: "), sentence(reuse.text)));
-  if (phases) texts.push(phasesOf(phases, found.queued));
+  if (phases) texts.push(phasesOf(phases, found));
   if (found.again === "differs") texts.push(el("p", { class: "told bad" }, "Decided again from the log it falls otherwise: `contrail replay verify` says where."));
   if (found.doubts.length) texts.push(el("p", { class: "fine" }, `The log may not show all: ${found.doubts.join("; ")}.`));
   return texts;
@@ -52,7 +52,7 @@ function prompt({ prefill, hint, job }) {
   return texts;
 }
 
-function phasesOf(found, queued) {
+function phasesOf(found, { queued, pause_ms: pause }) {
   const parts = [
     queued ? ["router", found.before_ms, "in the router"] : ["earlier", found.before_ms, "attempts before"],
     ["behind", found.behind_ms, `behind ${count(found.behind_requests)} request${found.behind_requests === 1 ? "" : "s"} with ${count(found.behind_tokens)} tokens to compute`],
@@ -61,7 +61,7 @@ function phasesOf(found, queued) {
   if (!parts.length) return null;
   const all = Math.max(1, parts.reduce((sum, [, ms]) => sum + ms, 0));
   const said = parts.map(([, ms, text]) => `${text} ${duration(ms)}`).join(", ");
-  return el("div", { class: "told" }, el("b", {}, "First token: "), duration(found.ttft_ms),
+  return el("div", { class: "told" }, el("b", {}, pause === null ? "First token: " : "Went on after: "), duration(found.ttft_ms),
     el("div", { class: "phases", role: "img", "aria-label": said }, parts.map(([kind, ms]) => el("i", { class: kind, vars: { width: `${(100 * ms) / all}%` } }))),
     el("div", { class: "keys" }, parts.map(([kind, ms, text]) => swatch(kind, `${duration(ms)} ${text}`))));
 }

@@ -87,7 +87,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
       el("div", {}, `${moment(store.ms[at], store.dated)} → ${store.workerName(store.worker[at])}, by ${store.replicaName(store.replica[at])}`),
       el("div", {}, `${count(tokens)} tokens, ${percent(tokens ? store.cachedOf(at) / tokens : 0)} cached${store.cached[at] < 0 ? " (expected)" : ""}`),
       store.waited_ms[at] ? el("div", {}, `${duration(store.waited_ms[at])} in the router before it was sent`) : null,
-      el("div", {}, `first token ${duration(store.ttft_ms[at])}, took ${duration(store.duration_ms[at])}${outcome ? `, ${words(outcome)}` : ""}`),
+      el("div", {}, `${store.goesOnFrom(at) < 0 ? "first token" : "went on after"} ${duration(store.waitOf(at))}, took ${duration(store.duration_ms[at])}${outcome ? `, ${words(outcome)}` : ""}`),
     ];
   }
 }

@@ -82,6 +82,22 @@ export class Store extends EventTarget {
     return this.ms[at] - this.before_ms[at];
   }
 
+  // The attempt of which the client has the answer that this one goes on with; -1 if this one begins it.
+  goesOnFrom(at) {
+    for (let row = at - 1; this.attempt[at] && row >= 0; row--) {
+      if (this.request[row] !== this.request[at] || this.replica[row] !== this.replica[at]) continue;
+      if (this.ttft_ms[row] >= 0) return row;
+      if (!this.attempt[row]) return -1;
+    }
+    return -1;
+  }
+
+  // How long the client heard nothing before its first token: since the request came, or since the answer broke off.
+  waitOf(at) {
+    const from = this.ttft_ms[at] < 0 ? -1 : this.goesOnFrom(at);
+    return from < 0 ? this.ttft_ms[at] : Math.max(0, this.ttft_ms[at] - this.duration_ms[from]);
+  }
+
   // What was cached of the prompt: as the engine said, or as was expected while it has not.
   cachedOf(at) {
     return this.cached[at] >= 0 ? this.cached[at] : this.predicted[at];

@@ -1,6 +1,8 @@
 // View: which part of the time is shown, and where the cursor stands. The cursor stands at a decision.
 
 const SPAN_MIN_MS = 20;
+const OPEN_WHOLE_MS = 10 * 60_000; // a longer recording opens on the last minute in which something happened
+const OPEN_MS = 60_000;
 
 export class View extends EventTarget {
   constructor(store) {
@@ -9,9 +11,11 @@ export class View extends EventTarget {
     this.from = 0;
     this.to = 1;
     this.index = -1;
-    this.order = null; // the decisions that are listed, ascending; null for all
+    this.order = null; // the decisions that are listed, as they stand there; null for all in the order of the log
+    this.rows = null; // where each stands, if that is not in the order of the log
     this.following = false;
     this.chosen = false; // whether somebody chose what is shown
+    this.whole = false; // whether somebody asked for all of it, also of what comes
   }
 
   get span() {
@@ -30,8 +34,10 @@ export class View extends EventTarget {
   grown() {
     const { store } = this;
     if (!this.chosen) {
-      this.from = store.fromMs;
-      this.to = store.toMs;
+      const last = store.count ? store.ms[store.count - 1] : store.toMs;
+      const whole = this.whole || store.toMs - store.fromMs <= OPEN_WHOLE_MS;
+      this.from = whole ? store.fromMs : Math.max(store.fromMs, last - OPEN_MS);
+      this.to = whole ? store.toMs : Math.min(store.toMs, last + OPEN_MS / 4);
       this.tell("window");
     } else if (this.following) {
       const span = this.span;
@@ -52,8 +58,8 @@ export class View extends EventTarget {
 
   reset() {
     this.index = -1;
-    this.order = null;
-    this.chosen = false;
+    this.list(null);
+    this.chosen = this.whole = false;
   }
 
   select(index, { reveal = true } = {}) {
@@ -70,19 +76,29 @@ export class View extends EventTarget {
     this.select(index, options);
   }
 
-  // A step through what is listed.
+  // These decisions are listed; `sorted` if not in the order of the log.
+  list(order, sorted = false) {
+    this.order = order;
+    this.rows = sorted ? new Map(Array.from(order, (index, row) => [index, row])) : null;
+  }
+
+  // Where a decision stands in the list; -1 if it does not.
+  rowOf(index) {
+    if (this.rows) return this.rows.get(index) ?? -1;
+    if (!this.order) return index;
+    const at = place(this.order, index);
+    return this.order[at] === index ? at : -1;
+  }
+
+  // A step through what is listed. From a decision that is not: to the one beside it, or to the first if it is sorted.
   step(by) {
     const { order, store } = this;
-    if (!store.count) return;
-    if (!order) {
-      this.choose(Math.min(store.count - 1, Math.max(0, this.index + by)));
-      return;
-    }
-    if (!order.length) return;
-    const at = place(order, this.index);
-    const exact = order[at] === this.index;
-    const to = by > 0 ? at + by - (exact ? 0 : 1) : at + by;
-    this.choose(order[Math.min(order.length - 1, Math.max(0, to))]);
+    const length = order ? order.length : store.count;
+    if (!length) return;
+    const row = this.rowOf(this.index);
+    const gap = this.rows ? -1 : place(order ?? [], this.index) - (by > 0 ? 1 : 0);
+    const to = Math.min(length - 1, Math.max(0, (row < 0 ? gap : row) + by));
+    this.choose(order ? order[to] : to);
   }
 
   edge(last) {
@@ -121,6 +137,7 @@ export class View extends EventTarget {
 
   fit() {
     this.chosen = false;
+    this.whole = true;
     this.from = this.store.fromMs;
     this.to = this.store.toMs;
     this.tell("window");
