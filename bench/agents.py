@@ -1,9 +1,12 @@
 """agents: what a turn of a coding agent's talk costs in front of the workers.
 
 `python -m bench.agents --json FILE`. One `contrail up` for each load, with a real log, one front end and simulated
-workers; talks of `bench.agents_load` over HTTP. CPU is that of the front end's process, all that belongs to a request
+workers; talks of `bench.agents_load` over HTTP. CPU is that of the front ends' processes, all that belongs to a request
 included; its parts stand below, each alone in a loop. The log's bytes are the broker's own count. A request that failed
 ends the program.
+
+`--frontends 1 2 4` measures each load with so many front ends, and a new connection for each turn: they share no store
+of what they know of talks, and the kernel gives each connection to any of them.
 """
 
 from __future__ import annotations
@@ -58,18 +61,23 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         ensure_tiny_checkpoint(Path(folder, "tiny"), lambda *_: None)
         for name, load in loads.items():
             if not options.parts_alone:
-                yield from _live(name, load)
+                for count in options.frontends or [0]:
+                    yield from _live(name, load, count)
             yield from parts(name, Path(folder, "tiny"), load, "parts")
 
 
-def _live(name: str, load: TalksLoad) -> Iterable[Figure]:
+def _live(name: str, load: TalksLoad, frontends: int) -> Iterable[Figure]:
+    """With so many front ends, and a connection for each turn; with 0: one, and a connection for each talk."""
+    if frontends:
+        name = f"{name}, {frontends} front end{'s' * (frontends > 1)}, a connection per turn"
     group = {"name": "decode", "model": MODEL, "count": WORKERS, "engine": "simulated", "engine_args": ENGINE}
-    with deployed({"log": {"max_bytes": "8GiB"}, "workers": [group]}) as there:
+    config = {"log": {"max_bytes": "8GiB"}, "frontend": {"replicas": max(1, frontends)}, "workers": [group]}
+    with deployed(config) as there:
         reference = find_by_data_folder(there.data)
         uvloop.run(talk_all(there.port, MODEL, QUICK, "warm-up"))
         before = asyncio.run(_log_bytes(reference))
         cpu_s, memory = there.cpu_s()["frontend"], _memory_bytes(there)
-        answers = uvloop.run(talk_all(there.port, MODEL, load, name))
+        answers = uvloop.run(talk_all(there.port, MODEL, load, name, reconnects=frontends > 0))
         cpu_s = there.cpu_s()["frontend"] - cpu_s
         asyncio.run(asyncio.sleep(SETTLE_S))
         after = asyncio.run(_log_bytes(reference))
@@ -102,15 +110,17 @@ async def _log_bytes(reference: DeploymentRef) -> dict[str, int]:
 
 
 def _memory_bytes(there: Deployed) -> int:
-    """Resident memory of the front end."""
-    (part,) = there.parts("frontend")
-    status = Path(f"/proc/{part['pid']}/status").read_text()
-    return int(status.split("VmRSS:", 1)[1].split()[0]) * 1024
+    """Resident memory of all front ends."""
+    texts = [Path(f"/proc/{part['pid']}/status").read_text() for part in there.parts("frontend")]
+    return sum(int(text.split("VmRSS:", 1)[1].split()[0]) for text in texts) * 1024
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loads", nargs="+", default=[], metavar="PART", help="only loads whose names have one of these"
+    )
+    parser.add_argument(
+        "--frontends", nargs="+", type=int, default=[], metavar="N", help="so many front ends, a connection per turn"
     )
     parser.add_argument("--parts-alone", action="store_true", help="no deployment: only the parts, in a loop")
 

@@ -27,6 +27,7 @@ ANSWER_TOKENS = 16
 SYSTEM_TOKENS = 8000
 """Instructions and descriptions of tools, common to all talks."""
 OK = 200
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class TalksLoad(NamedTuple):
@@ -110,21 +111,27 @@ def bodies(model: str, load: TalksLoad, seed: str, answer: str) -> Iterator[list
         yield found
 
 
-async def talk_all(port: int, model: str, load: TalksLoad, seed: str) -> list[TalkAnswer]:
-    """All talks have had all their turns; a talk ends early with a failure."""
+async def talk_all(port: int, model: str, load: TalksLoad, seed: str, *, reconnects: bool = False) -> list[TalkAnswer]:
+    """All talks have had all their turns, each over one connection, or over a new one for each turn; a talk ends early
+    with a failure."""
     places = asyncio.Semaphore(load.at_once)
-    talks = (_talk(port, model, load, f"{seed}/{number}", places) for number in range(load.talks))
+    talks = (
+        _talk(port, Talk(model, load, f"{seed}/{number}"), load.turns, places, reconnects=reconnects)
+        for number in range(load.talks)
+    )
     return [answer for answers in await asyncio.gather(*talks) for answer in answers]
 
 
-async def _talk(port: int, model: str, load: TalksLoad, seed: str, places: asyncio.Semaphore) -> list[TalkAnswer]:
-    talk, answers = Talk(model, load, seed), list[TalkAnswer]()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+async def _talk(port: int, talk: Talk, turns: int, places: asyncio.Semaphore, *, reconnects: bool) -> list[TalkAnswer]:
+    answers = list[TalkAnswer]()
+    connection: _Connection | None = None
     try:
-        for turn in range(load.turns):
+        for turn in range(turns):
             async with places:
+                if connection is None:
+                    connection = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
                 body, started_s = talk.body(), time.perf_counter()
-                status, answer = await _post(reader, writer, port, body)
+                status, answer = await _post(*connection, port, body)
                 taken_s = time.perf_counter() - started_s
             usage = answer.get("usage", {})
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
@@ -132,8 +139,12 @@ async def _talk(port: int, model: str, load: TalksLoad, seed: str, places: async
             if status != OK:
                 break
             talk.on_answer(answer["choices"][0]["message"]["content"] or "")
+            if reconnects:
+                connection[1].close()
+                connection = None
     finally:
-        writer.close()
+        if connection is not None:
+            connection[1].close()
     return answers
 
 
