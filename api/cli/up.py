@@ -188,9 +188,10 @@ Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{b
 
   curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
+  {command_name()} explain --last --data {data.path} says why the last request went where it went.
+  {command_name()} debug --data {data.path} opens the page, with every decision as it happens.
+  {command_name()} doctor --data {data.path} checks every part.
   {data.path} holds the log, the key, all addresses (run.json), and the log of each process (logs/).
-  {command_name()} events --data {data.path} prints the log.
-  {command_name()} restart --data {data.path} renews the front ends while requests go on.
   Ctrl-C ends everything.
 """
 

@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
@@ -32,6 +34,7 @@ async def test_a_deployment_serves_explains_and_survives(tmp_path: Path) -> None
     """Answers, explanations, a worker killed -9, and a fold from zero that equals the live one, in one deployment."""
     async with up(tmp_path / "data", "--engine", "simulated", "--replicas", "2") as running:
         await _explains_itself(running)
+        await _is_found_by_its_answer(running)
         await _survives_a_killed_worker(running)
         await running.assert_index_is_cache()
 
@@ -65,6 +68,29 @@ async def _explains_itself(running: Running) -> None:
     one = contrail("events", "--data", str(running.data), "--stream", "kv", "--from", "kv:1", "--to", "kv:2").stdout
     assert json.loads(one.splitlines()[0])["seq"] == 1
     assert LONG[:20] not in json.dumps(lines)
+
+
+async def _is_found_by_its_answer(running: Running) -> None:
+    """By the id in the body of each API, by that of an item in it, and as the last one."""
+    text = [{"role": "user", "content": "Hello"}]
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/chat/completions", {"messages": text, "max_tokens": 2}),
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": 2}),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": 16}),
+        ("/v1/messages", {"messages": text, "max_tokens": 2}),
+    )
+    async with httpx.AsyncClient(base_url=running.url, timeout=30) as http:
+        for path, body in asked:
+            answer = await http.post(path, json={"model": "tiny", **body})
+            request, found = answer.headers["x-request-id"], answer.json()
+            ids = [found["id"], *(item["id"] for item in found.get("output", ()))]
+            await eventually(partial(_is_logged, running, request), "the log")
+            assert [_explained(running, each)["request"] for each in ids] == [request] * len(ids), path
+            assert _explained(running, "--last")["request"] == request
+
+
+def _is_logged(running: Running, request: str) -> bool:
+    return request in contrail("events", "--data", str(running.data)).stdout
 
 
 def _explained(running: Running, request: str) -> Any:
@@ -126,14 +152,37 @@ async def test_ctrl_c_lets_requests_finish(tmp_path: Path) -> None:
         whole = await answer
         assert whole.choices[0].finish_reason in {"length", "stop"}
         await asyncio.to_thread(running.process.wait, 60)
-    refused = contrail("events", "--data", str(running.data))
+    refused = contrail("replicas", "--data", str(running.data))
     assert refused.returncode == 2
     assert "no deployment runs" in refused.stderr
+    _answers_when_it_has_ended(running, whole.choices[0].finish_reason)
     async with up(tmp_path / "data", "--engine", "simulated", "--workers", "1") as again:
         ends = [event for event in await again.events("routing") if isinstance(event, RequestFinished)]
         assert [end.outcome for end in ends] == [whole.choices[0].finish_reason]
         await ask(again, LONG)
         await again.assert_index_is_cache()
+
+
+def _answers_when_it_has_ended(running: Running, outcome: str) -> None:
+    """The log is read from the files: explained, listed, verified, exported, and not a byte of them changes."""
+
+    def files() -> dict[Path, tuple[bytes, int]]:
+        found = (each for each in running.data.rglob("*") if each.is_file())
+        return {each: (each.read_bytes(), each.stat().st_mtime_ns) for each in found}
+
+    before, data = files(), ("--data", str(running.data))
+    explained = json.loads(contrail("explain", "--last", "--json", *data).stdout)
+    assert explained["attempts"][0]["outcome"] == outcome
+    listed = contrail("explain", *data)
+    assert f"contrail explain {explained['request']} --data {running.data}" in listed.stdout, listed
+    lines = [json.loads(line) for line in contrail("events", *data).stdout.splitlines()]
+    assert {"WorkerJoined", "BlocksStored", "RequestFinished", "ReplicaLeft"} <= {line["type"] for line in lines}
+    verified = json.loads(contrail("replay", "verify", "--json", *data).stdout)
+    assert (verified["verified"], verified["different"], verified["holds"]) == (1, 0, True)
+    export = running.data.with_name("ended.contrail")
+    assert contrail("export", str(export), *data).returncode == 0
+    assert contrail("replay", "verify", "--log", str(export), *data).returncode == 0
+    assert files() == before
 
 
 async def test_start_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
