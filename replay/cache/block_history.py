@@ -5,7 +5,7 @@ its cursor. So the changes behind the earliest cursor that is still to come are 
 cursor takes them back.
 
 A block that a cache holds costs its share of a `PrefixIndex`. One that is gone, or was asked for and never stored, is
-an entry of a dictionary from integer to small integer: some 90 bytes. Beyond `BLOCKS_MAX` of these the ones that went
+an entry of a dictionary from integer to small integer: 90 to 105 bytes. Beyond `BLOCKS_MAX` of these the ones that went
 first are forgotten, and counted.
 """
 

@@ -540,8 +540,9 @@ RUNS = {
 @pytest.fixture(scope="module", params=RUNS)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The log of a simulated run."""
-    options, arrivals = RUNS[request.param]
-    path = tmp_path_factory.mktemp("cache") / request.param
+    name: str = request.param
+    options, arrivals = RUNS[name]
+    path = tmp_path_factory.mktemp("cache") / name
     simulate(options, with_sessions(arrivals), archive=path)
     return path
 
