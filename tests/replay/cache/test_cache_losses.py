@@ -28,12 +28,15 @@ from replay.cache.block_history import FORGOTTEN_SHARE
 from replay.cache.cache_losses import cache_losses
 from replay.cache.cache_report import CacheReport, CacheSums
 from replay.recording.recording import Recording
+from replay.redact.redaction import redact
 from replay.simulate.options import Options
 from replay.simulate.simulated_log import KEY as SIMULATED_KEY
 from replay.simulate.simulation import simulate
 from replay.simulate.workload import Arrival
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
+from tests.actors.world import KEY as WORLD_KEY
+from tests.actors.world import NAMESPACE
 from tests.projections.facts import (
     finished,
     joined,
@@ -47,6 +50,7 @@ from tests.projections.facts import (
     worker_id,
 )
 from tests.replay.cache.naive_count import NaiveCount
+from tests.replay.recorded import conversations, pair, recorded
 from tests.replay.simulate.families import ENGINE, families
 from tests.replay.staged import ASKED, HASHES, KEY, KV, A, B, C, R, S, Stage
 from tests.replay.talking import ENGINE as TALK_ENGINE
@@ -579,6 +583,42 @@ def test_the_runs_have_all_causes(tmp_path: Path) -> None:
         with Recording.open(tmp_path / name, SIMULATED_KEY) as recording:
             found += NaiveCount(recording).tokens()
     assert {name for name in SUMS if found[name]} == {*SUMS} - {"unknown"}
+
+
+def test_a_redacted_log_gives_the_same(run: Path, tmp_path: Path) -> None:
+    """Names differ, and no sum."""
+    with Recording.open(run, SIMULATED_KEY) as recording:
+        found = cache_losses(recording)
+        redact(recording.archive, tmp_path / "redacted", SIMULATED_KEY.chain_key, program="contrail test", made_ms=1)
+    with Recording.open(tmp_path / "redacted") as recording:
+        assert cache_losses(recording).total.sums == found.total.sums
+
+
+async def test_live_replicas_are_the_naive_count(tmp_path: Path) -> None:
+    """Two real replicas and two workers under load."""
+    async with pair() as (it, routers):
+        await conversations(routers, 9, 6)
+        for router in routers:
+            await it.settled(router)
+        recording = await recorded(it.log, NAMESPACE, WORLD_KEY, tmp_path / "log")
+    with recording:
+        found, naive = cache_losses(recording), NaiveCount(recording)
+    assert found.total.sums.attempts == 54
+    assert found.total.sums.achieved > 0
+    assert sums_of(found.total.sums) == naive.tokens()
+
+
+def test_prompts_of_prefill_workers_are_counted_apart(tmp_path: Path) -> None:
+    """The report of the decode worker says nothing of the cache of the prefill worker."""
+    routing = RoutingSettings(policy="round-robin", remote_prefill_min_tokens=300)
+    options = Options(workers=2, prefill_workers=1, engine=ENGINE, routing=routing)
+    simulate(options, families(60, every_us=200_000), archive=tmp_path / "log")
+    with Recording.open(tmp_path / "log", SIMULATED_KEY) as recording:
+        found = cache_losses(recording)
+    assert found.apart["remote"] > 0
+    assert found.total.sums.attempts > 0
+    assert found.total.sums.attempts + sum(found.apart.values()) == 60
+    assert sums_of(found.total.sums).total() == found.total.sums.prompt_tokens
 
 
 PROMPTS = [prompt(*blocks) for blocks in ((1, 2, 3, 4), (1, 2, 5), (1, 6), (7, 8, 9), (1, 2, 3, 4, 10, 11))]

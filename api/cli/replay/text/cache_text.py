@@ -133,15 +133,15 @@ def _basis(found: CacheReport) -> Iterator[str]:
     else:
         yield (
             f"Not exact: {count_text(found.forgotten, 'block')} beyond {found.blocks_max:,} that were out of all "
-            "caches were forgotten, those that went first; a request for such a block counts as cold. A shorter range "
-            "(`contrail export`) is exact again."
+            "caches were forgotten, those that went first; a request for such a block counts as cold. Ask about a "
+            "shorter part of the log, made by `contrail export`."
         )
     if found.history_from_ms:
         since = time_text(found.history_from_ms)
         yield f"Blocks that had gone before {since} are not known, and count as cold: the log does not go further back."
     if found.gaps:
         gaps = f"{count_text(found.gaps, 'gap')} in the log"
-        yield f"{gaps} {plural(found.gaps, 'hides', 'hide')} what was stored there: such blocks count as cold."
+        yield f"{gaps} {plural(found.gaps, 'hides', 'hide')} stores: blocks of these stores alone count as cold."
 
 
 def apart_text(found: CacheReport) -> list[str]:
