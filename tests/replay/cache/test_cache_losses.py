@@ -227,6 +227,10 @@ def test_a_store_in_the_decisions_millisecond_is_not_before_it(tmp_path: Path) -
     it.stage.tell(event)
     it.stage.tell(prefilled("r"), finished("r"))
     assert it.last(tmp_path) == {"cold": WHOLE}
+    it.stage.say(KV, A, removed(*HASHES[2:]))
+    it.stage.tell(msgspec.structs.replace(it.stage.decided("s", ASKED), worker=B))
+    it.stage.tell(prefilled("s"), finished("s"))
+    assert it.last(tmp_path) == {"sent_elsewhere": 8, "evicted": 16}
 
 
 def test_evicted(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def cache_text(found: CacheReport, limit: int) -> Text:
         yield _groups(found, limit)
         if len(found.rows) > limit:
             yield f"{limit:,} of {len(found.rows):,} shown; --limit N shows more"
+        yield "Percent of the prompt tokens of the row; the worst turn with the tokens that it lost."
     yield from ("", judge(sums).text)
     if (worst := found.total.worst) is not None:
         yield (
@@ -116,7 +117,7 @@ def _group(found: CacheReport, row: CacheRow, names: list[str]) -> list[str]:
     name = f"{row.name[:16]}Z" if found.by == BY_HOUR and len(row.name) > len("all") else row.name or NONE
     turn = f"{worst.request} ({worst.lost:,})" if worst is not None else NONE
     shares = [sums.available, sums.achieved, *(getattr(sums, each) for each in names)]
-    texts = [percent_text(tokens / sums.prompt_tokens, DIGITS) for tokens in shares]
+    texts = [f"{100 * tokens / sums.prompt_tokens:.{DIGITS}f}" for tokens in shares]
     return [name, f"{sums.attempts:,}", f"{sums.prompt_tokens:,}", *texts, turn]
 
 
