@@ -23,6 +23,8 @@ from replay.bisect.cache_comparison import CacheComparison, compare_cache
 from replay.bisect.first_difference import FirstDifference, find_first_difference
 from replay.bisect.replica_comparison import ReplicaComparison, compare_replicas
 from replay.bisect.settings_comparison import SettingsComparison, compare_settings, settings_with_changes
+from replay.cache.cache_losses import cache_losses
+from replay.cache.cache_report import BY_CAUSE, CacheReport
 from replay.explain.explain import explain
 from replay.explain.explanation import Explanation
 from replay.explain.request_list import RequestListEntry, list_requests
@@ -162,6 +164,13 @@ class ReplaySession:
     def compare_replicas(self, first: str, second: str, start: When = None, end: When = None) -> ReplicaComparison:
         """The first difference of the folds of two replicas, by name or id; `part` is true if there is one."""
         return compare_replicas(self.recording, first, second, *self._range(start, end))
+
+    def cache_losses(
+        self, start: When = None, end: When = None, *, by: str = BY_CAUSE, progress: Progress = _quiet
+    ) -> CacheReport:
+        """Cache hits that were available, those that were achieved, and the difference by cause; a row for each
+        `session`, `tenant`, `worker` or `hour` if `by` says so."""
+        return cache_losses(self.recording, *self._range(start, end), by=by, progress=progress)
 
     def compare_cache(self, worker: str) -> list[CacheComparison]:
         """The first difference between a worker's cache by the log and by its restatement, for each of its starts."""

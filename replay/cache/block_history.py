@@ -1,0 +1,308 @@
+"""BlockHistory: for every block that is in no cache any more, how its last copy went; and which blocks were asked for.
+
+The kv streams are folded in the order of time, up to the place of a decision. A replica decides at an earlier place:
+its cursor. So the changes behind the earliest cursor that is still to come are kept one by one, and a question about a
+cursor takes them back.
+
+A block that a cache holds costs its share of a `PrefixIndex`. One that is gone, or was asked for and never stored, is
+an entry of a dictionary from integer to small integer: 90 to 105 bytes. Beyond `BLOCKS_MAX` of these the ones that went
+first are forgotten, and counted.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import islice
+from typing import NamedTuple
+
+from core.ids import StreamName, WorkerId
+from core.prompt import HASH_BYTES, HashedPrompt
+from core.subjects import is_kv
+from projections.digest import mix
+from projections.folds.kv_fold import KvFold
+from projections.index.prefix_index import PrefixIndex
+from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, CopyFold
+from replay.recording.recording import RecordedFrame, Recording
+
+BLOCKS_MAX = 4_000_000
+"""Blocks that are gone or were asked for and never stored. All answers are exact up to so many."""
+FORGOTTEN_SHARE = 16
+"""One of so many parts of the bound is forgotten at once: a dictionary is slow to give its first entries one by one."""
+
+
+class Cause(IntEnum):
+    """The reason why a block of a prompt was computed, in the order of precedence."""
+
+    ELSEWHERE = 0
+    """A worker that could have taken the request held it."""
+    BEHIND = 1
+    """The log had its store, and the replica had not read that."""
+    EVICTED = 2
+    """The copy that went last was removed by its worker."""
+    LOST = 3
+    """The copy that went last ended with its worker."""
+    UNKNOWN = 4
+    """Messages of the worker with the copy that went last are missing."""
+    NOT_YET = 5
+    """It was never stored, and an earlier request had it."""
+    COLD = 6
+    """No earlier request had it."""
+
+
+GONE = {CLEARED: Cause.EVICTED, LOST: Cause.LOST, UNKNOWN: Cause.UNKNOWN}
+"""By the way in which a copy went."""
+NONE = -1
+"""No copy has gone."""
+
+
+class _Change(NamedTuple):
+    """A copy of a block that came or went behind the earliest cursor."""
+
+    stream: int
+    seq: int
+    key: int
+    gone: int
+    """The cause by which it went; NONE if it came."""
+    before: int
+    """The cause of the copy that had gone last before; NONE for none."""
+
+
+class BlockHistory:
+    """A `CopyObserver` of all kv streams of a log. Kv streams have numbers, from 0."""
+
+    def __init__(self, streams: int, blocks_max: int = BLOCKS_MAX) -> None:
+        self.index = PrefixIndex()
+        """The caches at the place of the fold."""
+        self.at = [0] * streams
+        """The last message of each kv stream that is folded, or is being folded."""
+        self.floor = [0] * streams
+        """No question comes about a cursor before these places."""
+        self.forgotten = 0
+        """Blocks that were forgotten."""
+        self._blocks_max = blocks_max
+        self._stream = 0
+        self._gone: dict[int, int] = {}
+        """By key of a block, the cause of the copy that went last, oldest first. A block that is stored again is not
+        here."""
+        self._asked: dict[int, None] = {}
+        """Blocks that were asked for and never stored, oldest first."""
+        self._recent: dict[int, list[_Change]] = {}
+        self._order: deque[_Change] = deque()
+        """The same changes in their order."""
+        self._workers: dict[WorkerId, CacheScope] = {}
+        """Those that have joined."""
+        self._scopes: dict[CacheScope, int] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<BlockHistory: {len(self._gone)} blocks gone, {len(self._asked)} in progress, {self.forgotten} forgotten>"
+        )
+
+    def __len__(self) -> int:
+        """The number of blocks that are gone, or were asked for and never stored."""
+        return len(self._gone) + len(self._asked)
+
+    # --- the fold ------------------------------------------------------------------------------------------------
+
+    def enter(self, stream: int, seq: int) -> None:
+        """Changes that are reported from now on stand in this message."""
+        self._stream, self.at[stream] = stream, seq
+
+    def settle(self, floor: Sequence[int]) -> None:
+        """No question comes any more about a cursor before these places."""
+        self.floor[:] = floor
+        order = self._order
+        while order and order[0].seq <= floor[order[0].stream]:
+            change = order.popleft()
+            changes = self._recent[change.key]
+            del changes[0]
+            if not changes:
+                del self._recent[change.key]
+
+    def on_joined(self, worker: WorkerId, scope: CacheScope) -> None:
+        """The worker has a cache of this scope."""
+        self._workers[worker] = scope
+
+    def on_stored(self, scope: CacheScope, blocks: Sequence[int]) -> None:
+        """These blocks have one more copy."""
+        gone, asked, settled = self._gone, self._asked, self._is_settled
+        for key in self._keys(scope, blocks):
+            asked.pop(key, None)
+            before = gone.pop(key, NONE)
+            if not settled:
+                self._note(key, NONE, before)
+
+    def on_gone(self, scope: CacheScope, blocks: Iterable[int], how: str) -> None:
+        """One copy of each of these blocks went."""
+        gone, asked, settled, cause = self._gone, self._asked, self._is_settled, int(GONE[how])
+        for key in self._keys(scope, blocks):
+            asked.pop(key, None)
+            before = gone.pop(key, NONE)
+            gone[key] = cause  # the newest stands last
+            if not settled:
+                self._note(key, cause, before)
+        self._forget()
+
+    def ask(self, scope: CacheScope, hashes: bytes) -> None:
+        """A request asks for the prompt with these block hashes. O(blocks that are not stored and not known yet)."""
+        known = self._depth(scope, hashes)
+        column = array("Q", hashes[HASH_BYTES * known :])
+        column.reverse()
+        news = list[int]()
+        for key in self._keys(scope, column):
+            if key in self._asked or key in self._gone:
+                break  # a known block has known blocks before it
+            news.append(key)
+        self._asked.update(dict.fromkeys(reversed(news)))
+        self._forget()
+
+    # --- answers -------------------------------------------------------------------------------------------------
+
+    def causes(self, scope: CacheScope, hashes: bytes, cursor: Sequence[int]) -> list[Cause]:
+        """The cause of each of these blocks, in no cache at the cursor, where the log stands at `at`. `cursor` has the
+        last message of each kv stream that the replica had read. Some 0.2 us each."""
+        gone, asked, recent = self._gone.get, self._asked, self._recent
+        found = []
+        for key in self._keys(scope, array("Q", hashes)):
+            cause = gone(key, NONE)
+            if key in recent:
+                cause, is_behind = self._taken_back(cause, recent[key], cursor)
+                if is_behind:
+                    found.append(Cause.BEHIND)
+                    continue
+            found.append(Cause(cause) if cause != NONE else Cause.NOT_YET if key in asked else Cause.COLD)
+        return found
+
+    @staticmethod
+    def _taken_back(cause: int, changes: list[_Change], cursor: Sequence[int]) -> tuple[int, bool]:
+        """The cause of the copy that had gone last at the cursor, and whether a store lies behind it."""
+        is_behind, reached = False, False
+        for change in reversed(changes):
+            if change.seq > cursor[change.stream]:
+                is_behind = is_behind or change.gone == NONE
+                if not reached:
+                    cause = change.before
+            else:
+                reached = True
+        return cause, is_behind
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_settled(self) -> bool:
+        """True if every cursor to come covers the message that is being folded."""
+        return self.at[self._stream] <= self.floor[self._stream]
+
+    def _note(self, key: int, gone: int, before: int) -> None:
+        change = _Change(self._stream, self.at[self._stream], key, gone, before)
+        self._recent.setdefault(key, []).append(change)
+        self._order.append(change)
+
+    def _keys(self, scope: CacheScope, blocks: Iterable[int]) -> Iterable[int]:
+        """The blocks as keys: hashes in the first scope, and mixed with the scope in all others."""
+        factor = self._scopes.get(scope)
+        if factor is None:
+            factor = self._scopes[scope] = mix(*scope) if self._scopes else 0
+        return map(factor.__xor__, blocks) if factor else blocks
+
+    def _depth(self, scope: CacheScope, hashes: bytes) -> int:
+        """Leading blocks that some cache of the scope holds at the place of the fold."""
+        prompt = HashedPrompt((len(hashes) // HASH_BYTES) * scope[1] + 1, scope[1], hashes)
+        overlaps = self.index.overlaps(prompt)
+        return max((depths[-1] for worker, depths in overlaps.items() if self._workers.get(worker) == scope), default=0)
+
+    def _forget(self) -> None:
+        """The tables are within the bound: blocks that went first are forgotten, then those asked for first."""
+        while (over := len(self) - self._blocks_max) > 0:
+            table = self._gone or self._asked
+            oldest = list(islice(table, max(over, self._blocks_max // FORGOTTEN_SHARE, 1)))
+            for key in oldest:
+                del table[key]
+            self.forgotten += len(oldest)
+
+
+class HistoryReader:
+    """Folds the kv streams of a recording into a `BlockHistory`, in the order of time."""
+
+    def __init__(self, recording: Recording, history: BlockHistory, streams: Sequence[StreamName]) -> None:
+        """From the recording's start on: blocks of a snapshot there are stored."""
+        base = recording.state_before(recording.start)
+        history.index = base.index
+        self._history = history
+        self._streams = [
+            _StreamReader(recording, stream, number, _copy_fold(base.kv.get(stream), history))
+            for number, stream in enumerate(streams)
+        ]
+        for each in self._streams:
+            history.at[each.number] = base.cursor[each.stream].seq if each.stream in base.cursor else 0
+            each.begin(history.at[each.number])
+
+    def __repr__(self) -> str:
+        return f"<HistoryReader of {len(self._streams)} kv streams>"
+
+    def move(self, time_ms: int, cursor: Sequence[int]) -> None:
+        """Folded is each message that the log stored before that time, and each that the cursor covers."""
+        while True:
+            due = [each for each in self._streams if each.is_due(time_ms, cursor)]
+            if not due:
+                return
+            first = min(due, key=lambda each: each.next_ms) if len(due) > 1 else due[0]
+            first.fold(self._history)
+
+
+class _StreamReader:
+    """One kv stream, read message by message."""
+
+    def __init__(self, recording: Recording, stream: StreamName, number: int, fold: CopyFold) -> None:
+        self.stream = stream
+        self.number = number
+        self._recording = recording
+        self._fold = fold
+        self._frames: Iterator[RecordedFrame] = iter(())
+        self._next: RecordedFrame | None = None
+        self.next_ms = 0
+        """The time of the next message, never before that of an earlier one: a log's clock may go back."""
+
+    def begin(self, seq: int) -> None:
+        """The message behind that sequence is the next one."""
+        self._frames = self._recording.frames(self.stream, seq + 1)
+        self._step()
+
+    def is_due(self, time_ms: int, cursor: Sequence[int]) -> bool:
+        """True if the next message lies before that time, or is covered by the cursor."""
+        return self._next is not None and (self.next_ms < time_ms or self._next.seq <= cursor[self.number])
+
+    def fold(self, history: BlockHistory) -> None:
+        """The next message is folded."""
+        frame = self._next
+        assert frame is not None
+        history.enter(self.number, frame.seq)
+        if frame.message is not None:
+            self._fold.apply(frame.owner, frame.message, frame.head)
+            self._fold.missing.clear()
+        self._step()
+
+    def _step(self) -> None:
+        self._next = next(self._frames, None)
+        if self._next is not None:
+            self.next_ms = max(self.next_ms, self._next.time_ms)
+
+
+def _copy_fold(base: KvFold | None, history: BlockHistory) -> CopyFold:
+    """A fold that goes on from this one."""
+    fold = CopyFold(history.index, history)
+    if base is not None:
+        fold.ended.update(base.ended)
+        for member in base.members.values():
+            fold.restore(member)
+            if member.joined is not None:
+                history.on_joined(member.worker, (member.joined.model, member.joined.block_size))
+    return fold
+
+
+def kv_streams(recording: Recording) -> list[StreamName]:
+    """The kv streams of the recording; a stream's place is its number."""
+    return [stream for stream in recording.streams if is_kv(stream)]

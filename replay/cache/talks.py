@@ -1,0 +1,35 @@
+"""Talks: the session of each decision, or the talk that its prompt continues where clients name no session."""
+
+from __future__ import annotations
+
+from core.events import RequestRouted
+from core.prompt import HASH_BYTES
+
+
+class Talks:
+    """Names of talks by the last whole block of each prompt so far; one entry per different prompt.
+
+    A prompt continues the longest earlier one that it has whole, block by block, as in the closed loop
+    (`replay.simulate.recorded_requests.find_follow_ups`). A talk has the id of its first request as its name.
+    """
+
+    def __init__(self) -> None:
+        self._by_prompt: dict[bytes, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Talks: {len(self._by_prompt)} prompts>"
+
+    def name(self, event: RequestRouted, hashes: bytes) -> str:
+        """The client's session, or the talk of the decision, whose prompt has these block hashes; in the order of the
+        log. O(blocks behind the prompt that it continues)."""
+        if event.session:
+            return event.session
+        name = event.request
+        for end in range(len(hashes), 0, -HASH_BYTES):
+            before = self._by_prompt.get(hashes[end - HASH_BYTES : end])
+            if before is not None:
+                name = before
+                break
+        if hashes:
+            self._by_prompt[hashes[-HASH_BYTES:]] = name
+        return name
