@@ -169,10 +169,11 @@ def _active(scored: ScoredCandidate) -> int:
 
 def _holding_up(ours: ScoredCandidate, theirs: ScoredCandidate, gain_us: int) -> str:
     mine, other = ours.candidate.active_requests, theirs.candidate.active_requests
+    requests = f"{mine} request{'' if mine == 1 else 's'}"
     if mine == other:
-        how = f"holds up {mine} requests for {'less' if gain_us > 0 else 'more'} time"
+        how = f"holds up {requests} for {'less' if gain_us > 0 else 'more'} time"
     else:
-        how = f"holds up {mine} requests, not {other}"
+        how = f"holds up {requests}, not {other}"
     return f"{how} ({score_text(abs(gain_us))})"
 
 

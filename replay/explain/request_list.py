@@ -56,7 +56,7 @@ class RequestList(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were asked for."""
 
     requests: list[RequestListEntry]
-    total: int
+    matched: int
     """The number of those that fit, also of those that are not listed."""
 
 
@@ -109,7 +109,7 @@ def list_requests(
     chosen = fitting[: mispredicted if slowest is None else slowest]
     if limit is not None:
         chosen = chosen[-limit:] if slowest is None and mispredicted is None else chosen[:limit]
-    return RequestList(requests=[_list_entry(recording, tried) for tried in chosen], total=len(fitting))
+    return RequestList(requests=[_list_entry(recording, tried) for tried in chosen], matched=len(fitting))
 
 
 def session_keys(recording: Recording, session: str, tenant: str | None) -> frozenset[str]:

@@ -24,6 +24,10 @@ ANSWER_CHARS_MAX = 4_000
 """A longer answer is kept as its digest."""
 MADE = {"seconds", "decisions_per_s", "wall_s"}
 """Keys that say of the run, and nothing of the history."""
+ADDED = {"first_token_ms", "pause_ms", "summary", "matched", "near_requests", "near_tokens", "near_ms"}
+"""Keys that came after the answers were written …"""
+SESSION = "session"
+"""… and this one, as text: in an explanation a session's order of workers has the same key."""
 SIMULATIONS: dict[str, tuple[str, ...]] = {
     "8 workers": ("--workers", "8"),
     "8 workers, 4 replicas": ("--workers", "8", "--replicas", "4"),
@@ -66,7 +70,8 @@ def run(*words: str) -> str:
 def without_made(value: Any) -> Any:
     """Without what says of the run alone."""
     if isinstance(value, dict):
-        return {key: without_made(each) for key, each in value.items() if key not in MADE}
+        there = ((key, each) for key, each in value.items() if not (key == SESSION and isinstance(each, str)))
+        return {key: without_made(each) for key, each in there if key not in MADE | ADDED}
     return [without_made(each) for each in value] if isinstance(value, list) else value
 
 

@@ -73,7 +73,7 @@ def test_lists_what_a_tenant_asked(stage: Stage, tmp_path: Path) -> None:
         found = list_requests(recording, tenant="team")
         assert [(each.request, each.tenant) for each in found.requests] == [("theirs", "team")]
         assert names(list_requests(recording, tenant="refused-team")) == ["refused"]
-        assert list_requests(recording, tenant="nobody") == RequestList(requests=[], total=0)
+        assert list_requests(recording, tenant="nobody") == RequestList(requests=[], matched=0)
 
 
 def test_lists(stage: Stage, tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_lists(stage: Stage, tmp_path: Path) -> None:
     with stage.recording(tmp_path / "log") as recording:
         assert names(list_requests(recording)) == everything
         assert names(list_requests(recording, limit=2)) == ["left", "open"]
-        assert list_requests(recording, limit=2).total == len(everything)
-        assert list_requests(recording, slowest=2).total == 3
+        assert list_requests(recording, limit=2).matched == len(everything)
+        assert list_requests(recording, slowest=2).matched == 3
         assert names(list_requests(recording, slowest=2)) == ["slow", "wrong"]
         assert names(list_requests(recording, mispredicted=5)) == ["wrong"]
         assert names(list_requests(recording, outcome="error")) == ["wrong"]

@@ -256,8 +256,8 @@ def requests_text(listed: RequestList, where: str) -> Text:
         return
     yield Table(_HEADS, [_cells(each) for each in listed.requests], "<<<<>>>>>><")
     yield ""
-    if listed.total > len(listed.requests):
-        yield f"{len(listed.requests):,} of {count_text(listed.total, 'request')}."
+    if listed.matched > len(listed.requests):
+        yield f"{len(listed.requests):,} of {count_text(listed.matched, 'request')}."
     yield Command(f"contrail explain {listed.requests[0].request}{where}    explains its decision and outcome")
 
 

@@ -112,7 +112,7 @@ def test_lists(log: Path) -> None:
     ]
     assert [each["request"] for each in json_of(log, "--from", "slow", "--to", "open")["requests"]] == ["slow"]
     assert run(log, "--outcome", "abort").stdout == "No request in the log matches.\n"
-    assert json_of(log, "--outcome", "abort") == {"requests": [], "total": 0}
+    assert json_of(log, "--outcome", "abort") == {"requests": [], "matched": 0}
     with pytest.raises(CallerError, match="--outcome nonsense: no request ends so; there are abort, "):
         run(log, "--outcome", "nonsense")
 
