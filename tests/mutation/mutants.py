@@ -117,9 +117,7 @@ READ_ALIKE = "Readers ask whether the base of a decision is a PromptBase; None i
 ONE_PARTITION = "The log has one stream of caches, so its cursors have four streams."
 NO_LATER = "The log has no map of a later version."
 NO_MIXTURE = "No message of the log has an unknown event beside a first token."
-PARTIAL = (
-    "The examination decodes whole messages; histories, exports and shares of several processes read parts of them."
-)
+UNREAD = "A verification does without cursors that it cannot read in part, and the examination exports nothing."
 TAKEN = '    """Prompt tokens that the engine took from its cache."""\n'
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2040,7 +2038,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "partial-cursor-as-before": (
                 "types = [*SHORT_VALUES.items()][:last]",
                 "types = [*VALUES.items()][:last]",
-                PARTIAL,
+                UNREAD,
             ),
         },
     ),
@@ -2192,7 +2190,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "share-of-a-nameless-cursor": (
                 "return event.cursor if event.d is None else cursor_of(event.d.cursor)",
                 "return event.cursor if event.d is None else event.d.cursor",
-                PARTIAL,
             ),
         },
     ),
