@@ -301,6 +301,20 @@ def test_a_short_decision_is_the_same_event() -> None:
 
 
 @pytest.mark.parametrize(
+    ("column", "values"),
+    [("overlap_all", (5, 3)), ("pending", (0, 2)), ("waiting", (0, 2)), ("known", (1, 0)), ("wait_us", (0, 0))],
+)
+def test_a_column_that_is_usual_for_the_best_candidate_alone_is_written(column: str, values: tuple[int, ...]) -> None:
+    """Waits of 0 are written, too: without a column, the policy estimates none."""
+    assert isinstance(SHORT.columns, Columns)
+    event = replace(SHORT, columns=replace(SHORT.columns, **{column: values}))
+    (found,) = decode_message(sealed(encode_event(event))).events
+    assert isinstance(found, RequestRouted)
+    assert found.columns[column] == values
+    assert found == event
+
+
+@pytest.mark.parametrize(
     "names",
     [
         [],

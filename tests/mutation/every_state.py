@@ -2,8 +2,9 @@
 caches, stale credit, holding, verdicts), and the states that decisions alone do not need.
 
 These are runs of blocks that several workers hold, prefill jobs with a gap, migrations, restatements with requests in
-flight, workers and replicas that end, own events not read back, decisions that continue others, digests that the
-replicas report, and the rare states of `rare_states`. `state_counts` counts them all.
+flight, workers and replicas that end, own events not read back, decisions that continue others, decisions, first tokens
+and ends in all their forms, digests that the replicas report, and the rare states of `rare_states`. `state_counts`
+counts them all.
 """
 
 from __future__ import annotations
@@ -13,12 +14,22 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from core.codec import digest
-from core.events import CacheCleared, PromptBase, RequestMigrated, RequestRouted, WorkerLeft, WorkerLost
+from core.codec import CHAIN_START, digest
+from core.events import (
+    CacheCleared,
+    Event,
+    PromptBase,
+    RequestFinished,
+    RequestMigrated,
+    RequestPrefilled,
+    RequestRouted,
+    WorkerLeft,
+    WorkerLost,
+)
 from core.events.jobs import JobsRestated
-from core.events.routing import CONTINUED_VERSION, ReplicaLost
+from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, PROGRESS_VERSION, SHORT_VERSION, ReplicaLost
 from core.generation import PrefillReport
-from core.ids import LOST_SUFFIX, ReplicaId
+from core.ids import LOST_SUFFIX, ReplicaId, StreamName
 from core.prompt import HASH_BYTES, Prompt, column_digest, hashes_from_bytes, sampled
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
@@ -50,6 +61,9 @@ REPORT_EVERY = 12
 LONG_BLOCKS = 45
 FIRST_TURN, LAST_TURN = 20, 80
 """Blocks of a talk's first prompt, and most of its last one."""
+FORMS = (CONTINUED_VERSION, COMPACT_VERSION, SHORT_VERSION)
+"""Versions of decisions, of which a replica writes one while all live ones read it. Whole decisions of the first are of
+version 1."""
 
 
 class _Turn(NamedTuple):
@@ -62,11 +76,21 @@ class _Turn(NamedTuple):
     tokens: list[int]
 
 
+class EveryFormStage(Stage):
+    """A stage where the messages of each replica take turns in the forms of decisions, first tokens and ends."""
+
+    def sealed(self, stream: StreamName, source: str, *events: Event) -> bytes:
+        """The next message of the source, in the form of its number."""
+        n, _ = self._chains.get((stream, source), (0, CHAIN_START))
+        return super().sealed(stream, source, *(_in_form(event, FORMS[n % len(FORMS)]) for event in events))
+
+
 class EveryStateLog(DecisionLog):
     """The same dice for what is inherited, and dice of its own for what is added."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.stage = EveryFormStage()
         self._more, self._turn_dice = random.Random(17), random.Random(23)
         self._depths: dict[tuple[str, int], int] = {}
         """Blocks of a family that a worker holds."""
@@ -238,3 +262,12 @@ def _continued(event: RequestRouted, asked_prompt: Prompt, before: _Turn, blocks
     hashes = asked_prompt.hashes()
     base = PromptBase(before.seq, 0, blocks, before.root, 0, sampled(hashes, blocks), column_digest(hashes))
     return structs.replace(event, v=CONTINUED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])
+
+
+def _in_form(event: Event, version: int) -> Event:
+    """The event as a replica writes it while all read that version of decisions."""
+    if isinstance(event, RequestRouted) and version >= COMPACT_VERSION:
+        return structs.replace(event, v=version)
+    if isinstance(event, RequestPrefilled | RequestFinished) and version >= SHORT_VERSION:
+        return structs.replace(event, v=PROGRESS_VERSION)
+    return event

@@ -69,6 +69,17 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/membership/test_continued_records.py",
         "tests/replay/verify/test_continued_decisions.py",
     ),
+    "short records": (
+        "tests/golden/test_wire_format.py",
+        "tests/projections/folds/test_golden_v8.py",
+        "tests/projections/folds/test_routing_fold.py",
+        "tests/replay/recording/test_request_history.py",
+        "tests/core/test_codec.py",
+        "tests/streams/archive/test_archive_export.py",
+        "tests/replay/verify/test_prefill_checks.py",
+        "tests/actors/membership/test_continued_records.py",
+        "tests/replay/verify/test_continued_decisions.py",
+    ),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -101,6 +112,14 @@ ALIKE = (
 TRUE_TO_BASE = "Every decision of the log is true to the one that it continues."
 WRITTEN = "The log has the decisions as they were written, and none is written again."
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
+VERSION = "No verdict and no fold rests on the version of a record."
+READ_ALIKE = "Readers ask whether the base of a decision is a PromptBase; None is none, as UNSET is."
+ONE_PARTITION = "The log has one stream of caches, so its cursors have four streams."
+NO_LATER = "The log has no map of a later version."
+NO_MIXTURE = "No message of the log has an unknown event beside a first token."
+UNREAD = "A verification does without cursors that it cannot read in part, and the examination exports nothing."
+TAKEN = '    """Prompt tokens that the engine took from its cache."""\n'
+TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
 
 class Mutant(NamedTuple):
@@ -1959,6 +1978,220 @@ MUTANTS: tuple[Mutant, ...] = (
         "excuses",
         "replay/playback/fold_reports.py",
         {"late-begin-behind-place": ("begin is None or begin[1] > report.seq or not", "begin is None or not", EXCUSED)},
+    ),
+    # short records
+    *_mutants(
+        "short records",
+        "core/events/compact_decision.py",
+        {
+            "short-blocks-as-requests": (
+                "            self.active_blocks,\n            self.active_requests,\n",
+                "            self.active_requests,\n            self.active_blocks,\n",
+            ),
+            "short-tiers-forgotten": ("overlap if self.overlap_all is None else self.overlap_all", "overlap"),
+            "short-known-unknown": ("ones if self.known is None", "zeros if self.known is None"),
+            "short-cursor-turned": (
+                "        jobs, kv, load, routing = value\n",
+                "        kv, jobs, load, routing = value\n",
+            ),
+            "short-base-none": ("            values[-1] = UNSET\n", "            pass\n", READ_ALIKE),
+            "short-read-as-before": (
+                "RequestRouted(*values, v=SHORT_VERSION)",
+                "RequestRouted(*values, v=COMPACT_VERSION)",
+                VERSION,
+            ),
+            "short-cursor-written-otherwise": (
+                "usual = [cursor[JOBS], cursor[_KV], cursor[LOAD], cursor[ROUTING]]",
+                "usual = [cursor[JOBS], cursor[_KV], cursor[ROUTING], cursor[LOAD]]",
+                WRITTEN,
+            ),
+            "short-partitions-left-out": ("    if len(usual) == len(cursor):\n", "    if usual:\n", WRITTEN),
+            "short-names-unchecked": (
+                "return [*cursor.values()] if (*cursor,) == stream_names(len(cursor)) else cursor",
+                "return [*cursor.values()]",
+                WRITTEN,
+            ),
+            "short-pending-of-the-best": (
+                "None if pending == zeros else pending",
+                "None if pending[:1] == zeros[:1] else pending",
+                WRITTEN,
+            ),
+            "short-known-of-the-best": (
+                "None if known == ones else known",
+                "None if known[:1] == ones[:1] else known",
+                WRITTEN,
+            ),
+            "short-waits-of-zero": (
+                "    if columns.wait_us is not None:\n",
+                "    if columns.wait_us is not None and any(columns.wait_us):\n",
+                WRITTEN,
+            ),
+            "stream-names-cut-late": (
+                "range(1, number - 3))][:number]))",
+                "range(1, number - 3))])[:number])",
+                ONE_PARTITION,
+            ),
+            "partial-values-one-short": (
+                "max(map([*VALUES].index, names)) + 1",
+                "max(map([*VALUES].index, names))",
+            ),
+            "partial-cursor-as-before": (
+                "types = [*SHORT_VALUES.items()][:last]",
+                "types = [*VALUES.items()][:last]",
+                UNREAD,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "core/events/compact_progress.py",
+        {
+            "first-token-boundary": (
+                "return _PREFILLED + _encode(event) if event.v >= PROGRESS_VERSION",
+                "return _PREFILLED + _encode(event) if event.v > PROGRESS_VERSION",
+                WRITTEN,
+            ),
+            "end-as-first-token": (
+                'before_array(COMPACT_FINISHED, "e")',
+                'before_array(COMPACT_PREFILLED, "e")',
+                WRITTEN,
+            ),
+            "map-of-a-later-version": (
+                "msgspec.Meta(lt=PROGRESS_VERSION)",
+                "msgspec.Meta(le=PROGRESS_VERSION)",
+                NO_LATER,
+            ),
+            "map-read-as-array": ("v=self.version))}", "v=PROGRESS_VERSION))}", VERSION),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "core/events/routing.py",
+        {
+            "first-token-values-turned": (
+                "    cached_tokens: int\n" + TAKEN + "    ttft_ms: int\n",
+                "    ttft_ms: int\n    cached_tokens: int\n",
+            ),
+            "end-values-turned": (
+                "    prompt_tokens: int\n    output_tokens: int\n",
+                "    output_tokens: int\n    prompt_tokens: int\n",
+                TOKENS_OF_ENDS,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "core/codec.py",
+        {
+            "first-token-beside-unknown": (
+                "    if head.type in _COMPACT:\n",
+                "    if head.type in COMPACT_TYPES:\n",
+                NO_MIXTURE,
+            ),
+            "short-is-no-decision": (
+                "return encoding[9:17] == _DECISION or encoding[7:15] == _DECISION",
+                "return encoding[9:17] == _DECISION",
+                WRITTEN,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        f"{FOLDS}/routing_fold.py",
+        {
+            "version-read-kept": (
+                "part.joined, part.identity, self._version_read = event, _identity(event), 0",
+                "part.joined, part.identity = event, _identity(event)",
+                WRITTEN,
+            ),
+            "version-read-highest": (
+                "min(ROUTED_VERSION, *[1 if each is None else each.routed_version for each in joined])",
+                "max([1 if each is None else each.routed_version for each in joined])",
+                WRITTEN,
+            ),
+            "version-read-of-a-silent-replica": (
+                "min(ROUTED_VERSION, *[1 if each is None else each.routed_version for each in joined])",
+                "min([each.routed_version for each in joined if each is not None], default=ROUTED_VERSION)",
+                WRITTEN,
+            ),
+            "version-read-behind-an-end": (
+                "part, self._version_read = self.replicas.pop(source, None), 0",
+                "part = self.replicas.pop(source, None)",
+                WRITTEN,
+            ),
+            "version-read-of-a-stranger": (
+                "        if writer not in self.replicas:\n            return 1\n",
+                "",
+                WRITTEN,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "actors/membership/routing_publisher.py",
+        {
+            "progress-unread": (
+                "        if version < SHORT_VERSION:\n",
+                "        if version < CONTINUED_VERSION:\n",
+                WRITTEN,
+            ),
+            "progress-not-noted": (
+                "        self.version_written = SHORT_VERSION\n        return event\n",
+                "        return event\n",
+                WRITTEN,
+            ),
+            "version-written-last": (
+                "self.version_written = max(self.version_written, found.v)",
+                "self.version_written = found.v",
+                WRITTEN,
+            ),
+            "version-written-for-ever": (
+                "        self.version_written = 1\n        for event in [*events",
+                "        for event in [*events",
+                WRITTEN,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        f"{POLICY}/decide.py",
+        {
+            "record-of-version-3": (
+                "v=version_read if version_read >= COMPACT_VERSION else 1",
+                "v=version_read if version_read > COMPACT_VERSION else 1",
+                WRITTEN,
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "replay/recording/request_history.py",
+        {
+            "first-token-as-end": (
+                "(PrefilledFields, RequestPrefilled)\n",
+                "(PrefilledFields,)\n",
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "replay/verify/prefill_checks.py",
+        {
+            "verdict-in-array-unread": (
+                "    if event.type == COMPACT_PREFILLED:\n",
+                "    if event.type == COMPACT_PREFILLED and event.prefill is not None:\n",
+            ),
+        },
+    ),
+    *_mutants(
+        "short records",
+        "replay/verify/partition.py",
+        {
+            "share-of-a-nameless-cursor": (
+                "return event.cursor if event.d is None else cursor_of(event.d.cursor)",
+                "return event.cursor if event.d is None else event.d.cursor",
+            ),
+        },
     ),
 )
 """All of them, by area."""

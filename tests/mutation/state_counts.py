@@ -29,6 +29,7 @@ from core.events import (
 )
 from core.events.jobs import PrefillFailed
 from core.events.kv import PREFILL
+from core.events.routing import COMPACT_VERSION, PROGRESS_VERSION
 from core.settings import TIERS, RoutingSettings
 from core.subjects import JOBS, ROUTING
 from projections.policy.view import EXCLUSION_REASONS
@@ -51,7 +52,9 @@ COVERAGE = (
     StateCount("job cancelled", 8), StateCount("jobs restated", 4), StateCount("remote prefill", 20),
     StateCount("decided before its own events", 100), StateCount("decision", 600),
     StateCount("tier other than device", 50), StateCount("messages missing", 10),
-    StateCount("decision continued", 200),
+    StateCount("decision continued", 200), StateCount("decision of version 3", 200),
+    StateCount("decision of version 4", 200), StateCount("first token as an array", 50),
+    StateCount("end as an array", 50),
     # the rare ones
     StateCount("cost at the margin", 2), StateCount("waiting at the bound", 1), StateCount("two local reasons", 1),
     StateCount("prefill worker left out", 1), StateCount("prefill worker waits", 1),
@@ -179,10 +182,14 @@ class _SourceStates:
                 yield from self._of_statement(event, seq)
             case RequestPrefilled():
                 self.prefilled = seq
+                if event.v == PROGRESS_VERSION:
+                    yield "first token as an array"
                 if event.prefill is not None and event.prefill.remote:
                     yield "remote prefill"
             case RequestFinished():
                 self.ended[event.request, event.attempt] = seq
+                if event.v == PROGRESS_VERSION:
+                    yield "end as an array"
                 if event.outcome == "declined":
                     yield "attempt declined"
             case RequestRouted():
@@ -204,6 +211,8 @@ class _SourceStates:
             yield "decided before its own events"
         if isinstance(event.base, PromptBase):
             yield "decision continued"
+        if event.v >= COMPACT_VERSION:
+            yield f"decision of version {event.v}"
         if margin and costs[0] == min(costs) + margin:
             yield "cost at the margin"
         if read < self.ended.get((event.request, event.attempt), 0):

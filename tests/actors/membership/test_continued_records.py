@@ -158,6 +158,24 @@ async def test_requests_in_flight_are_restated_for_a_replica_of_an_earlier_progr
         await long.aclose()
 
 
+async def test_the_highest_version_since_the_last_restatement_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs read version 2; a third that reads version 1 joins. A whole decision, which that one reads, follows
+    a continued one."""
+    async with world() as it:
+        await it.worker("a")
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", CONTINUED_VERSION)
+        new = await it.router("new")
+        await it.ready(new)
+        for turn in (TURNS[0], TURNS[1], range(100)):
+            await ask(it, new, turn)
+        assert [each.v for each in await it.told(ROUTING, RequestRouted)] == [1, CONTINUED_VERSION, 1]
+        monkeypatch.setattr(router_module, "ROUTED_VERSION", UNSET)
+        await it.ready(await it.router("old"))
+        async with asyncio.timeout(10):
+            (found,) = await restated(it)
+        assert "old does not read version 2 of decisions" in found.reason
+
+
 async def test_requests_are_restated_for_a_replica_that_cannot_read_their_ends(
     monkeypatch: pytest.MonkeyPatch, earlier: int | UnsetType
 ) -> None:
