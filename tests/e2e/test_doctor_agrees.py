@@ -168,7 +168,7 @@ def assert_clock_is_known(found: Answers, name: str) -> None:
 
 async def _until_differing(running: Running) -> Answers:
     """The first answers in which replicas differ."""
-    for _ in range(5):
+    for _ in range(10):
         found = await answers(running)
         if found.replicas["agree"] is False:
             break
@@ -183,7 +183,7 @@ def _at_rest(running: Running) -> bool:
 
 async def ask(url: str, subject: str) -> None:
     """Prompts on the subject that share their beginnings, several at once."""
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         model = (await client.models.list()).data[0].id
 
         async def one(number: int) -> None:
