@@ -115,7 +115,7 @@ class Needs(NamedTuple):
     following: float
     """The part of a core that each front end needs to follow the log."""
     beyond: tuple[str, ...]
-    """Limits of one log that the fleet passes, whatever its partitions and servers."""
+    """Limits of one log that the fleet passes with any number of partitions and servers."""
 
 
 def paced(events_s: float, pace_s: float) -> float:

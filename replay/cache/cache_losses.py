@@ -49,7 +49,7 @@ from replay.cache.cache_report import (
     WorstTurn,
 )
 from replay.cache.holders import HeldDepths, HolderTable
-from replay.cache.talks import Talks
+from replay.cache.session_names import SessionNames
 from replay.parallel import collector_paused
 from replay.playback.playback import Playback
 from replay.recording.prompt_columns import BaseFault
@@ -97,7 +97,7 @@ class _CacheRun:
         self._holders = HolderTable(self._streams)
         self._history = BlockHistory(len(self._streams), blocks_max)
         self._reader = HistoryReader(recording, self._history, self._streams)
-        self._talks = Talks()
+        self._session_names = SessionNames()
         self._groups = GroupTable(by)
         self._apart: Counter[str] = Counter()
         self._first_ms = self._last_ms = 0
@@ -151,7 +151,7 @@ class _CacheRun:
         self._history.settle(self._holders.floor)
         cursor = taken[1] if taken is not None else [0] * len(self._streams)
         self._reader.move(self._now_ms, cursor)
-        session = self._talks.name(event, hashes) if self._groups.by == BY_SESSION else ""
+        session = self._session_names.name(event, hashes) if self._groups.by == BY_SESSION else ""
         if frame.seq >= self._start:
             if reason := _apart(attempt):
                 self._apart[reason] += 1

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import NoReturn
+from collections.abc import AsyncGenerator, AsyncIterator
 
-from core.errors import Refused
 from core.ids import Epoch, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
 from streams.archive.archive_reader import ArchiveReader
-from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, Queue, QueueLimits, Record, StreamState, Tail
+from streams.log import NO_FINGERPRINTS, Fingerprints, Record, StreamState
+from streams.read_only_log import ReadOnlyLog
 
 
-class ArchiveLog:
+class ArchiveLog(ReadOnlyLog):
     """See `streams.log.EventLog`. Calls do not wait: a read is a piece of the file. Corrupt if one is damaged."""
 
     def __init__(self, archive: ArchiveReader) -> None:
@@ -22,26 +21,10 @@ class ArchiveLog:
     def __repr__(self) -> str:
         return f"<ArchiveLog of {self.archive!r}>"
 
-    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
-        self._refuse(streams, fingerprints)
-
     async def fingerprints(self, stream: StreamName) -> Fingerprints:
         """None: its key is proved by its chains."""
         del stream
         return NO_FINGERPRINTS
-
-    async def append(
-        self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
-    ) -> StreamSeq:
-        self._refuse(stream, subject, payload, message_id, expected_seq)
-
-    async def last(self, stream: StreamName, subject: str) -> Record | None:
-        """The newest message of a subject. O(messages): an archive has no list of subjects."""
-        found = None
-        for record in self.archive.read(stream):
-            if record.subject == subject:
-                found = record
-        return found
 
     async def at(self, stream: StreamName, seq: StreamSeq) -> Record | None:
         return self.archive.at(stream, seq)
@@ -66,29 +49,15 @@ class ArchiveLog:
         for record in self.archive.read(stream, start):
             yield record
 
-    async def tail(
-        self,
-        stream: StreamName,
-        start: StreamSeq,
-        on_record: Callable[[Record], None],
-        *,
-        on_reset: Callable[[StreamState], None] | None = None,
-        after: Record | None = None,
-    ) -> Tail:
-        self._refuse(stream, start, on_record, on_reset, after)
-
-    async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:
-        self._refuse(stream, name, subjects, limits)
-
     async def streams(self) -> list[StreamName]:
         return self.archive.streams
 
     async def close(self) -> None:
         pass  # the archive is not ours
 
-    def _refuse(self, *asked: object) -> NoReturn:
-        del asked
-        raise Refused(f"{self.archive.path} is an export: it is read, and never grows")
+    @property
+    def refusal(self) -> str:
+        return f"{self.archive.path} is an export: it is read, and never grows"
 
 
 class ArchiveSnapshots:

@@ -20,16 +20,17 @@ from __future__ import annotations
 import json
 import struct
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from core.errors import Refused, Unavailable
 from core.ids import Epoch, StreamName, StreamSeq
 from core.subjects import broker_stream, short_stream
 from streams.jetstream.jetstream_log import fingerprints_in
-from streams.log import NO_FINGERPRINTS, QUEUE_LIMITS, Fingerprints, Queue, QueueLimits, Record, StreamState, Tail
+from streams.log import Fingerprints, Record, StreamState
+from streams.read_only_log import ReadOnlyLog
 
 _HEAD, _HEADERS = struct.Struct("<IQqH"), struct.Struct("<I")
 _CHECKSUM_BYTES = 8
@@ -70,7 +71,7 @@ class _Stream(NamedTuple):
     config: dict[str, Any]
 
 
-class StoreLog:
+class StoreLog(ReadOnlyLog):
     """See the module's text and `streams.log.EventLog`. Each stream is read through once when it is first asked for."""
 
     def __init__(self, folder: Path, namespace: str) -> None:
@@ -115,14 +116,6 @@ class StoreLog:
         found = next(self._records(stream, seq), None)
         return found if found is not None and found.seq == seq else None
 
-    async def last(self, stream: StreamName, subject: str) -> Record | None:
-        """The newest message of a subject. O(messages): the files have no list of subjects that we read."""
-        found = None
-        for record in self._records(stream, 1):
-            if record.subject == subject:
-                found = record
-        return found
-
     async def seek(self, stream: StreamName, time_ms: int) -> StreamSeq:
         found = self._stream(stream)
         block = max(0, bisect_right([each.first_ns for each in found.blocks], time_ms * _NS_PER_MS) - 1)
@@ -131,34 +124,12 @@ class StoreLog:
                 return record.seq
         return StreamSeq(found.last_seq + 1)
 
-    async def ensure(self, streams: list[StreamName], fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
-        self._refuse(streams, fingerprints)
-
-    async def append(
-        self, stream: StreamName, subject: str, payload: bytes, message_id: str, expected_seq: StreamSeq
-    ) -> StreamSeq:
-        self._refuse(stream, subject, payload, message_id, expected_seq)
-
-    async def tail(
-        self,
-        stream: StreamName,
-        start: StreamSeq,
-        on_record: Callable[[Record], None],
-        *,
-        on_reset: Callable[[StreamState], None] | None = None,
-        after: Record | None = None,
-    ) -> Tail:
-        self._refuse(stream, start, on_record, on_reset, after)
-
-    async def queue(self, stream: StreamName, name: str, subjects: str, limits: QueueLimits = QUEUE_LIMITS) -> Queue:
-        self._refuse(stream, name, subjects, limits)
-
     async def close(self) -> None:
         pass  # no file stays open
 
-    def _refuse(self, *asked: object) -> NoReturn:
-        del asked
-        raise Refused(f"the log of {self._namespace} is read from its files: it does not run, and never grows")
+    @property
+    def refusal(self) -> str:
+        return f"the log of {self._namespace} is read from its files: it does not run, and never grows"
 
     def _stream(self, stream: StreamName) -> _Stream:
         found = self._read.get(stream)

@@ -15,7 +15,7 @@ export class View extends EventTarget {
     this.rows = null; // where each stands, if that is not in the order of the log
     this.following = false;
     this.chosen = false; // whether somebody chose what is shown
-    this.whole = false; // whether somebody asked for all of it, also of what comes
+    this.whole = false; // whether all of it is shown, also what comes later
   }
 
   get span() {

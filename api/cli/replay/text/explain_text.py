@@ -224,7 +224,7 @@ def _phases(phases: FirstTokenPhases | None) -> str:
     if phases.near_requests:
         requests = f"{phases.near_requests} {plural(phases.near_requests, 'request')}"
         tokens = f"{number_text(phases.near_tokens)} {plural(phases.near_tokens, 'token')}"
-        parts.append(f"{requests} ({tokens}) sent there within {phases.near_ms} ms, in whatever order they came")
+        parts.append(f"{requests} ({tokens}) sent there within {phases.near_ms} ms, before it or behind it")
     return f": {', '.join(parts)}, {phases.rest_ms} ms its own"
 
 

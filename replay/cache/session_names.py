@@ -1,4 +1,5 @@
-"""Talks: the session of each decision, or the talk that its prompt continues where clients name no session."""
+"""SessionNames: the session of each decision; where clients name none, the first request of the prompts that it
+continues."""
 
 from __future__ import annotations
 
@@ -6,22 +7,22 @@ from core.events import RequestRouted
 from core.prompt import HASH_BYTES
 
 
-class Talks:
-    """Names of talks by the last whole block of each prompt so far; one entry per different prompt.
+class SessionNames:
+    """Names by the last whole block of each prompt so far; one entry per different prompt.
 
     A prompt continues the longest earlier one that it has whole, block by block, as in the closed loop
-    (`replay.simulate.recorded_requests.find_follow_ups`). A talk has the id of its first request as its name.
+    (`replay.simulate.recorded_requests.find_follow_ups`). The id of the first of them is the name of all.
     """
 
     def __init__(self) -> None:
         self._by_prompt: dict[bytes, str] = {}
 
     def __repr__(self) -> str:
-        return f"<Talks: {len(self._by_prompt)} prompts>"
+        return f"<SessionNames: {len(self._by_prompt)} prompts>"
 
     def name(self, event: RequestRouted, hashes: bytes) -> str:
-        """The client's session, or the talk of the decision, whose prompt has these block hashes; in the order of the
-        log. O(blocks behind the prompt that it continues)."""
+        """The client's session, or the name by its prompt, which has these block hashes; in the order of the log.
+        O(blocks behind the prompt that it continues)."""
         if event.session:
             return event.session
         name = event.request
