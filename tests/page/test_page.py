@@ -390,9 +390,11 @@ def test_a_phone_shows_all_of_it(served: Served, browser: Browser) -> None:
         request = page.locator("#list .row .id").nth(6).inner_text()
         page.locator("#list .row", has=page.get_by_text(request, exact=True)).click()
         expect(page.locator("#decision h3 code")).to_have_text(request)
-        box, track = page.locator("#why").bounding_box(), page.locator("#waterfall .measured .track").bounding_box()
+        page.locator("#waterfall .measured").wait_for()
+        box = page.locator("#why").bounding_box()
         assert box is not None and box["width"] > 350
-        assert track is not None and track["width"] > 200
+        width = "() => document.querySelector('#waterfall .measured .track').getBoundingClientRect().width"
+        assert page.evaluate(width) > 200
         page.get_by_role("tab", name="What if").click()
         expect(page.get_by_label("decode weight", exact=True)).to_be_visible()
 
