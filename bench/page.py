@@ -39,7 +39,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         log = options.log or made(Path(folder) / "long.contrail", Scale(decisions=decisions))
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            page = browser.new_page(viewport={"width": 1680, "height": 1050})
             yield from measure_page(page, log)
             browser.close()
 

@@ -199,7 +199,8 @@ def explanation(recording: Recording, request: str, n: int, number: int) -> dict
     for attempt in found.attempts:
         if (attempt.seq, attempt.attempt) == (n // PLACES, number):  # a message may hold several
             explained: dict[str, Any] = msgspec.to_builtins(attempt)
-            return explained | {"known": True, "uses": found.uses, "summary": found.summary}
+            course = msgspec.to_builtins(found.course)
+            return explained | {"known": True, "uses": found.uses, "summary": found.summary, "course": course}
     return {"known": False, "uses": found.uses}
 
 

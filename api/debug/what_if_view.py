@@ -90,11 +90,14 @@ def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) 
                 "worker": change.new_worker,
                 "regret_ms": round(change.regret_ms, 1),
                 "regret_blocks": change.regret_blocks,
+                "ttft_ms": _first_token_ms(decisions, numbers[change.seq, change.request, change.attempt]),
             }
             for change in changes
         ]
 
+    before, after = zip(*outcome.first_tokens, strict=True) if outcome.first_tokens else ((), ())
     return answer | {
+        "first_tokens": {"recorded": list(before), "new": [round(ms, 1) for ms in after]},
         "from_n": window[0],
         "to_n": window[1],
         "better": outcome.better,
@@ -103,6 +106,12 @@ def _shown(outcome: Outcome, decisions: DecisionTable, window: tuple[int, int]) 
         "losses": rows(outcome.losses),
         "changes": rows(outcome.changes),
     }
+
+
+def _first_token_ms(decisions: DecisionTable, number: int) -> int:
+    """The recorded time to first token of the decision; -1 without one."""
+    attempt = decisions.history.at(number)
+    return -1 if attempt is None or attempt.begun_ms >= 0 else attempt.ttft_ms
 
 
 def _number(decisions: DecisionTable, change: DecisionChange) -> int:

@@ -22,6 +22,7 @@ from replay.explain.cost_breakdown import (
     session_order,
     time_estimate,
 )
+from replay.explain.course import request_course
 from replay.explain.decision_inputs import DecisionInputs, ExcludedWorkers, decision_inputs, routed_event
 from replay.explain.explanation import (
     AttemptExplanation,
@@ -81,6 +82,7 @@ def explain(recording: Recording, request: str, tenant: str | None = None, *, wh
         rejections=rejections,
         uses=len(uses),
         unread=unread,
+        course=request_course(attempts) if not unread else None,
     )
 
 
@@ -131,6 +133,7 @@ def _attempt(
         doubts=on.unverifiable,
         queued=queue_wait(recording, tried, event.now_ms),
         told_tokens=_earlier_tokens(recording, tried),
+        before_ms=max(0, event.now_ms - first_now_ms),
         phases=first_token_phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=check_cache_prediction(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
         hint=prefill_hint(event, on, names),

@@ -421,6 +421,8 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     compared: bool = False
     """The answer was made again from its start, and these tokens compared; else they stand at the prompt's end."""
     real_cached_tokens: int | None = None
+    before_ms: int = 0
+    """From the request's arrival to this decision, by its replica's clock."""
     ttft_ms: int | None = None
     """From the request's arrival to this attempt's first token."""
     first_token_ms: int | None = None
@@ -439,6 +441,32 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     duration_ms: int | None = None
     detail: str = ""
+
+
+class CoursePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a request's time, in milliseconds from its arrival at the router."""
+
+    kind: str
+    """`queued` and `held` in the router; `behind` others at the worker; `remote`: the prompt is computed by another
+    worker, and fetched; `prefill`, `decode`; `unanswered`: an attempt without a token; `between` two attempts;
+    `pause`: the client gets nothing, until another attempt goes on with the answer."""
+    attempt: int
+    worker: str
+    """The worker of that attempt."""
+    from_ms: float
+    to_ms: float
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """The course of a request over all its attempts."""
+
+    parts: list[CoursePart]
+    """One behind the other, without a gap; they add up to the time that the router had the request."""
+    expected: list[CoursePart]
+    """The router's estimates at its decisions, `behind` and `prefill`; none of policies that do not estimate."""
+    pauses: list[CoursePart]
+    ended: bool
+    """False if it was under way when the log ends."""
 
 
 class RejectionExplanation(msgspec.Struct, kw_only=True):
@@ -469,3 +497,5 @@ class Explanation(msgspec.Struct, kw_only=True):
     """The number of requests with this id; the attempts are those of the last one that was routed."""
     unread: list[str] = []
     """A sentence for each of its attempts with a record that this program cannot read."""
+    course: Course | None = None
+    """The time of the request part by part; None where the log lacks its first attempt."""

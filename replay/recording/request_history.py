@@ -566,6 +566,10 @@ class RequestHistory:
             outcome="" if outcome == UNDER_WAY else self.outcomes.names[outcome],
         )
 
+    def tenant(self, row: int) -> str:
+        """The tenant of the attempt in this row; empty if it has none."""
+        return self._tenants.get(row, "")
+
     @property
     def tenants(self) -> frozenset[str]:
         """All that are named."""

@@ -160,6 +160,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The changes that the scenario would have most to regret."""
     changes: list[DecisionChange]
     """All of them, in the order of the log."""
+    first_tokens: list[tuple[int, float]]
+    """The times to first token as recorded and, estimated, in the scenario, of requests with one, in the order of the
+    log; empty unless changes are kept."""
     digest: str
     """16 hex digits of every new choice and its regret; equal for equal recordings and scenarios, anywhere."""
 

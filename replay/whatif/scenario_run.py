@@ -99,10 +99,12 @@ class ScenarioRun:
         keeps: bool,
     ) -> None:
         """`fitted` is by model; `without` are the lives of the workers that the scenario is without; `worst` and
-        `losses` hold so many at most; `keeps` says whether every change is kept."""
+        `losses` hold so many at most; `keeps` says whether every change and first token
+        is kept."""
         self.scenario = scenario
         self.without = without
         self.changes: list[DecisionChange] = []
+        self.first_tokens: list[tuple[int, float]] = []
         self.changed = self.refused = self.astray = self.unlearned = 0
         self.cached_tokens = self.tokens = 0
         """Expected on the new choices, and the prompt tokens of those that were not refused."""
@@ -141,6 +143,8 @@ class ScenarioRun:
             found = regret(event, judged.recorded, new, self.fitted.get(event.model, UNFITTED))
             self.requests[decision.worker] += 1
             self.tokens += event.prompt_tokens
+            if self._keeps and judged.answered and judged.record.begun_ms < 0:
+                self.first_tokens.append((judged.record.ttft_ms, max(0.0, judged.record.ttft_ms - found.ms)))
         self.cached_tokens += found.cached_new
         self.regret_blocks += found.blocks
         self.regret_us += round(found.ms * MICRO)

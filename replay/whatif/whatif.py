@@ -254,6 +254,7 @@ class _WhatIfRun:
             worst=run.worst.sorted,
             losses=run.losses.sorted,
             changes=run.changes,
+            first_tokens=run.first_tokens,
             digest=run.digest,
         )
 

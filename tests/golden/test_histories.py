@@ -24,7 +24,17 @@ ANSWER_CHARS_MAX = 4_000
 """A longer answer is kept as its digest."""
 MADE = {"seconds", "decisions_per_s", "wall_s"}
 """Keys that say of the run, and nothing of the history."""
-ADDED = {"first_token_ms", "pause_ms", "summary", "matched", "near_requests", "near_tokens", "near_ms"}
+ADDED = {
+    "first_token_ms",
+    "pause_ms",
+    "summary",
+    "matched",
+    "near_requests",
+    "near_tokens",
+    "near_ms",
+    "before_ms",
+    "course",
+}
 """Keys that came after the answers were written …"""
 SESSION = "session"
 """… and this one, as text: in an explanation a session's order of workers has the same key."""

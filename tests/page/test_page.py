@@ -17,7 +17,19 @@ from core.subjects import ROUTING
 from replay.recording.recording import Recording
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
-from tests.page.conftest import DECISIONS, NARROW, WIDE, Served, looking, ready, serving
+from tests.page.conftest import (
+    DECISIONS,
+    LAPTOP,
+    NARROW,
+    PHONE,
+    STATE_MIN,
+    USUAL,
+    WIDE,
+    Served,
+    looking,
+    ready,
+    serving,
+)
 from tests.page.fleet import Scale, made
 
 
@@ -287,15 +299,18 @@ def test_times_are_rounded_before_they_are_split(page: Page) -> None:
 def test_tab_goes_through_the_page(page: Page) -> None:
     """From the head over the timeline and the list to the panels, each place once, and every one can be seen."""
     seen = []
-    for _ in range(25):
+    for _ in range(45):
         page.keyboard.press("Tab")
         focused = page.locator(":focus")
-        seen.append(focused.get_attribute("id") or focused.get_attribute("class") or "")
+        seen.append(
+            focused.get_attribute("id") or focused.get_attribute("class") or focused.get_attribute("aria-label")
+        )
         style = "element => [getComputedStyle(element).outlineStyle, getComputedStyle(element).outlineWidth]"
         assert focused.evaluate(style) == ["solid", "2px"], seen
-    order = ["skip", "search", "help-button", "zoom-out", "zoom-in", "zoom-fit", "download"]
-    order += ["lanes", "split", "filter"]
-    order += [f"sort-{by}" for by in ("time", "request", "worker", "tokens", "cached", "first")] + ["list"]
+    order = ["skip", "search", "help-button", "zone", "zoom-out", "zoom-in", "zoom-fit", "download"]
+    order += ["lanes", "split", "filter", *["List only the worker", "List only the outcome"]]
+    order += [f"sort-{by}" for by in ("time", "request", "worker", "tokens", "cached", "first", "took")]
+    order += ["list"]
     assert seen[: len(order)] == order
     assert seen[len(order) : len(order) + 2] == ["tab-decision", "decision"]
     assert "state-of" in seen
@@ -319,12 +334,15 @@ def test_the_panels_answer(page: Page) -> None:
     expect(page.locator("#list .row").first).to_have_class(re.compile("failed"))
 
 
+SIZES = [WIDE, USUAL, LAPTOP, NARROW, PHONE]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("size", SIZES)
 def test_it_fits_and_can_be_read(
     served: Served, browser: Browser, size: tuple[int, int], scheme: str, tmp_path: Path
 ) -> None:
-    """In both sizes and colours: nothing lies outside of the window, and every text stands out from its ground."""
+    """In all sizes and colours: nothing lies outside of the window, and every text stands out from its ground."""
     with looking(browser, served.url, size, scheme) as page:
         ready(page)
         page.screenshot(path=tmp_path / f"page-{scheme}-{size[0]}.png")
@@ -336,14 +354,49 @@ def test_it_fits_and_can_be_read(
             if box is not None:
                 assert box["x"] >= 0
                 assert box["x"] + box["width"] <= size[0] + 1
-                assert box["y"] + box["height"] <= size[1] + 1
-        rows = page.locator("#list .row").first.locator("span").all()
-        edges = [box for row in rows if (box := row.bounding_box()) is not None]
-        assert all(one["x"] + one["width"] <= two["x"] + 1 for one, two in pairwise(edges))
-        if size == NARROW:
+                assert size == PHONE or box["y"] + box["height"] <= size[1] + 1, "only a phone scrolls"
+        if size[0] < STATE_MIN:
             expect(page.locator("#state")).to_be_hidden()
             page.get_by_role("tab", name="State").click()
             expect(page.locator("#state")).to_be_visible()
+            expect(page.locator("#state table").first).to_be_visible()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_no_text_is_cut(served: Served, browser: Browser, size: tuple[int, int]) -> None:
+    """Ids and numbers of the list are there in full, beside each other; so are all columns of the candidates."""
+    with looking(browser, served.url, size) as page:
+        ready(page)
+        rows = [each.locator("span").all() for each in page.locator("#list .row").all()[:5]]
+        assert rows
+        for row in rows:
+            edges = [box for cell in row if (box := cell.bounding_box()) is not None]
+            assert all(one["x"] + one["width"] <= two["x"] + 1 for one, two in pairwise(edges))
+            for cell in row:
+                assert cell.evaluate("cell => cell.scrollWidth <= Math.ceil(cell.getBoundingClientRect().width)")
+        assert re.fullmatch("req-[0-9a-f]{16}", page.locator("#list .row .id").first.inner_text())
+        panel, table = page.locator("#decision"), page.locator("#decision .costs")
+        fits = "element => element.scrollWidth <= element.clientWidth"
+        assert panel.evaluate(fits)
+        assert size in {PHONE, NARROW} or table.evaluate(fits), "there the table scrolls within itself"
+
+
+def test_a_phone_shows_all_of_it(served: Served, browser: Browser) -> None:
+    """One part below the other: the decision has the whole width, and a row chooses it."""
+    with looking(browser, served.url, PHONE) as page:
+        ready(page)
+        page.keyboard.press("Home")
+        expect(page.locator("#list .row").first).to_have_attribute("aria-posinset", "1")
+        request = page.locator("#list .row .id").nth(6).inner_text()
+        page.locator("#list .row", has=page.get_by_text(request, exact=True)).click()
+        expect(page.locator("#decision h3 code")).to_have_text(request)
+        page.locator("#waterfall .measured").wait_for()
+        box = page.locator("#why").bounding_box()
+        assert box is not None and box["width"] > 350
+        width = "() => document.querySelector('#waterfall .measured .track').getBoundingClientRect().width"
+        assert page.evaluate(width) > 200
+        page.get_by_role("tab", name="What if").click()
+        expect(page.get_by_label("decode weight", exact=True)).to_be_visible()
 
 
 def contrasts(page: Page) -> list[tuple[str, str, float]]:
@@ -364,6 +417,132 @@ def contrasts(page: Page) -> list[tuple[str, str, float]]:
         }"""
     )
     return found
+
+
+def test_a_drag_over_the_charts_zooms(page: Page) -> None:
+    """The part that was framed is shown; a click goes to the decision there."""
+    box = page.locator("#trends").bounding_box()
+    assert box is not None
+    left, width = box["x"] + 150, box["width"] - 160
+    whole = page.evaluate("() => document.querySelector('#readout').textContent")
+    page.mouse.move(left + width * 0.25, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(left + width * 0.5, box["y"] + 20)
+    expect(page.locator("#brush")).to_be_visible()
+    page.mouse.up()
+    expect(page.locator("#brush")).to_be_hidden()
+
+    def seconds(text: str) -> float:
+        found = re.search(r"· ([\d.]+) s shown", text)
+        assert found is not None, text
+        return float(found[1])
+
+    assert seconds(page.locator("#readout").inner_text()) == pytest.approx(seconds(whole) / 4, rel=0.05)
+    page.mouse.click(left + width * 0.5, box["y"] + 20)
+    expect(page.locator("#readout")).to_contain_text("decision 1,")
+
+
+def test_the_list_is_of_one_worker_and_outcome(page: Page, served: Served) -> None:
+    """As many as the log has; arrow keys go by them."""
+    with Recording.open(served.log) as recording:
+        there = [each for each in recording.requests.between() if each.worker]
+        mine = [each for each in there if recording.names.worker(each.worker) == "decode-5"]
+        aborted = [each for each in mine if each.outcome == "abort"]
+    page.get_by_label("List only the worker").select_option("decode-5")
+    expect(page.locator("#list-count")).to_have_text(f"{len(mine):,} of {len(there):,}")
+    page.get_by_label("List only the outcome").select_option("abort")
+    expect(page.locator("#list-count")).to_have_text(f"{len(aborted):,} of {len(there):,}")
+    page.locator("#list").press("Home")
+    expect(page.locator("#decision h3 code")).to_have_text(aborted[0].request)
+    expect(page.get_by_label("List only the tenant")).to_be_hidden()
+    expect(page.get_by_label("List only the model")).to_be_hidden()
+
+
+def test_times_are_local_if_asked(served: Served, browser: Browser) -> None:
+    """In the zone of the machine that the browser runs on; UTC before."""
+    context = browser.new_context(viewport={"width": 1680, "height": 1050}, timezone_id="Asia/Kolkata")
+    page = context.new_page()
+    page.goto(served.url)
+    ready(page)
+    utc = page.locator("#readout b").inner_text()
+    page.locator("#zone").click()
+    expect(page.locator("#zone")).to_have_text("local")
+    expect(page.locator("#readout")).to_contain_text("local · decision")
+    hours, minutes = (int(each) for each in utc.split(":")[:2])
+    later = (hours * 60 + minutes + 330) % 1440
+    expect(page.locator("#readout b")).to_have_text(f"{later // 60:02}:{later % 60:02}{utc[5:]}")
+    expect(chosen_row(page)).to_contain_text(f"{later // 60:02}:{later % 60:02}{utc[5:]}")
+    page.locator("#zone").click()
+    expect(page.locator("#readout b")).to_have_text(utc)
+    context.close()
+
+
+def test_a_search_shows_all_of_the_request(page: Page) -> None:
+    """It jumps there, and zooms to the request from its arrival to its end."""
+    page.keyboard.press("Home")
+    request = chosen_row(page).locator(".id").inner_text()
+    page.keyboard.press("/")
+    page.keyboard.type(request)
+    page.keyboard.press("Enter")
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+    took = page.locator("#list .row[aria-selected=true] .took").inner_text()
+    shown = re.search(r"· ([\d.]+ m?s) shown", page.locator("#readout").inner_text())
+    assert shown is not None
+
+    def ms(text: str) -> float:
+        value, unit = text.split()
+        return float(value) * (1000 if unit == "s" else 1)
+
+    assert ms(took) < ms(shown[1]) <= 2 * max(ms(took), 500) + 20
+
+
+def test_a_scenario_is_a_picture(page: Page) -> None:
+    """Two distributions over the same requests, and the requests that moved most, which open."""
+    page.get_by_role("tab", name="What if").click()
+    page.get_by_label("policy").select_option("round-robin")
+    spread = page.locator("#spread")
+    expect(spread).to_contain_text(re.compile(r"First tokens of \d+ requests"))
+    halves = spread.locator(".half")
+    for half, text in zip(halves.all(), ("recorded", "then"), strict=True):
+        expect(half).to_have_attribute("aria-label", re.compile(rf"^{text}: p50 [\d.]+ m?s, p99 "))
+        heights = half.locator("i").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
+        assert len(heights) == 48 and max(heights) > 5
+    moved = page.locator("#outcome table").last.locator("tbody tr").first
+    expect(moved).to_contain_text(re.compile(r"[\d.]+ m?s → [\d.]+ m?s"))
+    request = moved.locator(".link").inner_text()
+    moved.locator(".link").click()
+    page.get_by_role("tab", name="Decision").click()
+    expect(page.locator("#decision h3 code")).to_have_text(request)
+
+
+def test_a_first_visit_says_that_it_loads(served: Served, browser: Browser) -> None:
+    """A bar and no figures, while nothing is known: no "0 decisions", and no axis from 1970."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    context.route("**/debug/api/timeline*", lambda route: None)
+    page.goto(served.url)
+    page.wait_for_function("() => document.querySelector('#totals').textContent !== ''")
+    expect(page.locator("#empty")).to_contain_text("Loading")
+    expect(page.locator("#loading")).to_be_visible()
+    assert "0 decisions" not in page.locator("body").inner_text()
+    assert "0 decisions" not in (page.locator("#trends").get_attribute("aria-label") or "")
+    drawn = page.evaluate(
+        """async () => {
+            const texts = [], fill = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                texts.push(text);
+                fill.call(this, text, ...rest);
+            };
+            window.dispatchEvent(new Event("resize"));
+            document.querySelector("#lanes").style.setProperty("height", "200px");
+            await new Promise(done => setTimeout(done, 300));
+            return texts;
+        }"""
+    )
+    assert drawn
+    assert not [text for text in drawn if re.match(r"\d\d:\d\d|1970", text)]
+    context.unroute_all(behavior="ignoreErrors")
+    context.close()
 
 
 def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
@@ -390,6 +569,40 @@ def test_a_long_recording_opens_on_its_last_minute(browser: Browser, tmp_path: P
         assert shown is not None, page.locator("#readout").inner_text()
         page.keyboard.press("0")
         expect(page.locator("#readout")).to_contain_text(re.compile(r"1\d min \d\d s shown"))
+
+
+def test_a_large_fleet_folds_into_groups(browser: Browser, tmp_path: Path) -> None:
+    """Forty workers are twenty lines of two, each worker a line of a heat map; a press opens the lanes of a group."""
+    log = made(tmp_path / "fleet.contrail", Scale(decisions=800, workers=40, requests_per_s=200.0))
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        ready(page)
+        lanes = page.locator("#lanes")
+        below = "element => element.scrollHeight - element.clientHeight"
+        drawn = """async () => {
+            const found = [], fill = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+                found.push(text);
+                fill.call(this, text, ...rest);
+            };
+            ACT;
+            await new Promise(done => setTimeout(done, 400));
+            CanvasRenderingContext2D.prototype.fillText = fill;
+            return found;
+        }"""
+        names = page.evaluate(drawn.replace("ACT", "document.querySelector('#zoom-in').click()"))
+        assert {"▸ decode-0 … 1", "▸ decode-38 … 39"} <= set(names)
+        assert "decode-1" not in names
+        before = lanes.evaluate(below)
+        press = "document.body.dispatchEvent(new KeyboardEvent('keydown', { key: 'g', bubbles: true }))"
+        names = page.evaluate(drawn.replace("ACT", press))
+        worker = page.locator("#list .row[aria-selected=true] span").nth(2).inner_text()
+        assert worker in names, "the lane of the decision at the cursor"
+        assert lanes.evaluate(below) > before
+        box = lanes.bounding_box()
+        assert box is not None
+        page.mouse.click(box["x"] + 30, box["y"] + 45)
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 60)
+        expect(page.locator("#decision h3 code")).to_contain_text("req-")
 
 
 def test_nothing_to_show_says_what_to_do(browser: Browser, tmp_path: Path) -> None:

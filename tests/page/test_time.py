@@ -67,7 +67,75 @@ def test_the_time_in_the_router_is_drawn(timed: Served, browser: Browser, held: 
         expect(told).to_contain_text(f"{hold.held_ms} ms in the router: its worker computed other prompts")
         for by in hold.by:
             expect(told).to_contain_text(by.request)
-        expect(page.locator("#decision .phases i.router")).to_have_count(1)
+        expect(page.locator("#waterfall .measured i.held")).to_have_count(1)
+
+
+def test_the_course_of_a_request_is_one_bar_to_scale(timed: Served, browser: Browser, held: Explanation) -> None:
+    """Its parts are as wide as they took long; the estimate lies below, and the requests beside it can be opened."""
+    course, attempt = held.course, held.attempts[0]
+    assert course is not None
+    with Recording.open(timed.log) as recording:
+        (own,) = recording.requests.attempts(held.request)
+        end = own.time_ms - own.before_ms + own.duration_ms
+        stays = [each for each in recording.requests.between() if each.worker == own.worker and each.at != own.at]
+        there = [
+            each for each in stays
+            if each.time_ms < end and each.time_ms - each.before_ms + each.duration_ms > own.time_ms
+        ]  # fmt: skip
+    with looking(browser, timed.url) as page:
+        show(page, held)
+        waterfall = page.locator("#waterfall")
+        track = waterfall.locator(".measured .track")
+        whole = track.bounding_box()
+        boxes = [box for bar in track.locator("i").all() if (box := bar.bounding_box()) is not None]
+        assert whole is not None and len(boxes) == len(course.parts)
+        last = max(part.to_ms for part in (*course.parts, *course.expected))
+        for box, part in zip(boxes, course.parts, strict=True):
+            assert box["x"] - whole["x"] == pytest.approx(whole["width"] * part.from_ms / last, abs=1.5)
+            assert box["width"] == pytest.approx(whole["width"] * (part.to_ms - part.from_ms) / last, abs=1.5)
+        assert waterfall.locator(".ghost i").count() == len(course.expected)
+        hold = attempt.hold
+        assert hold is not None
+        expect(waterfall.locator(".keys").first).to_contain_text(f"{hold.held_ms} ms held for its worker")
+        expect(waterfall.locator("h4")).to_have_text(f"Beside it on {attempt.worker_name} {len(there)}")
+        others = waterfall.locator(".other .link")
+        assert others.count() == min(12, len(there)) > 0
+        named = others.all_inner_texts()
+        assert set(named) <= {each.request for each in there}
+        if len(there) > 12:
+            expect(waterfall).to_contain_text(f"and {len(there) - 12} more")
+        others.first.click()
+        expect(page.locator("#decision h3 code")).to_have_text(named[0])
+
+
+def test_a_pause_and_what_a_later_program_tells_are_drawn(timed: Served, browser: Browser) -> None:
+    """An answer that goes on elsewhere has a red mark; a part of a kind that the page does not know keeps its name."""
+    with looking(browser, timed.url) as page:
+        ready(page)
+        said = page.evaluate(
+            """async () => {
+                const { waterfall } = await import("/debug/static/waterfall.js");
+                const part = (kind, from_ms, to_ms) => ({ kind, from_ms, to_ms, attempt: 0, worker: "" });
+                const course = {
+                    parts: [
+                        part("read_body", -20, 0), part("prefill", 0, 30), part("decode", 30, 100),
+                        part("prefill", 100, 180),
+                    ],
+                    expected: [], pauses: [part("pause", 100, 180)], ended: false,
+                };
+                const store = {
+                    count: 0, ms: [0], before_ms: [0], ttft_ms: [30], duration_ms: [180], worker: [0],
+                    endAt: () => 180, cameAt: () => 0,
+                };
+                const made = waterfall({ course, before_ms: 0 }, 0, store, { near: false });
+                const places = [...made.querySelectorAll(".measured i, .pauses i")].map((bar) => bar.style.left);
+                const pause = made.querySelector(".pauses .track").ariaLabel;
+                return [made.querySelector(".keys").textContent, places, pause];
+            }"""
+        )
+        assert said[0].startswith("20 ms read body110 ms prefill70 ms decodeunder way when the log ends")
+        assert said[1] == ["0%", "10%", "25%", "60%", "60%"]
+        assert said[2] == "no output: 80 ms pause"
 
 
 PAINTED = """colour => {
@@ -86,7 +154,7 @@ def test_scores_are_drawn_term_by_term(timed: Served, browser: Browser) -> None:
     attempt = chosen.attempts[0]
     with looking(browser, timed.url) as page:
         show(page, chosen)
-        expect(page.locator("#decision .keys").first).to_contain_text("score:")
+        expect(page.locator("#decision > .keys")).to_contain_text("score:")
         bars = page.locator("#decision .costs .stack").all()
         assert len(bars) == len(attempt.candidates)
         for bar, row in zip(bars, attempt.candidates, strict=True):

@@ -4,8 +4,9 @@ import { UrlState } from "./url_state.js";
 import { Decision } from "./decision.js";
 import { byId, el, fill, renew, swatch } from "./dom.js";
 import { Events } from "./events.js";
+import { Filters } from "./filters.js";
 import { hearDownload } from "./download.js";
-import { bytes, clock, count, day, duration, moment, percent } from "./format.js";
+import { bytes, clock, count, day, duration, moment, percent, setLocal, zoneName } from "./format.js";
 import { hearKeys, listKeys } from "./keys.js";
 import { List } from "./list.js";
 import { Overview } from "./overview.js";
@@ -29,7 +30,7 @@ const say = (text) => (byId("said").textContent = text);
 const timeline = new Timeline(byId("lanes"), store, view, theme);
 new Overview(byId("overview"), store, view, theme);
 new Trends(byId("trends"), store, view, theme);
-const list = new List(byId("list"), byId("heads"), byId("list-count"), byId("filter"), store, view);
+const list = new List(byId("list"), byId("heads"), byId("list-count"), byId("filter"), new Filters(byId("filters"), store), store, view);
 const decision = new Decision(byId("decision"), store, view);
 new State(byId("state"), byId("state-when"), byId("state-of"), store, view);
 const whatIf = new WhatIf(byId("whatif"), store, view);
@@ -65,6 +66,7 @@ hearKeys(view, {
   search: () => byId("search").focus(),
   help: () => byId("help").showModal(),
   follow: () => !byId("follow").hidden && view.follow(!view.following),
+  group: () => view.index >= 0 && timeline.toggleOf(store.laneOf[store.worker[view.index]]),
   tab: (number) => tabs.open(number),
   event: (by) => {
     const note = events.step(by);
@@ -81,9 +83,19 @@ byId("help-button").addEventListener("click", () => byId("help").showModal());
 byId("zoom-in").addEventListener("click", () => view.zoom(0.5));
 byId("zoom-out").addEventListener("click", () => view.zoom(2));
 byId("zoom-fit").addEventListener("click", () => view.fit());
+byId("zone").addEventListener("click", () => showZone(zoneName() === "UTC"));
 byId("follow").addEventListener("click", () => view.follow(!view.following));
 fill(byId("legend"), swatch("cached", "cached tokens"), swatch("computed", "computed, or waiting for the first"), swatch("router", "in the router"), swatch("decode", "running"),
   swatch("wait", "waiting"), swatch("occupied", "cache in use"), swatch("bad", "failed"));
+
+// All times anew, in this machine's zone or in UTC.
+function showZone(local) {
+  setLocal(local);
+  byId("zone").textContent = zoneName();
+  byId("zone").setAttribute("aria-pressed", String(local));
+  store.tell("data");
+  view.tell("cursor");
+}
 
 // --- where we are --------------------------------------------------------------------------------------------------
 
@@ -98,9 +110,11 @@ function showStatus() {
       : now.away ? badge("bad", "log away", now.away) : badge("live", "live", "the log is followed, second by second"),
     now.proved ? badge("good", "proved", "every message was checked with the deployment's key") : badge("", "not proved", "without the deployment's key chains are taken as they are told"),
     now.redacted ? badge("", "redacted", "names were removed") : null);
-  fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",
+  const reading = !store.count && (now.copied || now.scanned < 1 || !store.complete) && !now.error;
+  if (reading) fill(byId("totals"), "loading …");
+  else fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",
     el("b", {}, count(new Set(store.replicas.map((each) => each.name || each.id)).size)), " replicas",
-    now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${store.dated ? `${day(now.to_ms)} ` : ""}${clock(now.to_ms, 0)} UTC` : "");
+    now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${store.dated ? `${day(now.to_ms)} ` : ""}${clock(now.to_ms, 0)} ${zoneName()}` : "");
   byId("follow").hidden = !now.live;
   showProgress(now);
   showEmpty(now);
@@ -124,12 +138,14 @@ function showProgress(now) {
   if (now.error) say(now.error);
 }
 
-// What to do where there is nothing to see.
+// What to do where there is nothing to see; how far it is, while it is read.
 function showEmpty(now) {
-  const empty = byId("empty");
-  empty.hidden = store.count > 0;
-  empty.textContent = now.error || (now.copied ? "The log is being copied …" : now.scanned < 1 || !store.complete ? "Reading the recording …"
+  const reading = !now.error && (now.copied || now.scanned < 1 || !store.complete);
+  byId("empty").hidden = store.count > 0;
+  byId("empty-text").textContent = now.error || (now.copied ? "Loading: the log is being copied …" : reading ? "Loading: the recording is read …"
     : now.live ? "No request yet: send one to /v1/chat/completions, and its decision is drawn here." : "This recording holds no decision: export a longer range of the log.");
+  byId("loading").hidden = !reading;
+  byId("loading").value = now.copied ? now.copied[0] / Math.max(1, now.copied[1]) : now.scanned;
 }
 
 function showCursor() {
@@ -139,7 +155,7 @@ function showCursor() {
   const at = view.index;
   lanes.setAttribute("aria-valuenow", String(at));
   lanes.setAttribute("aria-valuetext", `${moment(store.ms[at], store.dated)}, ${store.request[at]} to ${store.workerName(store.worker[at])}`);
-  fill(byId("readout"), el("b", {}, moment(store.ms[at], store.dated)), ` UTC · decision ${count(at + 1)} of ${count(store.count)} · ${duration(view.span)} shown`);
+  fill(byId("readout"), el("b", {}, moment(store.ms[at], store.dated)), ` ${zoneName()} · decision ${count(at + 1)} of ${count(store.count)} · ${duration(view.span)} shown`);
 }
 
 store.addEventListener("status", showStatus);
@@ -157,7 +173,8 @@ store.addEventListener("trouble", ({ detail }) => {
   say(detail.message);
   if (store.status) showStatus();
   byId("empty").hidden = store.count > 0;
-  byId("empty").textContent = detail.message;
+  byId("empty-text").textContent = detail.message;
+  byId("loading").hidden = true;
 });
 store.addEventListener("well", () => {
   say("");

@@ -1,6 +1,6 @@
 // Where a time stands on a line of pixels, and which times to write there.
 
-import { clock, day } from "./format.js";
+import { clock, day, zoneMs } from "./format.js";
 
 const DAY_MS = 86_400_000;
 const STEPS_MS = [
@@ -29,9 +29,10 @@ export class Axis {
   ticks() {
     const fewest = (this.to - this.from) * (LABEL_PX / this.width);
     const step = STEPS_MS.find((each) => each >= fewest) ?? Math.ceil(fewest / DAY_MS) * DAY_MS;
+    const ahead = zoneMs(this.from);
     const found = [];
-    for (let ms = Math.ceil(this.from / step) * step; ms <= this.to; ms += step) {
-      found.push([ms, ms % DAY_MS ? clock(ms, step < 1000 ? 3 : 0) : day(ms)]);
+    for (let ms = Math.ceil((this.from + ahead) / step) * step - ahead; ms <= this.to; ms += step) {
+      found.push([ms, (ms + ahead) % DAY_MS ? clock(ms, step < 1000 ? 3 : 0) : day(ms)]);
     }
     return found;
   }

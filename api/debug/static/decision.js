@@ -4,6 +4,7 @@ import { Latest } from "./api.js";
 import { outcome } from "./outcome.js";
 import { el, fill, pairs, renew, table } from "./dom.js";
 import { amount, count, duration, moment, percent, sentence, words } from "./format.js";
+import { waterfall } from "./waterfall.js";
 import { bar, formula, legend, mostOf, termsOf } from "./cost_terms.js";
 
 const EXPLAIN_WAIT_MS = 120;
@@ -19,6 +20,7 @@ export class Decision extends EventTarget {
     this.explained = null; // the same in full, which takes a little longer
     this.changes = null; // the last what-if's changes, by number
     this.scenario = "";
+    this.near = false; // whether only the course up to the first token is drawn
     this.explainedKey = ""; // outcome key of the decision shown, at its last explanation
     view.addEventListener("cursor", () => this.ask());
     view.addEventListener("following", () => this.shown && this.explainLater());
@@ -95,6 +97,7 @@ export class Decision extends EventTarget {
       this.title(shown, at),
       this.change(shown),
       this.explained?.summary.length ? el("p", { id: "summary" }, this.explained.summary.join(" ")) : null,
+      this.course(at),
       this.facts(shown, at),
       this.candidates(shown),
       this.leftOut(shown),
@@ -156,6 +159,11 @@ export class Decision extends EventTarget {
     const to = change.worker ? store.nameOfId(change.worker) : "no worker";
     return el("p", { class: "whatif", id: "choice" }, `With ${this.scenario}: `, el("b", {}, to),
       ` instead of ${store.nameOfId(shown.worker)}${change.worker ? `, ${gain(change, changes.timed)}` : ""}.`);
+  }
+
+  course(at) {
+    const onNear = (near) => ((this.near = near), this.paint());
+    return this.explained && waterfall(this.explained, at, this.store, { near: this.near, onNear, choose: (other) => this.view.choose(other) });
   }
 
   facts(shown, at) {

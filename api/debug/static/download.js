@@ -30,11 +30,9 @@ function save(name, type, text) {
 // The decisions whose requests were there in that time.
 function within(store, from, to) {
   const rows = [];
-  for (let at = 0; at < store.count; at++) if (store.cameAt(at) <= to && endOf(store, at) >= from) rows.push(at);
+  for (let at = 0; at < store.count; at++) if (store.cameAt(at) <= to && store.endAt(at) >= from) rows.push(at);
   return rows;
 }
-
-const endOf = (store, at) => (store.duration_ms[at] >= 0 ? store.cameAt(at) + store.duration_ms[at] : store.toMs);
 
 // Each worker and each replica is a process; requests beside each other are its threads.
 function trace(store, rows) {
@@ -56,7 +54,7 @@ function trace(store, rows) {
   }
 
   for (const at of rows) {
-    const [came, sent, end] = [store.cameAt(at), store.ms[at], endOf(store, at)];
+    const [came, sent, end] = [store.cameAt(at), store.ms[at], store.endAt(at)];
     const first = store.ttft_ms[at] < 0 ? end : Math.min(end, came + store.ttft_ms[at]);
     const request = store.request[at];
     const args = {

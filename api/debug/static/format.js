@@ -1,19 +1,26 @@
-// Numbers and times as people read them. All times are UTC.
+// Numbers and times as people read them. Times are UTC, or local if somebody chose that.
 
 const grouped = new Intl.NumberFormat("en-US");
 const pad = (value, width = 2) => String(value).padStart(width, "0");
 
 export const count = (value) => grouped.format(value);
 
+let local = false;
+export const setLocal = (on) => (local = on);
+export const zoneName = () => (local ? "local" : "UTC");
+
+// By how much the clock that is shown is ahead of UTC at that time.
+export const zoneMs = (ms) => (local ? -60_000 * new Date(ms).getTimezoneOffset() : 0);
+
 export function clock(ms, digits = 3) {
   if (!(ms >= 0)) return "–";
-  const at = new Date(ms);
+  const at = new Date(ms + zoneMs(ms));
   const text = `${pad(at.getUTCHours())}:${pad(at.getUTCMinutes())}:${pad(at.getUTCSeconds())}`;
   return digits ? `${text}.${pad(at.getUTCMilliseconds(), 3)}` : text;
 }
 
 export function day(ms) {
-  const at = new Date(ms);
+  const at = new Date(ms + zoneMs(ms));
   return `${at.getUTCFullYear()}-${pad(at.getUTCMonth() + 1)}-${pad(at.getUTCDate())}`;
 }
 
@@ -54,3 +61,6 @@ export const words = (name) => name.replaceAll("_", " ");
 export const natural = new Intl.Collator("en", { numeric: true }).compare;
 
 export const sentence = (text) => (/[.!?]$/.test(text) ? text : `${text}.`);
+
+// An id of at most so many characters: of a longer one its beginning and its end.
+export const short = (id, most) => (id.length <= most ? id : `${id.slice(0, Math.ceil(most / 2) - 1)}…${id.slice(-Math.floor(most / 2))}`);

@@ -14,8 +14,7 @@ export function packed(store, low, high, axis, lanes) {
   for (let at = low; at < high; at++) {
     const lane = store.laneOf[store.worker[at]];
     const start = store.ms[at] - store.waited_ms[at];
-    const over = store.duration_ms[at] >= 0 ? store.cameAt(at) + store.duration_ms[at] : store.toMs;
-    const end = Math.max(over, axis.ms(axis.x(store.ms[at]) + 3));
+    const end = Math.max(store.endAt(at), axis.ms(axis.x(store.ms[at]) + 3));
     const free = ends[lane];
     let row = free.findIndex((until) => until <= start);
     if (row < 0) row = free.length;
@@ -29,6 +28,7 @@ export function drawSingle(pen, store, theme, axis, geometry, found) {
   const brush = new Brush(pen);
   const right = axis.left + axis.width;
   for (const bar of found.bars) {
+    if (geometry.folded(bar.lane)) continue;
     const box = boxOf(bar, found.rows, axis, geometry);
     if (box.x > right || box.x + box.width < axis.left) continue;
     const first = store.ttft_ms[bar.at];
@@ -48,7 +48,7 @@ export function drawSingle(pen, store, theme, axis, geometry, found) {
 }
 
 export function boxOf(bar, rows, axis, geometry) {
-  const height = Math.min(ROW_MAX_PX, geometry.zone / rows[bar.lane]);
+  const height = Math.min(ROW_MAX_PX, geometry.zone(bar.lane) / rows[bar.lane]);
   const x = axis.x(bar.start);
   return { x, y: geometry.top(bar.lane) + bar.row * height, width: Math.max(2, axis.x(bar.end) - x), height };
 }
@@ -83,13 +83,15 @@ export function drawSummed(pen, store, theme, axis, geometry, found) {
   const brush = new Brush(pen);
   const lanes = found.all.length / found.width;
   for (let lane = 0; lane < lanes; lane++) {
-    const bottom = geometry.top(lane) + geometry.zone;
+    if (geometry.folded(lane)) continue;
+    const zone = geometry.zone(lane);
+    const bottom = geometry.top(lane) + zone;
     for (let number = 0; number < found.width; number++) {
       const place = lane * found.width + number;
       const left = axis.left + number * found.column;
       const wide = Math.min(found.column, axis.left + axis.width - left);
       if (!found.all[place]) continue;
-      const high = Math.max(1, Math.min(1, found.all[place] / found.most) * geometry.zone);
+      const high = Math.max(1, Math.min(1, found.all[place] / found.most) * zone);
       const kept = high * (found.cached[place] / found.all[place]);
       if (kept > 0) brush.rect(theme.cached, left, bottom - kept, wide, kept);
       if (high > kept) brush.rect(theme.computed, left, bottom - high, wide, high - kept);

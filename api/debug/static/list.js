@@ -1,12 +1,14 @@
 // List: the decisions one by one. Only the rows that are seen exist.
 
 import { el, fill, perFrame } from "./dom.js";
-import { clock, count, day, duration, percent } from "./format.js";
+import { clock, count, day, duration, percent, short } from "./format.js";
 
 const ROW_PX = 21;
 const HEIGHT_MAX_PX = 8_000_000;
 const SLOW_SHOWN = 200;
 const SHORT = { worker_lost: "lost", replica_gone: "gone" };
+const ID_CHARS = [36, 24]; // at most, in a wide window and in a narrow one
+const WORKER_CHARS = 20;
 const MISSED_MIN = 0.05;
 
 // By what rows can be sorted: what stands for a row, and whether the largest comes first at the first press.
@@ -21,9 +23,11 @@ const COLUMNS = {
 };
 
 export class List {
-  constructor(root, heads, counted, filter, store, view) {
-    Object.assign(this, { root, heads, counted, filter, store, view });
+  constructor(root, heads, counted, filter, filters, store, view) {
+    Object.assign(this, { root, heads, counted, filter, filters, store, view });
     this.marks = null;
+    this.measured = 0; // so many decisions' ids were measured
+    this.longest = 8;
     this.sorted = null; // the column, and whether the largest comes first; null for the order of the log
     this.inner = el("div", { class: "inner" });
     this.root.append(this.inner);
@@ -31,10 +35,12 @@ export class List {
     root.addEventListener("scroll", () => this.draw(), { passive: true });
     root.addEventListener("click", (event) => this.click(event));
     filter.addEventListener("change", () => this.sort(filter.value === "slow" ? { by: "first", down: true } : null));
+    filters.addEventListener("changed", () => this.refilter(true));
     heads.addEventListener("click", (event) => this.press(event.target.closest("button")?.dataset.by));
-    store.addEventListener("data", () => this.refilter(false));
+    store.addEventListener("data", () => (this.widen(), this.refilter(false)));
+    store.addEventListener("reset", () => Object.assign(this, { measured: 0, longest: 8 }));
     view.addEventListener("cursor", () => (this.reveal(), this.draw()));
-    new ResizeObserver(() => this.draw()).observe(root);
+    new ResizeObserver(() => (this.widen(), this.draw())).observe(root);
   }
 
   get length() {
@@ -71,7 +77,9 @@ export class List {
   refilter(jump) {
     const { store, view } = this;
     const kind = this.filter.value;
-    const order = kind === "all" ? null : chosen(store, kind, this.marks);
+    const { fits } = this.filters;
+    const listed = kind === "all" && !fits ? null : chosen(store, kind, this.marks);
+    const order = listed && fits ? listed.filter(fits) : listed;
     view.list(this.sorted ? sortedBy(store, order, this.sorted) : order, this.sorted !== null);
     if (jump && view.order?.length && this.rowOf(view.index) < 0) view.choose(view.order[0]);
     if (jump) this.reveal(); // else whoever scrolled stays where they are
@@ -91,6 +99,21 @@ export class List {
   // Browsers bound the height of an element: with very many rows one pixel of the scroll bar stands for several.
   get rowHeight() {
     return Math.min(ROW_PX, HEIGHT_MAX_PX / Math.max(1, this.length));
+  }
+
+  // Columns are as wide as their longest text; a longer id is cut in its middle.
+  widen() {
+    const { store, root } = this;
+    for (; this.measured < store.count; this.measured++) {
+      this.longest = Math.max(this.longest, store.request[this.measured].length + (store.attempt[this.measured] ? 3 : 0));
+    }
+    const worker = Math.max(7, ...store.lanes.map((lane) => lane.name.length));
+    root.parentElement.style.setProperty("--id-chars", String(Math.min(this.longest, this.idChars)));
+    root.parentElement.style.setProperty("--worker-chars", String(Math.min(worker, WORKER_CHARS)));
+  }
+
+  get idChars() {
+    return ID_CHARS[window.innerWidth < 1280 ? 1 : 0];
   }
 
   measure() {
@@ -133,7 +156,7 @@ export class List {
     const first = failed ? SHORT[outcome] ?? outcome : duration(store.waitOf(at));
     return el("div", properties,
       el("span", { title: day(store.ms[at]) }, clock(store.ms[at])),
-      el("span", { class: "id" }, store.request[at], store.attempt[at] ? el("b", {}, ` #${store.attempt[at] + 1}`) : null),
+      el("span", { class: "id", title: store.request[at] }, short(store.request[at], this.idChars - (store.attempt[at] ? 3 : 0)), store.attempt[at] ? el("b", {}, ` #${store.attempt[at] + 1}`) : null),
       el("span", {}, store.workerName(store.worker[at])),
       el("span", { class: "number tokens" }, count(tokens)),
       el("span", { class: `share${known ? "" : " expected"}`, vars: { "--share": String(share) } }, percent(share)),
@@ -143,7 +166,7 @@ export class List {
 
   nothing() {
     if (this.filter.value === "changed" && !this.marks) return "Move a slider under “What if”: what changes is listed here.";
-    if (this.filter.value !== "all") return "None of the decisions is like that.";
+    if (this.filter.value !== "all" || this.filters.fits) return "None of the decisions is like that.";
     return this.store.complete ? "No decision is recorded here." : "Reading …";
   }
 
@@ -177,6 +200,8 @@ function chosen(store, kind, marks) {
 
 function fits(store, at, kind, marks) {
   switch (kind) {
+    case "all":
+      return true;
     case "failed":
       return store.failed(at);
     case "retried":

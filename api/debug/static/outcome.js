@@ -1,6 +1,6 @@
 // Outcome of a decision, by its full explanation: wait, prompt, first token, cache.
 
-import { el, swatch } from "./dom.js";
+import { el } from "./dom.js";
 import { count, duration, sentence, words } from "./format.js";
 
 const WAITED_FOR = {
@@ -16,7 +16,7 @@ export function outcome(found) {
   const { phases, reuse } = found;
   const texts = [...held(found), ...prompt(found)];
   if (reuse && reuse.verdict !== "as_predicted") texts.push(el("p", { class: "told" }, el("b", {}, "Reuse: "), sentence(reuse.text)));
-  if (phases) texts.push(phasesOf(phases, found));
+  if (phases?.behind_requests) texts.push(el("p", { class: "told", id: "behind" }, el("b", {}, "Behind: "), `${count(phases.behind_requests)} request${phases.behind_requests === 1 ? "" : "s"} with ${count(phases.behind_tokens)} tokens to compute.`));
   if (found.again === "differs") texts.push(el("p", { class: "told bad" }, "Decided again from the log it falls otherwise: `contrail replay verify` says where."));
   if (found.doubts.length) texts.push(el("p", { class: "fine" }, `The log may not show all: ${found.doubts.join("; ")}.`));
   return texts;
@@ -50,18 +50,4 @@ function prompt({ prefill, hint, job }) {
   const where = [job.asked_seq, job.ended_seq].filter((seq) => seq !== null).map((seq) => `jobs:${seq}`).join(" to ");
   texts.push(el("p", { class: "fine" }, `Job ${job.job}${where ? `, ${where}` : ""}: ${[...tries, end].join(", ")}${job.lacks ? `; ${job.lacks}` : ""}.`));
   return texts;
-}
-
-function phasesOf(found, { queued, pause_ms: pause }) {
-  const parts = [
-    queued ? ["router", found.before_ms, "in the router"] : ["earlier", found.before_ms, "attempts before"],
-    ["behind", found.behind_ms, `behind ${count(found.behind_requests)} request${found.behind_requests === 1 ? "" : "s"} with ${count(found.behind_tokens)} tokens to compute`],
-    ["rest", found.rest_ms, "its own prefill"],
-  ].filter(([, ms]) => ms > 0);
-  if (!parts.length) return null;
-  const all = Math.max(1, parts.reduce((sum, [, ms]) => sum + ms, 0));
-  const said = parts.map(([, ms, text]) => `${text} ${duration(ms)}`).join(", ");
-  return el("div", { class: "told" }, el("b", {}, pause === null ? "First token: " : "Went on after: "), duration(found.ttft_ms),
-    el("div", { class: "phases", role: "img", "aria-label": said }, parts.map(([kind, ms]) => el("i", { class: kind, vars: { width: `${(100 * ms) / all}%` } }))),
-    el("div", { class: "keys" }, parts.map(([kind, ms, text]) => swatch(kind, `${duration(ms)} ${text}`))));
 }

@@ -16,6 +16,7 @@ export function hearPointer(root, tip, timeline, store, view, onNote) {
   root.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     const [x, y] = place(event);
+    if (x < timeline.axis.left) timeline.toggleAt(y);
     if (x < timeline.axis.left || x > root.clientWidth) return;
     pressed = { x, y, moved: false, pan: event.shiftKey, from: view.from, to: view.to };
     root.setPointerCapture(event.pointerId);

@@ -97,6 +97,7 @@ export class Search {
 
   go(row) {
     this.view.choose(this.hits[row]);
+    this.view.frame(this.hits[row]);
     this.close();
     this.input.blur();
   }

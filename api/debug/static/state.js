@@ -3,20 +3,23 @@
 import { Latest } from "./api.js";
 import { cursorText } from "./decision.js";
 import { el, fill, renew, table } from "./dom.js";
-import { count, duration, moment, natural, percent, words } from "./format.js";
+import { count, duration, moment, natural, percent, short, words } from "./format.js";
 
 const REQUESTS_SHOWN = 60;
+const ID_CHARS = 20;
 
 export class State {
   constructor(root, when, whose, store, view) {
     Object.assign(this, { root, when, whose, store, view });
     this.question = new Latest((text) => this.pending(text));
+    this.due = false; // whether it is another state than the one shown, and nobody sees it
     view.addEventListener("cursor", () => this.ask());
     store.addEventListener("data", () => {
       this.offer();
       if (store.complete && !store.count) this.ask(); // there is no decision: who is there at the end
     });
     whose.addEventListener("change", () => this.ask());
+    new ResizeObserver(() => this.due && this.ask()).observe(root); // it is shown again
     this.offer();
     fill(root, el("p", { class: "none" }, "Working out the state at the cursor …"));
   }
@@ -33,6 +36,8 @@ export class State {
 
   ask() {
     const { view, store } = this;
+    this.due = this.root.offsetParent === null;
+    if (this.due) return;
     const asked = view.n === null ? { ms: Math.floor(store.toMs) } : { n: view.n };
     this.root.setAttribute("aria-busy", "true");
     this.root.classList.add("stale");
@@ -115,8 +120,8 @@ export class State {
       .sort((one, two) => one.at - two.at)
       .slice(0, REQUESTS_SHOWN)
       .map((each) => [
-        each.at < 0 ? el("code", {}, each.request)
-          : el("button", { type: "button", class: "link", data: { at: each.at }, on: { click: () => looked.choose(each.at) } }, each.request),
+        each.at < 0 ? el("code", { title: each.request }, short(each.request, ID_CHARS))
+          : el("button", { type: "button", class: "link", title: each.request, data: { at: each.at }, on: { click: () => looked.choose(each.at) } }, short(each.request, ID_CHARS)),
         store.nameOfId(each.worker), store.nameOfReplicaId(each.replica),
         each.at < 0 ? "–" : duration(now - store.ms[each.at]), count(each.blocks),
         each.prefill_tokens ? count(each.prefill_tokens) : "done",

@@ -37,6 +37,7 @@ export class Store extends EventTarget {
     this.notesDropped = {}; // by kind
     this.outcomes = [];
     this.request = [];
+    this.tenant = [];
     this.lanes = [];
     this.laneOf = new Int16Array(0);
     this.workerById = new Map();
@@ -80,6 +81,11 @@ export class Store extends EventTarget {
   // When the request came, from when its times count.
   cameAt(at) {
     return this.ms[at] - this.before_ms[at];
+  }
+
+  // When it ended; the end of the log for one that is under way.
+  endAt(at) {
+    return this.duration_ms[at] >= 0 ? this.cameAt(at) + this.duration_ms[at] : this.toMs;
   }
 
   // The attempt of which the client has the answer that this one goes on with; -1 if this one begins it.
@@ -206,6 +212,7 @@ export class Store extends EventTarget {
     this.reserve(this.count + fresh);
     for (const name of Object.keys(COLUMNS)) this[name].set(found.decisions[name], this.count);
     for (const request of found.decisions.request) this.request.push(request);
+    for (const tenant of found.decisions.tenant) this.tenant.push(tenant);
     for (const waited of found.decisions.waited_ms) this.waitedMost = Math.max(this.waitedMost, waited);
     this.count += fresh;
     this.update(found.updates);

@@ -16,7 +16,7 @@ export class Tabs extends EventTarget {
       next.focus();
     });
     // the state has a place of its own where there is room
-    matchMedia("(max-width: 1179px)").addEventListener("change", (wide) => wide.matches || (this.shown === "state" && this.open(0)));
+    matchMedia("(max-width: 1599px)").addEventListener("change", (wide) => wide.matches || (this.shown === "state" && this.open(0)));
   }
 
   get shown() {
@@ -25,6 +25,7 @@ export class Tabs extends EventTarget {
 
   open(number) {
     const tab = this.tabs[number];
+    if (tab.offsetParent === null) return; // it has a place of its own
     for (const each of this.tabs) {
       const chosen = each === tab;
       each.setAttribute("aria-selected", String(chosen));

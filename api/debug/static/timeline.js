@@ -5,13 +5,15 @@ import { Latest } from "./api.js";
 import { Axis } from "./axis.js";
 import { fit, shorten } from "./canvas.js";
 import { perFrame } from "./dom.js";
+import { zoneName } from "./format.js";
+import { drawHeat, heatMap } from "./heat_map.js";
+import { laneRows } from "./lane_rows.js";
 import { boxOf, drawLoad, drawSingle, drawSummed, packed, SINGLE_MAX, summed } from "./lanes.js";
 import { drawNotes, groups, NOTES_PX } from "./notes.js";
 
 const AXIS_PX = 18;
 const HEAD_PX = NOTES_PX + AXIS_PX;
-const LANE_MIN_PX = 22;
-const LANE_MAX_PX = 56;
+const LOAD_POINTS_MAX = 40_000; // of all workers together
 const LOAD_WAIT_MS = 90;
 const LOAD_READING_MS = 350;
 export const gutter = () => (window.innerWidth < 1180 ? 116 : 150);
@@ -24,6 +26,7 @@ export class Timeline {
     this.question = new Latest();
     this.loads = new Map();
     this.loadMost = 1;
+    this.opened = new Set(); // groups of lanes, by number
     this.marks = null; // decisions that a what-if changes: number to the new worker's id
     this.draw = perFrame(() => this.paint());
     this.drawAbove = perFrame(() => this.paintAbove());
@@ -45,23 +48,37 @@ export class Timeline {
 
   layout() {
     const { root, store, view } = this;
-    const lanes = Math.max(1, store.lanes.length);
     this.width = root.clientWidth;
-    const room = root.clientHeight - HEAD_PX;
-    this.laneHeight = Math.max(LANE_MIN_PX, Math.min(LANE_MAX_PX, Math.floor(room / lanes)));
-    this.height = Math.max(root.clientHeight, HEAD_PX + lanes * this.laneHeight);
+    this.rows = laneRows(store.lanes.map((lane) => lane.name), root.clientHeight - HEAD_PX, this.opened, HEAD_PX);
+    this.height = Math.max(root.clientHeight, this.rows.bottom);
     this.axis = new Axis(view.from, view.to, gutter(), Math.max(10, this.width - gutter() - 10));
-    const strip = this.single ? 0 : this.laneHeight >= 34 ? 12 : 7;
+    const { places } = this.rows;
+    const strip = (lane) => (this.single || places[lane].folded ? 0 : places[lane].height >= 34 ? 12 : 7);
     this.geometry = {
-      zone: this.laneHeight - strip - 6,
-      top: (lane) => HEAD_PX + lane * this.laneHeight + 3,
-      strip: (lane) => ({ top: HEAD_PX + (lane + 1) * this.laneHeight - strip - 1, height: strip }),
+      folded: (lane) => places[lane].folded,
+      zone: (lane) => (places[lane].folded ? places[lane].height : places[lane].height - strip(lane) - 6),
+      top: (lane) => places[lane].top + (places[lane].folded ? 0 : 3),
+      strip: (lane) => ({ top: places[lane].top + places[lane].height - strip(lane) - 1, height: strip(lane) }),
     };
   }
 
   laneAt(y) {
-    const lane = Math.floor((y - HEAD_PX) / this.laneHeight);
-    return y >= HEAD_PX && lane < this.store.lanes.length ? lane : -1;
+    return this.rows.places.findIndex(({ top, height }) => y >= top && y < top + height);
+  }
+
+  // The group at that height is opened, or folded again; also the one of a lane, by its number.
+  toggleAt(y) {
+    this.toggle(this.rows.groups.findIndex(({ top, height }) => y >= top && y < top + height));
+  }
+
+  toggleOf(lane) {
+    this.toggle(this.rows.places[lane]?.group ?? -1);
+  }
+
+  toggle(group) {
+    if (group < 0) return;
+    if (!this.opened.delete(group)) this.opened.add(group);
+    this.draw();
   }
 
   // --- drawing ------------------------------------------------------------------------------------------------
@@ -87,8 +104,9 @@ export class Timeline {
       } else {
         drawSummed(pen, store, theme, axis, geometry, summed(store, shown, high, axis, store.lanes));
       }
+      this.paintHeat(pen, low, high);
       for (const [worker, reports] of this.single ? [] : this.loads) {
-        if (store.laneOf[worker] >= 0) drawLoad(pen, theme, axis, geometry, store.laneOf[worker], reports, this.loadMost);
+        if (store.laneOf[worker] >= 0 && !geometry.folded(store.laneOf[worker])) drawLoad(pen, theme, axis, geometry, store.laneOf[worker], reports, this.loadMost);
       }
     }
     this.paintEdges(pen);
@@ -97,27 +115,38 @@ export class Timeline {
     this.paintAbove();
   }
 
+  paintHeat(pen, low, high) {
+    const { store, theme, axis, rows } = this;
+    const folded = rows.groups.filter((group) => !group.open);
+    if (!folded.length) return;
+    const map = heatMap(store, low, high, axis, store.lanes.length, theme);
+    for (const group of folded) {
+      const { top, height } = rows.places[group.from];
+      drawHeat(pen, map, axis, group, top, (group.to - group.from) * height);
+    }
+  }
+
   // How far back a decision may have been made whose answer is still under way.
   longest() {
     return Math.min(120_000, this.view.span * 4);
   }
 
   paintGround(pen) {
-    const { store, theme, axis, width } = this;
+    const { store, view, theme, axis, width } = this;
     pen.font = `11px ${theme.font}`;
     pen.textBaseline = "middle";
     pen.fillStyle = theme.surface;
     pen.fillRect(0, 0, width, HEAD_PX);
-    store.lanes.forEach((lane, at) => {
-      const top = HEAD_PX + at * this.laneHeight;
+    const shaded = this.rows.groups.length ? this.rows.groups : this.rows.places;
+    shaded.forEach(({ top, height }, at) => {
       pen.fillStyle = at % 2 ? theme.ground : theme.raised;
-      pen.fillRect(0, top, width, this.laneHeight);
+      pen.fillRect(0, top, width, height);
       pen.fillStyle = theme.line;
       pen.fillRect(0, top, width, 1);
-      this.paintLives(pen, lane, top);
     });
+    store.lanes.forEach((lane, at) => this.paintLives(pen, lane, this.rows.places[at]));
     pen.fillStyle = theme.line;
-    for (const [ms, text] of axis.ticks()) {
+    for (const [ms, text] of view.from > 0 ? axis.ticks() : []) {
       const x = Math.round(axis.x(ms));
       pen.fillStyle = theme.line;
       pen.fillRect(x, NOTES_PX, 1, this.height);
@@ -126,11 +155,11 @@ export class Timeline {
     }
     pen.fillStyle = theme.muted;
     pen.fillText("events", 10, NOTES_PX / 2 + 1);
-    pen.fillText("UTC", 10, NOTES_PX + AXIS_PX / 2);
+    pen.fillText(zoneName(), 10, NOTES_PX + AXIS_PX / 2);
   }
 
   // A worker of that name was not there before its first life, between two, and after its last.
-  paintLives(pen, lane, top) {
+  paintLives(pen, lane, { top, height }) {
     const { store, theme, axis } = this;
     let since = -Infinity;
     const gone = [];
@@ -145,24 +174,23 @@ export class Timeline {
       const right = Math.min(axis.left + axis.width, axis.x(Math.min(to, axis.to)));
       if (right - left < 1 || (from === -Infinity && to <= store.fromMs)) continue;
       pen.fillStyle = theme.dead;
-      pen.fillRect(left, top + 1, right - left, this.laneHeight - 1);
+      pen.fillRect(left, top + 1, right - left, height - 1);
     }
   }
 
   paintEdges(pen) {
-    const { store, theme, axis, width } = this;
+    const { theme, axis, width } = this;
     pen.fillStyle = theme.ground;
     pen.fillRect(axis.left + axis.width, HEAD_PX, width, this.height);
     pen.fillStyle = theme.line_strong;
     pen.fillRect(axis.left - 1, 0, 1, this.height);
     pen.fillRect(0, HEAD_PX - 1, width, 1);
-    const bottom = HEAD_PX + store.lanes.length * this.laneHeight;
-    pen.fillRect(0, bottom, width, 1);
+    pen.fillRect(0, this.rows.bottom, width, 1);
   }
 
   paintAbove() {
     if (!this.axis) return;
-    const { store, view, theme, axis } = this;
+    const { view, theme, axis } = this;
     const pen = fit(this.above, this.width, this.height);
     pen.font = `11px ${theme.font}`;
     pen.textBaseline = "middle";
@@ -170,7 +198,7 @@ export class Timeline {
     const x = view.ms === null ? -1 : axis.x(view.ms);
     if (x >= axis.left && x <= axis.left + axis.width) {
       pen.fillStyle = theme.accent;
-      pen.fillRect(Math.round(x) - 0.5, NOTES_PX, 1.5, HEAD_PX - NOTES_PX + store.lanes.length * this.laneHeight);
+      pen.fillRect(Math.round(x) - 0.5, NOTES_PX, 1.5, this.rows.bottom - NOTES_PX);
       this.paintChosen(pen, x);
     }
     this.paintNames(pen);
@@ -180,8 +208,8 @@ export class Timeline {
   paintChosen(pen, x) {
     const { store, view, theme } = this;
     const lane = store.laneOf[store.worker[view.index]];
-    const { top, zone } = { top: this.geometry.top(lane), zone: this.geometry.zone };
-    const bar = this.found?.bars.find((each) => each.at === view.index);
+    const { top, zone } = { top: this.geometry.top(lane), zone: this.geometry.zone(lane) };
+    const bar = this.geometry.folded(lane) ? null : this.found?.bars.find((each) => each.at === view.index);
     pen.strokeStyle = theme.accent;
     pen.lineWidth = 2;
     if (bar) {
@@ -196,7 +224,7 @@ export class Timeline {
     const other = to === undefined ? -1 : store.laneOf[store.workerById.get(to)] ?? -1;
     if (other >= 0 && other !== lane) {
       pen.strokeStyle = pen.fillStyle = theme.changed;
-      const [start, end] = [top + zone / 2, this.geometry.top(other) + zone / 2];
+      const [start, end] = [top + zone / 2, this.geometry.top(other) + this.geometry.zone(other) / 2];
       pen.beginPath();
       pen.moveTo(x, start);
       pen.lineTo(x + 9, start);
@@ -219,26 +247,33 @@ export class Timeline {
       if (at < 0) continue;
       const x = axis.x(store.ms[at]);
       if (x < axis.left || x > axis.left + axis.width) continue;
-      pen.fillRect(Math.round(x), this.geometry.top(store.laneOf[store.worker[at]]) + this.geometry.zone - 1, 1.5, 4);
+      const lane = store.laneOf[store.worker[at]];
+      pen.fillRect(Math.round(x), this.geometry.top(lane) + this.geometry.zone(lane) - 1, 1.5, 4);
     }
   }
 
   paintNames(pen) {
-    const { store, theme, view } = this;
+    const { store, theme, view, rows } = this;
     const wide = gutter() - 18;
+    const chosen = view.index >= 0 ? store.laneOf[store.worker[view.index]] : -1;
+    for (const group of rows.groups) {
+      pen.font = `600 11px ${theme.font}`;
+      pen.fillStyle = chosen >= group.from && chosen < group.to ? theme.accent : theme.text;
+      pen.fillText(shorten(pen, `${group.open ? "▾" : "▸"} ${group.name}`, wide + 10), 6, group.top + 11);
+    }
     store.lanes.forEach((lane, at) => {
-      const top = HEAD_PX + at * this.laneHeight;
+      const { top, height, folded } = rows.places[at];
+      if (folded) return;
       const load = this.loadAt(lane, view.ms ?? store.toMs);
-      const two = this.laneHeight >= 30;
-      const chosen = view.index >= 0 && store.laneOf[store.worker[view.index]] === at;
-      pen.fillStyle = chosen ? theme.accent : theme.text;
+      const two = height >= 30;
+      pen.fillStyle = chosen === at ? theme.accent : theme.text;
       pen.font = `600 11px ${theme.font}`;
       const name = lane.model ? `${lane.name} · ${lane.model}` : lane.name;
-      pen.fillText(shorten(pen, name, two ? wide : wide - 26), 10, top + (two ? this.laneHeight / 2 - 7 : this.laneHeight / 2));
+      pen.fillText(shorten(pen, name, two ? wide : wide - 26), 10, top + (two ? height / 2 - 7 : height / 2));
       pen.font = `11px ${theme.font}`;
       pen.fillStyle = load.gone ? theme.bad : theme.muted;
-      if (two) pen.fillText(shorten(pen, load.text, wide), 10, top + this.laneHeight / 2 + 7);
-      else rightText(pen, load.brief, gutter() - 8, top + this.laneHeight / 2);
+      if (two) pen.fillText(shorten(pen, load.text, wide), 10, top + height / 2 + 7);
+      else rightText(pen, load.brief, gutter() - 8, top + height / 2);
     });
   }
 
@@ -253,7 +288,7 @@ export class Timeline {
     const { store, view } = this;
     if (!store.count && !store.workers.length) return;
     const window_ = { from_ms: Math.max(0, Math.floor(view.from)), to_ms: Math.max(1, Math.ceil(view.to)) };
-    const points = Math.max(50, Math.floor((this.axis?.width ?? 800) / 2));
+    const points = Math.max(50, Math.floor(Math.min((this.axis?.width ?? 800) / 2, LOAD_POINTS_MAX / Math.max(1, store.workers.length))));
     // the store tells of a server that is away
     this.question.ask("/load", { query: { ...window_, points } }, (found) => this.showLoad(found), () => {});
   }
@@ -295,7 +330,7 @@ export class Timeline {
     const { store, axis } = this;
     const lane = this.laneAt(y);
     if (!store.count || x < axis.left) return -1;
-    if (this.found && lane >= 0) {
+    if (this.found && lane >= 0 && !this.geometry.folded(lane)) {
       const under = this.found.bars.find((bar) => {
         if (bar.lane !== lane) return false;
         const box = boxOf(bar, this.found.rows, axis, this.geometry);

@@ -8,17 +8,20 @@ import { gutter } from "./timeline.js";
 
 const BIN_PX = 6;
 const ROW_PX = 20;
+const CLICK_PX = 3;
 const ROWS = ["arrivals", "first token", "cached"];
 
 export class Trends {
   constructor(root, store, view, theme) {
     this.canvas = root.querySelector("canvas");
+    this.brush = root.querySelector(".brush");
     Object.assign(this, { root, store, view, theme });
     this.draw = perFrame(() => this.paint());
     new ResizeObserver(() => this.draw()).observe(root);
     view.addEventListener("window", () => this.draw());
     store.addEventListener("data", () => this.draw());
     theme.addEventListener("changed", () => this.draw());
+    root.addEventListener("pointerdown", (event) => this.press(event));
   }
 
   paint() {
@@ -28,6 +31,7 @@ export class Trends {
     const bins = binned(store, axis);
     const perSecond = bins.map((bin) => (bin.count * 1000) / bins.ms);
     const most = { arrivals: Math.max(1e-9, ...perSecond), waits: Math.max(1, ...bins.map((bin) => bin.p99)) };
+    this.axis = axis;
     const pen = fit(this.canvas, width, ROW_PX * ROWS.length);
     const brush = new Brush(pen);
     const bar = (row, at, share, colour) => {
@@ -42,7 +46,37 @@ export class Trends {
     });
     brush.paint();
     this.label(pen, axis, [`${amount(most.arrivals)}/s`, duration(most.waits), percent(1)]);
-    root.setAttribute("aria-label", this.said(bins));
+    if (store.count) root.setAttribute("aria-label", this.said(bins));
+  }
+
+  // A drag shows that part of the time; a click goes to the decision there.
+  press(event) {
+    if (event.button !== 0 || !this.axis || !this.store.count) return;
+    const { root, brush, axis, view } = this;
+    const placed = (moved) => Math.min(axis.left + axis.width, Math.max(axis.left, moved.clientX - root.getBoundingClientRect().left));
+    const start = placed(event);
+    event.preventDefault();
+    const move = (moved) => {
+      const [from, to] = [start, placed(moved)].sort((one, two) => one - two);
+      brush.hidden = to - from <= CLICK_PX;
+      brush.style.setProperty("left", `${from}px`);
+      brush.style.setProperty("width", `${to - from}px`);
+    };
+    const done = (ended) => {
+      root.removeEventListener("pointermove", move);
+      root.removeEventListener("pointerup", done);
+      root.removeEventListener("pointercancel", done);
+      brush.hidden = true;
+      if (ended.type === "pointercancel") return;
+      const [from, to] = [start, placed(ended)].sort((one, two) => one - two);
+      view.follow(false);
+      if (to - from > CLICK_PX) view.show(axis.ms(from), axis.ms(to));
+      else view.choose(this.store.near(axis.ms(from)));
+    };
+    root.setPointerCapture(event.pointerId);
+    root.addEventListener("pointermove", move);
+    root.addEventListener("pointerup", done);
+    root.addEventListener("pointercancel", done);
   }
 
   // What each row is, and how much its highest bar stands for.
@@ -63,7 +97,7 @@ export class Trends {
 
   // The same in words.
   said(bins) {
-    const waits = bins.flatMap((bin) => bin.waits).sort((one, two) => one - two);
+    const waits = Float64Array.from(bins.flatMap((bin) => bin.waits)).sort();
     const [tokens, cached] = bins.reduce(([all, found], bin) => [all + bin.tokens, found + bin.cached], [0, 0]);
     const arrivals = bins.reduce((sum, bin) => sum + bin.count, 0);
     return `${arrivals} decisions; first token p50 ${duration(quantile(waits, 0.5))}, p99 ${duration(quantile(waits, 0.99))}; ${percent(tokens ? cached / tokens : 0)} cached`;

@@ -3,6 +3,7 @@
 const SPAN_MIN_MS = 20;
 const OPEN_WHOLE_MS = 10 * 60_000; // a longer recording opens on the last minute in which something happened
 const OPEN_MS = 60_000;
+const FRAME_MIN_MS = 250;
 
 export class View extends EventTarget {
   constructor(store) {
@@ -123,6 +124,13 @@ export class View extends EventTarget {
     this.to = this.from + span;
     this.chosen = true;
     this.tell("window");
+  }
+
+  // All of one request is shown, with a little on both sides.
+  frame(at) {
+    const [from, to] = [this.store.cameAt(at), this.store.endAt(at)];
+    const margin = Math.max(FRAME_MIN_MS, (to - from) / 2);
+    this.show(from - margin, to + margin);
   }
 
   zoom(factor, at = this.ms ?? (this.from + this.to) / 2) {

@@ -1,6 +1,7 @@
 // What if: the window around the cursor decided again by the server under what the sliders say.
 
 import { Latest } from "./api.js";
+import { distribution } from "./distribution.js";
 import { fewer, sooner } from "./decision.js";
 import { el, fill, pairs, swatch, table } from "./dom.js";
 import { count, duration, moment, natural, percent } from "./format.js";
@@ -127,7 +128,7 @@ export class WhatIf extends EventTarget {
 
   paint() {
     const { outcome } = this;
-    fill(this.result, this.verdict(outcome), this.numbers(outcome), this.spread(outcome), this.worst(outcome), this.caveats(outcome));
+    fill(this.result, this.verdict(outcome), outcome.timed ? distribution(outcome.first_tokens) : null, this.numbers(outcome), this.spread(outcome), this.worst(outcome), this.caveats(outcome));
   }
 
   verdict(found) {
@@ -176,11 +177,11 @@ export class WhatIf extends EventTarget {
       return [
         el("button", { type: "button", class: "link", on: { click: () => view.choose(at) } }, store.request[at]),
         moment(store.ms[at], store.dated), store.workerName(store.worker[at]), change.worker ? store.nameOfId(change.worker) : "none",
-        ...(found.timed ? [change.worker ? sooner(change) : "–"] : []), change.worker ? fewer(change) : "–",
+        ...(found.timed ? [change.worker && change.ttft_ms >= 0 ? `${duration(change.ttft_ms)} → ${duration(Math.max(0, change.ttft_ms - change.regret_ms))}` : "–", change.worker ? sooner(change) : "–"] : []), change.worker ? fewer(change) : "–",
       ];
     }).filter(Boolean);
     if (!rows.length) return null;
-    return [el("h3", {}, "Most changed, best first"), table([["request", "id"], ["time"], ["recorded"], ["then"], ...(found.timed ? [["first token, about", "number"]] : []), ["blocks to compute", "number"]], rows, { class: "grid" })];
+    return [el("h3", {}, "Requests that moved most, best first"), table([["request", "id"], ["time"], ["recorded"], ["then"], ...(found.timed ? [["first token", "number"], ["about", "number"]] : []), ["blocks to compute", "number"]], rows, { class: "grid" })];
   }
 
   caveats(found) {

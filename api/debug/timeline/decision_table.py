@@ -73,6 +73,7 @@ class DecisionTable:
         history.watched = max(history.watched, end)  # before they are read, since changes are noted after the writing
         fresh: dict[str, Any] = {name: self.column(name)[start:end].tolist() for name in NAMES}
         fresh["request"] = self.requests[start:end]
+        fresh["tenant"] = [history.tenant(row) for row in range(start, end)]
         return {
             "decisions": fresh,
             "updates": self._updates(seq, max(seq, read_to), start),

@@ -38,7 +38,7 @@ def what_if_json(outcomes: Sequence[Outcome], *, changes: bool) -> dict[str, Any
     for outcome in outcomes:
         row: dict[str, Any] = {"label": outcome.scenario.label, **msgspec.structs.asdict(outcome)}
         if not changes:
-            del row["changes"]
+            del row["changes"], row["first_tokens"]
         rows.append(row)
     return {"best": best.scenario.settings if best.better and not best.refused else None, "outcomes": rows}
 
