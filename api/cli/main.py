@@ -96,6 +96,7 @@ COMMANDS = {
     "doctor": LazyCommand("api.cli.doctor.doctor:doctor", "Check a deployment, one sentence for each thing."),
     "explain": LazyCommand("api.cli.replay.explain:explain_command", "Say why a request went where it went."),
     "cache": LazyCommand("api.cli.replay.cache:cache", "Report the cache hits that were lost, by cause."),
+    "sessions": LazyCommand("api.cli.replay.sessions:sessions", "List sessions: the slowest, or what each one lost."),
     "replay": LazyCommand("api.cli.replay.replay:replay", "Verify the past, look at it, ask what if."),
     "simulate": LazyCommand(
         "api.cli.simulate.simulate:simulate", "Route a trace on simulated engines, in virtual time."

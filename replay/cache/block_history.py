@@ -4,7 +4,7 @@ The kv streams are folded in the order of time, up to the place of a decision. A
 its cursor. So the changes behind the earliest cursor that is still to come are kept one by one, and a question about a
 cursor takes them back.
 
-A block that a cache holds costs its share of a `PrefixIndex`. One that is gone, or was asked for and never stored, is
+A block that a cache holds costs some 70 bytes a copy. One that is gone, or was asked for and never stored, is
 an entry of a dictionary from integer to small integer: 90 to 105 bytes. Beyond `BLOCKS_MAX` of these the ones that went
 first are forgotten, and counted.
 """
@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple
 
 from core.ids import StreamName, WorkerId
-from core.prompt import HASH_BYTES, HashedPrompt
 from core.subjects import is_kv
 from projections.digest import mix
 from projections.folds.kv_fold import KvFold
-from projections.index.prefix_index import PrefixIndex
-from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, CopyFold
+from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, CopyFold, WorkerCaches
 from replay.recording.recording import RecordedFrame, Recording
 
 BLOCKS_MAX = 4_000_000
@@ -52,6 +50,8 @@ class Cause(IntEnum):
     """No earlier request had it."""
 
 
+CAUSES = tuple(Cause)
+"""By their values."""
 GONE = {CLEARED: Cause.EVICTED, LOST: Cause.LOST, UNKNOWN: Cause.UNKNOWN}
 """By the way in which a copy went."""
 NONE = -1
@@ -59,22 +59,22 @@ NONE = -1
 
 
 class _Change(NamedTuple):
-    """A copy of a block that came or went behind the earliest cursor."""
+    """Copies of blocks that came or went by one event behind the earliest cursor."""
 
     stream: int
     seq: int
-    key: int
-    gone: int
-    """The cause by which it went; NONE if it came."""
-    before: int
-    """The cause of the copy that had gone last before; NONE for none."""
+    is_store: bool
+    blocks: Sequence[int]
+    """Keys."""
+    before: list[int]
+    """Of each of them, the cause of the copy that had gone last before; NONE for none."""
 
 
 class BlockHistory:
     """A `CopyObserver` of all kv streams of a log. Kv streams have numbers, from 0."""
 
     def __init__(self, streams: int, blocks_max: int = BLOCKS_MAX) -> None:
-        self.index = PrefixIndex()
+        self.caches = WorkerCaches()
         """The caches at the place of the fold."""
         self.at = [0] * streams
         """The last message of each kv stream that is folded, or is being folded."""
@@ -89,10 +89,9 @@ class BlockHistory:
         here."""
         self._asked: dict[int, None] = {}
         """Blocks that were asked for and never stored, oldest first."""
-        self._recent: dict[int, list[_Change]] = {}
-        self._order: deque[_Change] = deque()
-        """The same changes in their order."""
-        self._workers: dict[WorkerId, CacheScope] = {}
+        self._recent: deque[_Change] = deque()
+        """Changes behind the earliest cursor, in their order."""
+        self._workers: dict[CacheScope, list[WorkerId]] = {}
         """Those that have joined."""
         self._scopes: dict[CacheScope, int] = {}
 
@@ -114,105 +113,105 @@ class BlockHistory:
     def settle(self, floor: Sequence[int]) -> None:
         """No question comes any more about a cursor before these places."""
         self.floor[:] = floor
-        order = self._order
-        while order and order[0].seq <= floor[order[0].stream]:
-            change = order.popleft()
-            changes = self._recent[change.key]
-            del changes[0]
-            if not changes:
-                del self._recent[change.key]
+        recent = self._recent
+        while recent and recent[0].seq <= floor[recent[0].stream]:
+            recent.popleft()
 
     def on_joined(self, worker: WorkerId, scope: CacheScope) -> None:
         """The worker has a cache of this scope."""
-        self._workers[worker] = scope
+        for workers in self._workers.values():
+            if worker in workers:
+                workers.remove(worker)
+        self._workers.setdefault(scope, []).append(worker)
 
     def on_stored(self, scope: CacheScope, blocks: Sequence[int]) -> None:
         """These blocks have one more copy."""
-        gone, asked, settled = self._gone, self._asked, self._is_settled
-        for key in self._keys(scope, blocks):
-            asked.pop(key, None)
-            before = gone.pop(key, NONE)
-            if not settled:
-                self._note(key, NONE, before)
+        keys = self._keys(scope, blocks)
+        self._take_asked(keys)
+        self._note(keys, self._take_gone(keys), is_store=True)
 
-    def on_gone(self, scope: CacheScope, blocks: Iterable[int], how: str) -> None:
+    def on_gone(self, scope: CacheScope, blocks: Sequence[int], how: str) -> None:
         """One copy of each of these blocks went."""
-        gone, asked, settled, cause = self._gone, self._asked, self._is_settled, int(GONE[how])
-        for key in self._keys(scope, blocks):
-            asked.pop(key, None)
-            before = gone.pop(key, NONE)
-            gone[key] = cause  # the newest stands last
-            if not settled:
-                self._note(key, cause, before)
+        keys = self._keys(scope, blocks)
+        self._take_asked(keys)
+        before = self._take_gone(keys)
+        self._gone.update(dict.fromkeys(keys, int(GONE[how])))  # the newest stand last
+        self._note(keys, before, is_store=False)
         self._forget()
 
     def ask(self, scope: CacheScope, hashes: bytes) -> None:
         """A request asks for the prompt with these block hashes. O(blocks that are not stored and not known yet)."""
-        known = self._depth(scope, hashes)
-        column = array("Q", hashes[HASH_BYTES * known :])
-        column.reverse()
-        news = list[int]()
-        for key in self._keys(scope, column):
-            if key in self._asked or key in self._gone:
+        column = array("Q", hashes).tolist()
+        behind = column[self.caches.depth(self._workers.get(scope, ()), column) :]
+        behind.reverse()
+        asked, gone, news = self._asked, self._gone, list[int]()
+        for key in self._keys(scope, behind):
+            if key in asked or key in gone:
                 break  # a known block has known blocks before it
             news.append(key)
-        self._asked.update(dict.fromkeys(reversed(news)))
+        asked.update(dict.fromkeys(reversed(news)))
         self._forget()
 
     # --- answers -------------------------------------------------------------------------------------------------
 
     def causes(self, scope: CacheScope, hashes: bytes, cursor: Sequence[int]) -> list[Cause]:
         """The cause of each of these blocks, in no cache at the cursor, where the log stands at `at`. `cursor` has the
-        last message of each kv stream that the replica had read. Some 0.2 us each."""
-        gone, asked, recent = self._gone.get, self._asked, self._recent
+        last message of each kv stream that the replica had read. Some 0.1 us each, and 0.5 us per event behind the
+        earliest cursor that is still to come."""
+        gone, asked = self._gone.get, self._asked
+        keys = self._keys(scope, array("Q", hashes).tolist())
+        taken_back, stored = self._taken_back(keys, cursor)
         found = []
-        for key in self._keys(scope, array("Q", hashes)):
-            cause = gone(key, NONE)
-            if key in recent:
-                cause, is_behind = self._taken_back(cause, recent[key], cursor)
-                if is_behind:
-                    found.append(Cause.BEHIND)
-                    continue
-            found.append(Cause(cause) if cause != NONE else Cause.NOT_YET if key in asked else Cause.COLD)
+        for key in keys:
+            if key in stored:
+                found.append(Cause.BEHIND)
+                continue
+            cause = taken_back[key] if key in taken_back else gone(key, NONE)
+            found.append(CAUSES[cause] if cause != NONE else Cause.NOT_YET if key in asked else Cause.COLD)
         return found
 
-    @staticmethod
-    def _taken_back(cause: int, changes: list[_Change], cursor: Sequence[int]) -> tuple[int, bool]:
-        """The cause of the copy that had gone last at the cursor, and whether a store lies behind it."""
-        is_behind, reached = False, False
-        for change in reversed(changes):
-            if change.seq > cursor[change.stream]:
-                is_behind = is_behind or change.gone == NONE
-                if not reached:
-                    cause = change.before
-            else:
-                reached = True
-        return cause, is_behind
+    def _taken_back(self, keys: Sequence[int], cursor: Sequence[int]) -> tuple[dict[int, int], set[int]]:
+        """The causes of the copies that had gone last at the cursor, of blocks with changes behind it, and the blocks
+        with a store behind it."""
+        causes, stored, reached = dict[int, int](), set[int](), set[int]()
+        questioned = set(keys)
+        for change in reversed(self._recent):
+            if questioned.isdisjoint(change.blocks):
+                continue
+            if change.seq <= cursor[change.stream]:
+                reached.update(change.blocks)
+                continue
+            if change.is_store:
+                stored.update(change.blocks)
+            for key, before in zip(reversed(change.blocks), reversed(change.before), strict=True):
+                if key not in reached:
+                    causes[key] = before
+        return causes, stored
 
     # -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _is_settled(self) -> bool:
-        """True if every cursor to come covers the message that is being folded."""
-        return self.at[self._stream] <= self.floor[self._stream]
+    def _take_asked(self, keys: Sequence[int]) -> None:
+        """None of these is only asked for any more. The deque throws the results away: a loop takes three times as
+        long."""
+        deque(map(self._asked.pop, keys, repeat(None)), 0)
 
-    def _note(self, key: int, gone: int, before: int) -> None:
-        change = _Change(self._stream, self.at[self._stream], key, gone, before)
-        self._recent.setdefault(key, []).append(change)
-        self._order.append(change)
+    def _take_gone(self, keys: Sequence[int]) -> list[int]:
+        """None of these is gone any more; gives the cause that each one had, or NONE."""
+        return list(map(self._gone.pop, keys, repeat(NONE)))
 
-    def _keys(self, scope: CacheScope, blocks: Iterable[int]) -> Iterable[int]:
+    def _note(self, keys: Sequence[int], before: list[int], *, is_store: bool) -> None:
+        """The change can be taken back, unless every cursor to come covers its message."""
+        stream = self._stream
+        seq = self.at[stream]
+        if seq > self.floor[stream]:
+            self._recent.append(_Change(stream, seq, is_store, keys, before))
+
+    def _keys(self, scope: CacheScope, blocks: Sequence[int]) -> Sequence[int]:
         """The blocks as keys: hashes in the first scope, and mixed with the scope in all others."""
         factor = self._scopes.get(scope)
         if factor is None:
             factor = self._scopes[scope] = mix(*scope) if self._scopes else 0
-        return map(factor.__xor__, blocks) if factor else blocks
-
-    def _depth(self, scope: CacheScope, hashes: bytes) -> int:
-        """Leading blocks that some cache of the scope holds at the place of the fold."""
-        prompt = HashedPrompt((len(hashes) // HASH_BYTES) * scope[1] + 1, scope[1], hashes)
-        overlaps = self.index.overlaps(prompt)
-        return max((depths[-1] for worker, depths in overlaps.items() if self._workers.get(worker) == scope), default=0)
+        return list(map(factor.__xor__, blocks)) if factor else blocks
 
     def _forget(self) -> None:
         """The tables are within the bound: blocks that went first are forgotten, then those asked for first."""
@@ -230,7 +229,7 @@ class HistoryReader:
     def __init__(self, recording: Recording, history: BlockHistory, streams: Sequence[StreamName]) -> None:
         """From the recording's start on: blocks of a snapshot there are stored."""
         base = recording.state_before(recording.start)
-        history.index = base.index
+        history.caches.load(base.index)
         self._history = history
         self._streams = [
             _StreamReader(recording, stream, number, _copy_fold(base.kv.get(stream), history))
@@ -293,7 +292,7 @@ class _StreamReader:
 
 def _copy_fold(base: KvFold | None, history: BlockHistory) -> CopyFold:
     """A fold that goes on from this one."""
-    fold = CopyFold(history.index, history)
+    fold = CopyFold(history.caches, history)
     if base is not None:
         fold.ended.update(base.ended)
         for member in base.members.values():

@@ -10,6 +10,7 @@ from core.errors import CallerError
 from core.event_json import time_text
 from core.keys import session_key
 from core.subjects import ROUTING
+from replay.cache.session_names import session_turns
 from replay.recording.moment import Moment
 from replay.recording.recording import Recording
 from replay.recording.request_history import GONE, RequestAttempt
@@ -94,8 +95,7 @@ def list_requests(
     if tenant is not None:
         tries = (tried for tried in tries if tried.tenant == tenant)
     if session is not None:
-        keys = session_keys(recording, session, tenant)
-        tries = (tried for tried in tries if tried.session in keys)
+        tries = _of_session(recording, tries, session, tenant)
     if outcome is not None:
         tries = (tried for tried in tries if _outcome(tried) == outcome)
     if slowest is not None:
@@ -127,12 +127,38 @@ def session_keys(recording: Recording, session: str, tenant: str | None) -> froz
 
 
 def turn_of(recording: Recording, session: str, tenant: str | None, turn: int) -> RequestAttempt:
-    """The session's request of that number, from 1, by the log. CallerError if there is none."""
-    keys = session_keys(recording, session, tenant)
-    turns = [tried for tried in recording.requests.between() if tried.session in keys and not tried.attempt]
+    """The session's request of that number, from 1, by the log. A talk without a name of its client's is called by
+    the id of its first request, as `SessionNames` has it. CallerError if there is none."""
+    turns = _turns_of_talk(recording, session, tenant)
+    if not turns:
+        keys = session_keys(recording, session, tenant)
+        turns = [tried for tried in recording.requests.between() if tried.session in keys and not tried.attempt]
     if turn > len(turns):
         raise CallerError(f"session {session!r} has {len(turns)} requests in this log, and no turn {turn}")
     return turns[turn - 1]
+
+
+def _of_session(
+    recording: Recording, tries: Iterator[RequestAttempt], session: str, tenant: str | None
+) -> Iterator[RequestAttempt]:
+    """Those of the session, or of the talk. CallerError if there is none."""
+    if talk := _turns_of_talk(recording, session, tenant):
+        requests = {tried.request for tried in talk}
+        return (tried for tried in tries if tried.request in requests)
+    keys = session_keys(recording, session, tenant)
+    return (tried for tried in tries if tried.session in keys)
+
+
+def _turns_of_talk(recording: Recording, name: str, tenant: str | None) -> list[RequestAttempt]:
+    """The requests of a talk that is named by its first one; none if no talk has that name."""
+    first = recording.requests.attempts(name)
+    if not first or name in recording.requests.sessions:
+        return []
+    return [
+        tried
+        for session, _, tried in session_turns(recording)
+        if session == name and not tried.attempt and tenant in {None, tried.tenant}
+    ]
 
 
 def _within(recording: Recording, start: Moment | None, end: Moment | None) -> Iterator[RequestAttempt]:

@@ -47,7 +47,6 @@ def test_settled_changes_are_kept_no_more(is_late: bool) -> None:
         assert len(history._recent) == 2
         history.settle([2])
     assert not history._recent
-    assert not history._order
     history.enter(0, 3)
     history.on_stored(SCOPE, [1, 2])
     assert causes(history, 2) == [Cause.BEHIND] * 2
