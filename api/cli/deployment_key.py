@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from api.cli.main import CommandGroup
 from api.cli.output import print_result
 from api.cli.renderer import Table, Text
 from api.config.data_folder import PRIVATE_FILE, DataFolder, FolderLock, write_whole
@@ -36,7 +37,7 @@ def _key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_file
 
 
-@click.group("deployment-key")
+@click.group("deployment-key", cls=CommandGroup)
 def deployment_key() -> None:
     """Change the deployment's own secret without losing its log: chains of earlier generations still verify.
 
