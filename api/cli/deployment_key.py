@@ -14,7 +14,7 @@ from api.cli.main import CommandGroup
 from api.cli.output import print_result
 from api.cli.renderer import Table, Text
 from api.config.data_folder import PRIVATE_FILE, DataFolder, FolderLock, write_whole
-from api.config.deployment_ref import DEFAULT_DATA
+from api.config.running_deployments import DEFAULT_DATA
 from core.errors import CallerError
 from core.keys import DeploymentKey
 from core.subjects import check_namespace
