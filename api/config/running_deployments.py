@@ -1,7 +1,7 @@
 """Registry of running deployments: the data folder of each `contrail up` of this user.
 
 $XDG_STATE_HOME/contrail/deployments (else below ~/.local/state) has one file for each `contrail up`. An entry counts
-while the lock of its data folder is held; others are removed when the folder is read. Nobody else may read it.
+while the lock of its data folder is held; others are removed when the folder is read. Other users may not read it.
 """
 
 from __future__ import annotations
