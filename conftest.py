@@ -1,6 +1,8 @@
 """Fixtures stand in tests/fixtures, one file per real part that they start."""
 
 import gc
+import os
+import tempfile
 
 pytest_plugins = [
     "tests.fixtures.chance",
@@ -12,6 +14,10 @@ pytest_plugins = [
     "tests.fixtures.certificate",
     "tests.fixtures.worlds",
 ]
+
+
+_state = tempfile.TemporaryDirectory(prefix="contrail-state-")
+os.environ["XDG_STATE_HOME"] = _state.name  # deployments of tests are not the user's
 
 
 def pytest_collection_finish() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ContrailError(Exception):
     """The root; never raised itself."""
@@ -33,3 +36,17 @@ class EngineDead(PeerError):
 
 class Corrupt(ContrailError):
     """Bytes that were ours once do not read back as what we wrote."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean own_weight?`, to put behind a sentence on an unknown name; empty if no known name resembles it.
+
+    Case and the difference of `-` and `_` count for nothing.
+    """
+    plain = {_plain(each): each for each in known}
+    near = get_close_matches(_plain(name), plain, n=1)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from core.errors import CallerError
+from core.errors import CallerError, did_you_mean
 
 APPROXIMATE = "approximate"
 """The policy that takes blocks to be cached where they were sent, without the events of engines."""
@@ -127,7 +127,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = {}
         for key, value in given.items():
             if key not in known:
-                raise CallerError(f"routing.{key}: no such setting; there are {', '.join(sorted(known))}")
+                there = did_you_mean(str(key), known) or f"; there are {', '.join(sorted(known))}"
+                raise CallerError(f"routing.{key}: no such setting{there}")
             values[known[key]] = _parsed(key, known[key], value)
         return RoutingSettings(**values)
 
@@ -135,7 +136,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
 def _parsed(key: str, field: str, value: object) -> str | int:
     if field == "policy":
         if value not in POLICIES:
-            raise CallerError(f"routing.policy: {value!r} is none of {', '.join(POLICIES)}")
+            near = did_you_mean(str(value), POLICIES)
+            raise CallerError(f"routing.policy: {value!r} is none of {', '.join(POLICIES)}{near}")
         return str(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CallerError(f"routing.{key}: {value!r} is not a number")

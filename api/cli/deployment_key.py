@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from api.cli.main import CommandGroup
 from api.cli.output import print_result
 from api.cli.renderer import Table, Text
 from api.config.data_folder import PRIVATE_FILE, DataFolder, FolderLock, write_whole
-from api.config.deployment_ref import DEFAULT_DATA
+from api.config.running_deployments import DEFAULT_DATA
 from core.errors import CallerError
 from core.keys import DeploymentKey
 from core.subjects import check_namespace
@@ -36,7 +37,7 @@ def _key_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_file
 
 
-@click.group("deployment-key")
+@click.group("deployment-key", cls=CommandGroup)
 def deployment_key() -> None:
     """Change the deployment's own secret without losing its log: chains of earlier generations still verify.
 

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from api.auth.api_keys import TENANT, ApiKey, add_key, new_key, read_keys, remove_key
+from api.cli.main import CommandGroup
 from api.cli.output import print_result
 from api.cli.quantities import NONE
 from api.cli.renderer import WARNING, Cell, Mark, Table, Text
@@ -37,7 +38,7 @@ def _file_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def keys() -> None:
     """Make, list and revoke API keys. The file holds digests only; front ends notice a change within a second.
 

@@ -6,13 +6,16 @@ import importlib
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import click
 
 from api.cli.output import EXIT_INTERRUPTED, EXIT_NOT_ASKED
 from api.process.printable import printable_lines
-from core.errors import ContrailError
+from core.errors import ContrailError, did_you_mean
+
+# click calls a range of numbers an "integer range", in help and in errors
+click.IntRange.name, click.FloatRange.name = "integer", "number"
 
 
 class LazyCommand(NamedTuple):
@@ -23,10 +26,39 @@ class LazyCommand(NamedTuple):
     summary: str
 
 
+OTHER_NAMES = {
+    "serve": "up",
+    "start": "up",
+    "run": "up",
+    "status": "doctor",
+    "logs": "events",
+    "verify": "replay verify",
+}
+"""Commands of other programs, and ours for the same."""
+
+
+class CommandGroup(click.Group):
+    """A group of commands; of an unknown one it says which is meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; UsageError with a suggestion for an unknown command."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(self.unknown_command(ctx, args[0]))
+        return super().resolve_command(ctx, args)
+
+    def unknown_command(self, ctx: click.Context, name: str) -> str:
+        """The sentence about a command that is not there."""
+        names = self.list_commands(ctx)
+        near = did_you_mean(name, names) or f"; there are {', '.join(names)}"
+        return f"No such command {name!r}{near}"
+
+
 def lazy_group(commands: Mapping[str, LazyCommand]) -> type[click.Group]:
     """A class of groups with these commands, in this order."""
 
-    class LazyGroup(click.Group):
+    class LazyGroup(CommandGroup):
         def list_commands(self, ctx: click.Context) -> list[str]:
             """All names, the most used first."""
             del ctx
@@ -50,7 +82,7 @@ def lazy_group(commands: Mapping[str, LazyCommand]) -> type[click.Group]:
     return LazyGroup
 
 
-class DefaultGroup(click.Group):
+class DefaultGroup(CommandGroup):
     """`contrail settings --json` is `contrail settings show --json`; a subclass names the default."""
 
     default: ClassVar[str] = ""
@@ -59,6 +91,8 @@ class DefaultGroup(click.Group):
         """The name of the command stands first from here on."""
         if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
             args = _named_first(args, set(self.commands), self.default)
+            if args[0] == self.default and len(args) > 1 and not args[1].startswith("-"):
+                ctx.fail(self.unknown_command(ctx, args[1]))  # a default command takes options alone
         return super().parse_args(ctx, args)
 
 
@@ -108,6 +142,20 @@ COMMANDS = {
 
 class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
     """All commands; Ctrl-C ends any of them without a message."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; an option before the command gets a sentence on its place."""
+        try:
+            return cast(list[str], super().parse_args(ctx, args))
+        except click.NoSuchOption as error:
+            raise click.UsageError(f"{error.format_message()} Options stand behind the command's name.", ctx) from error
+
+    def unknown_command(self, ctx: click.Context, name: str) -> str:
+        """Of a command that another program has, ours for the same."""
+        ours = OTHER_NAMES.get(name)
+        if ours is None:
+            return cast(str, super().unknown_command(ctx, name))
+        return f"No such command {name!r}; did you mean `contrail {ours}`?"
 
     def invoke(self, ctx: click.Context) -> Any:
         """The command's result; exit status 130 if it was interrupted."""

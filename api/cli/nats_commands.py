@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from api.cli.main import CommandGroup
 from api.config.data_folder import write_whole
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.loading import load
@@ -19,7 +20,7 @@ from streams.jetstream.nkey import Nkey
 CONFIGURATION = "accounts.conf"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def nats() -> None:
     """Set up a NATS of your own, with an account for each role; docs/deploy.md, Roles at NATS."""
 

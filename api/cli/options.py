@@ -17,7 +17,8 @@ from core.ids import NAME
 if TYPE_CHECKING:  # front ends and workers start without the packages of replay
     from replay.recording.moment import Moment
 
-_AGO = re.compile(r"-\d+(?:\.\d+)?(?:ms|s|m|h|d)")
+_AGO = re.compile(r"-\d\S*")
+"""No option begins with a digit; a wrong unit is named when the moment is parsed."""
 _MARK = "\0"
 """A character that no word of a command line has."""
 

@@ -12,8 +12,8 @@ import click
 from api.cli.output import EXIT_NO, json_text, print_text
 from api.cli.renderer import OK, PROBLEM, Mark
 from api.config.data_folder import DataFolder, is_locked
-from api.config.deployment_ref import DEFAULT_DATA
 from api.config.run_file import DONE, FAILED, READY, RUNNING, WAITING, Restart, RestartStep, RunFile, read_run
+from api.config.running_deployments import data_folder_of
 from api.deployment.managed_process import started_ticks
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, WORKERS, RestartRequest, ask_restart
 from core.errors import CallerError, Unavailable
@@ -30,13 +30,10 @@ FRONTEND_KIND, WORKER_KIND = "frontend", "worker"
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    envvar="CONTRAIL_DATA",
-    default=DEFAULT_DATA,
-    show_default=True,
-    help="Folder of the deployment, as given to `contrail up`.",
+    help="Folder of the deployment, as given to `contrail up`.  [default: data, else that of the only one]",
 )
 @click.option("--json", "as_json", is_flag=True, help="How it went, as JSON.")
-def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
+def restart(parts: tuple[str, ...], data: Path | None, as_json: bool) -> None:
     """Restart parts of a running deployment one after the other: all front ends, unless told which.
 
     A front end is replaced: the new one is ready before the old one takes no more requests, and that one finishes what
@@ -50,6 +47,7 @@ def restart(parts: tuple[str, ...], data: Path, as_json: bool) -> None:
 
     Exit status 1 if a part did not come up again; what came after it was left as it was.
     """
+    data = data_folder_of(data)
     folder = DataFolder(data.absolute())
     run = running_deployment(folder, data)
     asked = parts or (FRONTENDS,)

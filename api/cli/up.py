@@ -19,8 +19,8 @@ from api.auth.access_policy import exposure_warnings, isolation_note, with_check
 from api.cli.quantities import count_text
 from api.cli.startup_progress import progress_on
 from api.config.data_folder import DataFolder, FolderLock
-from api.config.deployment_ref import DEFAULT_DATA
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
+from api.config.running_deployments import DEFAULT_DATA, registered, state_folder
 from api.config.schema import ENGINES, Deployment
 from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
 from api.deployment.preflight import TINY, check_copies, check_key, check_metrics_file, check_workers, fit_log_to_disk
@@ -123,7 +123,9 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
             notes = exposure_warnings(loaded.deployment.frontend, frontend.host)
-            for note in (*notes, *filter(None, (isolation_note(loaded.deployment.frontend), opened))):
+            unregistered = at_end.enter_context(registered(state_folder(os.environ), data.path))
+            further = (isolation_note(loaded.deployment.frontend), opened, unregistered)
+            for note in (*notes, *filter(None, further)):
                 progress.write_line(f"Note: {note}.")
             launch = Launcher(deployment, data, listeners, progress)
             asyncio.run(_run(launch, deployment, data, progress))

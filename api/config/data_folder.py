@@ -116,6 +116,8 @@ class DataFolder:
                 if folder.is_dir() and folder == self.path:
                     note = self._close_outer()
                 folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise CallerError(f"{folder} is a file: name a folder") from error
             except OSError as error:
                 raise CallerError(f"cannot make the folder {folder}: {error.strerror}") from error
         for name in INNER:

@@ -20,6 +20,7 @@ from actors.transport.link_tls import LinkTls
 from api.config.data_folder import DataFolder
 from api.config.loading import load, urls
 from api.config.run_file import STOPPED, read_run
+from api.config.running_deployments import data_folder_of
 from api.config.schema import OFF, Deployment, EtcdAccess, NatsLogin, OperationsSection
 from api.config.units import duration_s, size_bytes
 from core.clock import Clock
@@ -31,7 +32,6 @@ from streams.jetstream.nats_credentials import NatsCredentials
 from streams.key_check import CheckedKey
 from streams.topology import Topology
 
-DEFAULT_DATA = Path("data")
 OLD_HANDSHAKE_MAX_S = 24 * 3600
 """Bound on the time for which a process that starts admits the handshake of the version before."""
 
@@ -237,7 +237,11 @@ def _path(text: str | None) -> Path | None:
 
 
 OPTIONS = (
-    click.option("--data", type=click.Path(path_type=Path), help="Data folder of a deployment that runs here."),
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        help="Data folder of a deployment that runs here.  [default: data, else that of the only one]",
+    ),
     click.option("-f", "--file", type=click.Path(path_type=Path), help="Deployment file with the addresses."),
     click.option(
         "--nats", help="NATS URLs, with commas between them; users and passwords: in the file, or CONTRAIL_NATS_USER, …"
@@ -290,4 +294,4 @@ def resolve_deployment(
         raise CallerError("give either --data or addresses (--nats, --etcd, --namespace, --file), not both")
     if elsewhere or (data is None and "CONTRAIL_NATS" in os.environ):
         return find_by_address(file, flags, key_file)
-    return find_by_data_folder(data or Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA)))
+    return find_by_data_folder(data_folder_of(data))

@@ -13,9 +13,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +23,9 @@ import msgspec
 import yaml
 
 from api.config.addresses import join_address, split_address
-from api.config.schema import Deployment
+from api.config.schema import Deployment, keys_at
 from api.config.worker_groups import assign_to_prefill, assign_to_workers
-from core.errors import CallerError
+from core.errors import CallerError, did_you_mean
 
 
 class UniqueKeyLoader(yaml.SafeLoader):
@@ -60,9 +60,12 @@ PLAIN_WORDS = {
     "`array`": "a list",
     "`int`": "a whole number",
     "`str`": "text",
+    "`bool`": "true or false",
+    "`float`": "a number",
     "`null`": "nothing",
 }
 """Terms of msgspec, and the terms of YAML for them."""
+_UNKNOWN_KEY = re.compile(r"unknown field `([^`]*)`")
 EXAMPLES = {
     "max_age": '"7d"',
     "snapshot_every": '"1h", or "off" with its quotes',
@@ -240,8 +243,10 @@ def _check(values: Mapping[str, Any], layer: str) -> Deployment:
 
 
 def _plain(text: str) -> str:
-    """msgspec's sentence, with the place first: `frontend: no such key `prot``."""
+    """msgspec's sentence, with the place first: `frontend: there is no such key as `lisen`; did you mean listen?`."""
     text, _, place = text.partition(" - at `$")
+    if unknown := _UNKNOWN_KEY.search(text):
+        text += did_you_mean(unknown[1], keys_at(place.rstrip("`")))
     for theirs, ours in PLAIN_WORDS.items():
         text = text.replace(theirs, ours)
     place = place.rstrip("`").lstrip(".").replace("[...]", "")
@@ -319,5 +324,6 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
 
 
 def _meant(name: str) -> str:
-    near = get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in VARIABLES], n=1)
-    return f"; is {PREFIX}{near[0]} meant?" if near else "; docs/configuration.md lists them."
+    known = [each.removeprefix(PREFIX) for each in VARIABLES]
+    near = did_you_mean(name.removeprefix(PREFIX), known)
+    return near.replace("mean ", f"mean {PREFIX}") if near else "; docs/configuration.md lists them."

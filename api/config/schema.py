@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from math import prod
@@ -419,6 +420,23 @@ class Deployment(Section, frozen=True, kw_only=True):
     def routing_settings(self) -> RoutingSettings:
         """The routing section, parsed."""
         return RoutingSettings.parse(self.routing)
+
+
+def keys_at(place: str) -> tuple[str, ...]:
+    """The keys of the section at this place of a deployment file, as msgspec writes places: `.frontend.tls`,
+    `.workers[0]`, empty for the whole. Empty if no section has the place."""
+    here: msgspec.inspect.Type = msgspec.inspect.type_info(Deployment)
+    for key in re.findall(r"\w+", re.sub(r"\[[^]]*\]", "", place)):
+        fields = here.fields if isinstance(here, msgspec.inspect.StructType) else ()
+        here = next((_section(each.type) for each in fields if each.name == key), msgspec.inspect.AnyType())
+    return tuple(each.name for each in here.fields) if isinstance(here, msgspec.inspect.StructType) else ()
+
+
+def _section(kind: msgspec.inspect.Type) -> msgspec.inspect.Type:
+    """The section among the types that a key may have; the item's of a list."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return next((each for each in kind.types if isinstance(each, msgspec.inspect.StructType)), kind)
+    return kind.item_type if isinstance(kind, msgspec.inspect.VarTupleType) else kind
 
 
 def is_folder_name(model: str) -> bool:

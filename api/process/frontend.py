@@ -26,8 +26,9 @@ from api.app import create_app
 from api.auth.access_policy import AccessPolicy, policy_of
 from api.config.addresses import join_address, reachable, split_address
 from api.config.data_folder import DataFolder
-from api.config.deployment_ref import DEFAULT_DATA, DeploymentRef
+from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import announce_if_supervised
+from api.config.running_deployments import DEFAULT_DATA
 from api.config.schema import FrontendSection, OperationsSection
 from api.process.lifecycle import stop_requested, tune_garbage_collection
 from api.process.logging_setup import log_as

@@ -165,7 +165,7 @@ async def find_request(log: EventLog, text: str, tenant: str | None = None) -> F
             if tenant in {None, whose}:
                 return use
     raise CallerError(
-        f"{text!r} is no time, no sequence, and no request that the log knows"
+        f"{text!r} is no time (14:03, 14:03:05Z, -15m), no sequence (routing:1234), and no request that the log knows"
         f"{'' if tenant is None else f' of tenant {tenant!r}'}; `contrail events --stream routing` lists them"
     )
 

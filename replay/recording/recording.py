@@ -192,8 +192,8 @@ class Recording:
         uses = self.requests.uses_of(self.requests.named(request))
         if not uses:
             raise CallerError(
-                f"{request!r} is no time, no sequence, and no request that this recording knows; "
-                "`contrail events --stream routing` lists them"
+                f"{request!r} is no time (14:03, 14:03:05Z, -15m), no sequence (routing:1234), and no "
+                "request that this recording knows; `contrail events --stream routing` lists them"
             )
         return StreamSeq(uses[-1][0].seq)
 

@@ -40,7 +40,8 @@ def test_what_is_not_given_keeps_its_default() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("prefil_weight", 1, "no such setting; there are .*prefill_weight"),
+        ("prefil_weight", 1, r"no such setting; did you mean prefill_weight\?"),
+        ("colour", 1, "no such setting; there are .*prefill_weight"),
         ("prefill_weight_m", 1, "no such setting"),
         ("policy", "fastest", "'fastest' is none of kv, round-robin, random, least-loaded"),
         ("policy", ["kv"], "is none of kv"),

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
-from core.errors import CallerError
+from core.errors import CallerError, did_you_mean
 from core.generation import TASK_EMBED
 
 PORT_MAX = 65535
@@ -144,9 +144,8 @@ class SimulatedSettings:
         known = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(engine_args) - set(known))
         if unknown:
-            raise CallerError(
-                f"engine_args: the simulated engine does not know {', '.join(unknown)}; it knows {', '.join(known)}"
-            )
+            there = did_you_mean(unknown[0], known) or f"; it knows {', '.join(known)}"
+            raise CallerError(f"engine_args: the simulated engine does not know {', '.join(unknown)}{there}")
         try:
             return msgspec.convert(dict(engine_args), cls, strict=False)
         except msgspec.ValidationError as error:

@@ -15,12 +15,12 @@ import orjson
 from api.cli.replay.recording_source import RecordingSource, recording_options
 from api.process.printable import printable_json
 from core.codec import decode_message
-from core.errors import CallerError, Corrupt
+from core.errors import CallerError, Corrupt, did_you_mean
 from core.event_json import message_lines
 from core.events import EVENT_TYPES, WorkerJoined
 from core.ids import LOST_SUFFIX, StreamName, StreamSeq, given_id
 from core.subjects import SNAPSHOTS, is_kv
-from replay.recording.moment import FIRST, Moment, find_request, parse_moment, position_in_log
+from replay.recording.moment import FIRST, AtTime, Moment, find_request, parse_moment, position_in_log
 from streams.log import EventLog, Record
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -89,6 +89,8 @@ def events(
         raise CallerError("--follow is for a running deployment: this log does not grow")
     now_ms = source.now_ms
     span = EventRange(*(parse_moment(text, now_ms) if text is not None else None for text in (start, end)))
+    if isinstance(span.start, AtTime) and isinstance(span.end, AtTime) and span.start >= span.end:
+        raise CallerError(f"--from {start} is not before --to {end}: nothing lies between")
     try:
         asyncio.run(_print(source, chosen, span, given, follow=follow))
     except BrokenPipeError:
@@ -112,7 +114,8 @@ async def _filter(log: EventLog, given: dict[str, Any]) -> EventFilter:
     types, request, worker = given["types"], given["request"], given["worker"]
     for each in types:
         if each not in EVENT_TYPES:
-            raise CallerError(f"--type {each}: there is no such event; there are {', '.join(sorted(EVENT_TYPES))}")
+            there = did_you_mean(each, EVENT_TYPES) or f"; there are {', '.join(sorted(EVENT_TYPES))}"
+            raise CallerError(f"--type {each}: there is no such event{there}")
     return EventFilter(
         frozenset(types),
         "" if request is None else (await find_request(log, request)).request,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import click
@@ -25,7 +24,7 @@ from api.cli.quantities import count_text, plural
 from api.cli.renderer import PROBLEM, WARNING, Mark, Table, Text
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.process.planes import open_registry
-from core.errors import CallerError
+from core.errors import CallerError, did_you_mean
 from core.settings import APPROXIMATE, POLICIES, RoutingSettings
 
 LEARNED = "0 per token: learned, and the base is ignored"
@@ -181,8 +180,8 @@ def set_command(connection: DeploymentRef, pairs: tuple[str, ...], as_json: bool
     """
     given = pairs_of(words_of(pairs))
     for key in given:
-        if near := [] if key in MEANINGS else get_close_matches(key, MEANINGS, n=1):
-            raise CallerError(f"routing.{key}: no such setting; did you mean {near[0]}? `contrail settings` lists them")
+        if near := "" if key in MEANINGS else did_you_mean(key, MEANINGS):
+            raise CallerError(f"routing.{key}: no such setting{near} `contrail settings` lists them")
     stored, use = asyncio.run(_change(connection, given, frozenset()))
     policy = stored.values.get("policy", connection.deployment.routing_settings.policy)
     _report(stored, use, as_json, without_effect(given, str(policy)))
@@ -224,7 +223,8 @@ def _check_known(connection: DeploymentRef, unknown: frozenset[str]) -> None:
         return
     stored = asyncio.run(_stored(connection))
     if wrong := sorted(unknown - stored.values.keys()):
-        raise CallerError(f"{wrong[0]}: no such setting; `contrail settings` lists them")
+        near = did_you_mean(wrong[0], MEANINGS)
+        raise CallerError(f"{wrong[0]}: no such setting{near or ';'} `contrail settings` lists them")
 
 
 async def _stored(connection: DeploymentRef) -> StoredSettings:

@@ -138,6 +138,9 @@ def _list(source: RecordingSource, chosen: dict[str, Any], *, as_json: bool) -> 
             print_result(explain_text(explanation), explanation, as_json=as_json)
             return
         found = list_requests(recording, **chosen, start=start, end=end, limit=limit)
+        if not found.matched and chosen["model"] not in {None, *recording.requests.models}:
+            models = ", ".join(sorted(recording.requests.models)) or "none yet"
+            raise CallerError(f"no model {chosen['model']!r} in this log; there are {models}")
     print_result(requests_text(found, _where(source)), found, as_json=as_json)
 
 

@@ -57,8 +57,7 @@ def open_recording(source: RecordingSource, host: str, port: int, *, no_browser:
 
 async def _serve(source: RecordingSource, host: str, port: int, *, browser: bool) -> None:
     token = None if is_loopback(host) else secrets.token_hex(TOKEN_BYTES)
-    listener = bind(host, port)
-    with stop_requested(None) as ending:
+    with bind(host, port) as listener, stop_requested(None) as ending:
         async with open_page_backend(source.file, source.key, source.connection) as shown:
             server = HttpServer(create_page(shown.questions, token), listener)
             address = await server.start()

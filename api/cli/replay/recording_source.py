@@ -23,8 +23,9 @@ from click.core import ParameterSource
 from api.cli.options import RecordingRange
 from api.cli.replay.recording_copy import copy_archive, copy_log
 from api.config.data_folder import DataFolder
-from api.config.deployment_ref import DEFAULT_DATA, OPTIONS, DeploymentRef, resolve_deployment
+from api.config.deployment_ref import OPTIONS, DeploymentRef, resolve_deployment
 from api.config.run_file import read_run
+from api.config.running_deployments import DEFAULT_DATA, data_folder_of
 from api.deployment.managed_process import is_same, started_ticks
 from api.process.planes import open_log
 from core.clock import SystemClock
@@ -187,8 +188,7 @@ def _stopped(where: dict[str, Any]) -> StoppedDeployment | None:
     """The deployment of the data folder, if none of its processes runs and its log lies there."""
     if any(where[name] for name in ("file", "nats", "etcd", "namespace")) or "CONTRAIL_NATS" in os.environ:
         return None
-    given = where["data"] or Path(os.environ.get("CONTRAIL_DATA", DEFAULT_DATA))
-    folder = DataFolder(given.absolute())
+    folder = DataFolder(data_folder_of(where["data"]).absolute())
     run = read_run(folder.run)
     if run is None or not (folder.nats / "jetstream").is_dir():
         return None

@@ -33,12 +33,15 @@ def test_a_variable_that_is_written_wrongly() -> None:
     assert unknown_variables(["HOME", "CONTRAIL_PORT"]) == []
     assert unknown_variables(["CONTRAIL_PROT", "CONTRAIL_COLOUR_OF_SKY"]) == [
         "CONTRAIL_COLOUR_OF_SKY is no variable of Contrail's and changes nothing; docs/configuration.md lists them.",
-        "CONTRAIL_PROT is no variable of Contrail's and changes nothing; is CONTRAIL_PORT meant?",
+        "CONTRAIL_PROT is no variable of Contrail's and changes nothing; did you mean CONTRAIL_PORT?",
     ]
 
 
 def test_up_says_so() -> None:
     """On standard error, so that what is printed stays what it is."""
     said = CliRunner().invoke(up, ["--print-config"], env={"CONTRAIL_PROT": "1"}, catch_exceptions=False)
-    assert "Note: CONTRAIL_PROT is no variable of Contrail's and changes nothing; is CONTRAIL_PORT" in said.stderr
+    assert (
+        "Note: CONTRAIL_PROT is no variable of Contrail's and changes nothing; did you mean CONTRAIL_PORT"
+        in said.stderr
+    )
     assert said.stdout.startswith("version: 1")

@@ -18,7 +18,7 @@ from replay.simulate.report import SimulationReport
 EVEN = 0.005
 """A mean that changes by a smaller share is said to stay."""
 HEADS = ("", "cached", "first token", "p50", "p99", "answer", "p99", "load ±", "failed")
-RECORDED = "as it was recorded"
+RECORDED = "as it was recorded, measured"
 BASELINE = "the same, simulated"
 PREFILL_SPEEDS = frozenset({"prefill_us_per_pass", "prefill_us_per_token"})
 DECODE_SPEEDS = frozenset({"decode_us_per_step", "decode_us_per_context_token"})

@@ -17,6 +17,7 @@ from replay.explain.request_list import RequestList, RequestListEntry
 from replay.explain.sentences import POLICY_INPUTS
 from replay.explain.summary import WAITED_FOR
 
+SHARED = "Blocks in flight are counted for each request: a block that several requests share counts several times."
 _COSTS = ("cost", "= prefill", "+ decode", "+ requests")
 _WORK = ("cached", "computing", "to prefill", "active", "waiting")
 _KNOWN = (
@@ -63,6 +64,8 @@ def _attempt(attempt: AttemptExplanation) -> Text:
     for worker, reasons in attempt.local.items():
         yield f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}"
     yield from ("", _candidate_table(attempt.candidates, _KNOWN, map(_known, attempt.candidates)))
+    if any(row.in_flight.requests > 1 for row in attempt.candidates):
+        yield f"  {SHARED}"
 
 
 def titled(rows: Iterable[tuple[str, str]]) -> Facts:
@@ -179,7 +182,8 @@ def _known(row: CandidateRow) -> tuple[str, ...]:
     tokens = flying.prefill_tokens
     return (
         f"{flying.requests} with {flying.blocks} {plural(flying.blocks, 'block')}",
-        UNKNOWN if flying.ahead is None else str(flying.ahead),
+        # below 0 where ends of requests are not in the log yet, either
+        UNKNOWN if flying.ahead is None else str(max(0, flying.ahead)),
         UNKNOWN if tokens is None else f"{number_text(tokens)} {plural(tokens, 'token')}",
         _ago(known.age_ms),
         NONE if not known.unseen else f"{known.unseen} of {known.unseen_ms} ms ago",

@@ -8,7 +8,7 @@ from typing import Any
 from api.cli.quantities import NONE, count_text, number_text, plural
 from api.cli.renderer import Facts, Table, Text
 from api.cli.replay.text.estimate_text import SOURCES_ASKED, estimate_lines
-from api.cli.replay.text.explain_text import candidates_table, left_out, size_text, titled
+from api.cli.replay.text.explain_text import SHARED, candidates_table, left_out, size_text, titled
 from core.settings import RoutingSettings
 from replay.state_at.route_prompt import PromptRoute
 from replay.state_at.state_diff import StateDiff, WorkerChange
@@ -35,6 +35,8 @@ def state_text(held: StateSummary) -> Text:
     yield ""
     if held.workers:
         yield Table(_WORKERS, [_worker(each, names) for each in sorted(held.workers, key=_by_name)], "<<<>>>>>>><")
+        if any(each.active_requests > 1 for each in held.workers):
+            yield SHARED
     else:
         yield "no worker was there"
     yield ""

@@ -20,6 +20,8 @@ REGRET = (
     "Regret: blocks that only the recorded choice had to compute, and the time by which the other choice's first token "
     "is sooner."
 )
+RECORDED = "as it was recorded, measured"
+"""The row of the record; the times of all others are estimates."""
 EVEN_MS = 0.05
 """A mean that changes by less is said to stay."""
 NEEDS_KV = frozenset({"round-robin", "random", "least-loaded"})
@@ -94,7 +96,7 @@ def _verdict(outcome: Outcome) -> str:
     if abs(change) < EVEN_MS:
         return f"About the same: first tokens as soon as recorded, {cached}."
     word, when = ("Better", "sooner") if change < 0 else ("Worse", "later")
-    means = f"{outcome.ttft_recorded_ms:.1f} → {outcome.ttft_new_ms:.1f} ms"
+    means = f"{outcome.ttft_recorded_ms:.1f} ms measured → {outcome.ttft_new_ms:.1f} ms"
     return f"{word}: first tokens an estimated {abs(change):.1f} ms {when} in the mean ({means}), {cached}."
 
 
@@ -111,7 +113,7 @@ def _sides(outcome: Outcome) -> Table:
     ]
     if outcome.timed:
         times = (f"{outcome.ttft_recorded_ms:.1f} ms", f"{outcome.ttft_new_ms:.1f} ms")
-        rows.append(("mean time to first token, estimated", *times))
+        rows.append(("mean time to first token: measured; estimated", *times))
     rows += _evenness(outcome.spread_recorded, outcome.spread_new)
     if outcome.astray:
         rows.append(("sent to a worker that was gone", "", f"{outcome.astray:,}"))
@@ -146,7 +148,7 @@ def _ranking(outcomes: Sequence[Outcome]) -> Table:
     rows = [
         [
             each.scenario.label,
-            f"{each.ttft_new_ms:.1f} ms" if each.timed else UNKNOWN,
+            f"≈ {each.ttft_new_ms:.1f} ms" if each.timed else UNKNOWN,
             percent_text(each.hit_rate_new),
             f"{each.regret_blocks:+,}",
             f"{each.changed:,}",
@@ -156,9 +158,7 @@ def _ranking(outcomes: Sequence[Outcome]) -> Table:
         for each in outcomes
     ]
     time = f"{first.ttft_recorded_ms:.1f} ms" if first.ttft_recorded_ms else UNKNOWN
-    rows.append(
-        ["as it was recorded", time, percent_text(first.hit_rate_recorded), "", "", *_load(first.spread_recorded), ""]
-    )
+    rows.append([RECORDED, time, percent_text(first.hit_rate_recorded), "", "", *_load(first.spread_recorded), ""])
     heads = ["scenario", "first token", "cached", "regret", "changed", "requests ±", "blocks ±", "refused"]
     if not any(each.refused for each in outcomes):
         heads, rows = heads[:-1], [row[:-1] for row in rows]

@@ -52,9 +52,9 @@ async def test_says_what_it_is(engine: SimulatedEngine) -> None:
 
 
 def test_settings_from_a_file() -> None:
-    """Settings come from plain values; an unknown one is named, with those that there are."""
+    """Settings come from plain values; an unknown one is named, with the one that is meant."""
     assert SimulatedSettings.parse({"block_size": "16", "time_scale": 2}).block_size == 16
-    with pytest.raises(CallerError, match=r"does not know blocksize, gpus; it knows block_size, capacity_blocks"):
+    with pytest.raises(CallerError, match=r"does not know blocksize, gpus; did you mean block_size"):
         SimulatedSettings.parse({"gpus": 8, "blocksize": 1})
     with pytest.raises(CallerError, match="side_channel_port must be 0 to 65535, but is 65536"):
         SimulatedSettings.parse({"side_channel_port": 65536})

@@ -95,7 +95,7 @@ def test_several_are_one_table_with_the_best_first(log: Path) -> None:
     assert [row.split("  ")[0] for row in rows] == [
         "policy kv decode_weight 0",
         "policy random",
-        "as it was recorded",
+        "as it was recorded, measured",
     ]
 
 
