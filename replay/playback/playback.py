@@ -152,6 +152,9 @@ class Playback:
         """Of each replica's next message."""
         self._ended: set[ReplicaId] = set()
         """Replicas that have just ended."""
+        excerpt = recording.excerpt
+        self._places = None if excerpt is None else {(each.seq, each.place) for each in excerpt.decisions}
+        """Of an excerpt, the decisions that it has a state for; others are not given."""
 
     def __iter__(self) -> Iterator[RecordedDecision]:
         """The decisions, in the order of the log. CallerError or Corrupt if the recording cannot be read."""
@@ -162,7 +165,7 @@ class Playback:
         pool, made = CursorPerReplica(self.source), 0
         for frame in self._frames():
             for step in self._events_of(frame):
-                if isinstance(step.event, RequestRouted) or (refusals and isinstance(step.event, RequestRejected)):
+                if self._is_given(step) and (refusals or isinstance(step.event, RequestRouted)):
                     yield self._play(step, pool)
                     made += 1
                     if made % FORGET_EVERY == 0:
@@ -187,11 +190,16 @@ class Playback:
 
     def _window(self, frames: list[RecordedFrame], pool: SharedCursors) -> Iterator[RecordedDecision | RecordedRefusal]:
         steps = [step for frame in frames for step in self._events_of(frame)]
-        decisions = [step for step in steps if isinstance(step.event, RequestRouted | RequestRejected)]
+        decisions = [step for step in steps if self._is_given(step)]
         cursors = [self._cursor(step) for step in decisions]
         pool.begin(cursors, len({step.frame.owner for step in decisions}))
         for at in _in_order(decisions, cursors):
             yield self._play(decisions[at], pool)
+
+    def _is_given(self, step: _ReplicaEvent) -> bool:
+        """True for decisions and refusals; of an excerpt, for those that it has a state for."""
+        is_decision = isinstance(step.event, RequestRouted | RequestRejected)
+        return is_decision and (self._places is None or (step.frame.seq, step.number) in self._places)
 
     # --- what replicas said ------------------------------------------------------------------------------------
 
@@ -305,6 +313,8 @@ class Playback:
             self.replica_states.get(replica),
             self._last_cursors.get(replica),
         )
+        if self._places is not None:
+            replica_state = None  # an excerpt lacks messages between its decisions
         if replica_state is None or last_cursor is None or _goes_back(last_cursor, cursor):
             replica_state = self.replica_states[replica] = self._new_replica_state(replica, step, state_cursor)
             while unapplied[0] is not step:
@@ -331,7 +341,7 @@ class Playback:
 
     def _compare(self, replica_state: ReplicaState, step: _ReplicaEvent) -> None:
         """The replica's fold report, if the event is one, is compared with its state here."""
-        if not isinstance(step.event, ReplicaReported) or self._delay is not None:
+        if not isinstance(step.event, ReplicaReported) or self._delay is not None or self._places is not None:
             return
         for report in fold_reports_of(replica_state.replica, step.frame.seq, step.frame.time_ms, step.event):
             late = late_fold(self.late_folds, report)

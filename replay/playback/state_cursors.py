@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Protocol
 
+from core.errors import CallerError
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq
 from core.subjects import JOBS
 from projections.folds.snapshot import decode, encode
@@ -126,7 +127,8 @@ class CursorSource:
         self.recording = recording
         self.epochs = {stream: recording.archive.span(stream).epoch for stream in recording.streams}
         self.ends = recording.end
-        self._rebases = bool(recording.archive.snapshots()) and (rebases or any(recording.start.values()))
+        rebases = rebases or recording.excerpt is not None or any(recording.start.values())
+        self._rebases = rebases and bool(recording.archive.snapshots())
         self._caches: dict[StreamName, FrameCache] = {}
 
     def __repr__(self) -> str:
@@ -196,6 +198,8 @@ class CursorSource:
     def _fold(self, state_cursor: StateCursor, stream: StreamName, seq: int) -> None:
         state = state_cursor.state
         folded = state.open(stream, Epoch(self.epochs[stream]))
+        if self.recording.excerpt is not None and folded < seq:
+            raise CallerError(self.recording.excerpt_text)
         if not folded and self.recording.start[stream]:
             state_cursor.cut[stream] = self.recording.cut_text(stream)
         fold = state.fold

@@ -2,6 +2,9 @@
 
 With the deployment's key every message's digest is computed, so that chains prove what the log said. Without it the
 digests are those that the messages themselves name: folds come out the same, but nothing is proved.
+
+An excerpt (`streams.archive.archive_format.Excerpt`) lacks messages in between, so nothing can be folded along it: it
+has a state where a decision on its request was made, and nowhere else.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -30,12 +34,12 @@ from projections.digest import FOLD_VERSION
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode, positions
 from projections.folds.state import State, is_folded
-from replay.recording.messages import ChainHeads
+from replay.recording.messages import ChainHeads, PartialEvent
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.recording.participants import Participants, ReplicaHistory
 from replay.recording.prompt_columns import PromptColumns
-from replay.recording.request_history import PLACES, RequestHistory
-from streams.archive.archive_format import is_key_of
+from replay.recording.request_history import PLACES, OtherEvent, RequestHistory
+from streams.archive.archive_format import Excerpt, is_key_of
 from streams.archive.archive_reader import ArchiveReader
 from streams.log import Record
 
@@ -103,6 +107,11 @@ class Recording:
     def proved(self) -> bool:
         """True if chains are checked with the deployment's key."""
         return bool(self.chain_key) and not self.archive.contents.redacted
+
+    @property
+    def excerpt(self) -> Excerpt | None:
+        """The request to which it was cut; None for a recording of all messages."""
+        return self.archive.contents.excerpt
 
     @property
     def streams(self) -> list[StreamName]:
@@ -214,8 +223,9 @@ class Recording:
         records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
         rows = ((record.seq, record.time_ms, owner(record.subject), record.payload) for record in records)
         requests = RequestHistory()
-        others, from_start = requests.read(rows), not self.start.get(ROUTING)
-        return _Histories(requests, ReplicaHistory(others, self._first.replicas, from_start=from_start))
+        others, from_start = requests.read(rows), not self.start.get(ROUTING) and self.excerpt is None
+        known = chain(others, self._first.settings)
+        return _Histories(requests, ReplicaHistory(known, self._first.replicas, from_start=from_start))
 
     @property
     def names(self) -> Participants:
@@ -233,17 +243,24 @@ class Recording:
 
     @cached_property
     def _first(self) -> _RecordingStart:
-        """The state before its first messages: empty, unless there is a snapshot."""
-        state, names = self.state_before(self.start), Participants()
-        names.note_state(state)
-        return _RecordingStart(set(state.cursor), dict(state.routing.replicas), names)
+        """The state before its first messages: empty, unless there is a snapshot. Of an excerpt, all that its states
+        know."""
+        names = Participants()
+        states = [self.state_before(self.start)] if self.excerpt is None else self._excerpt_states()
+        for state in states:
+            names.note_state(state)
+        first, *later = states
+        settings = [each for state in later for each in _settings(state)]
+        return _RecordingStart(set(first.cursor), dict(first.routing.replicas), names, settings)
 
     # --- states ------------------------------------------------------------------------------------------------
 
     def state_before(self, cursor: Mapping[StreamName, int]) -> State:
         """The newest state at hand that lies before the cursor in every stream: a keyframe's, a snapshot's, or the
-        one before the first event."""
+        one before the first event. CallerError if it is an excerpt without a state at this very cursor."""
         base = self._base(cursor)
+        if base is None and self.excerpt is not None:
+            raise CallerError(self.excerpt_text)
         return State(self.chain_key) if base is None else decode(self.chain_key, base.content())
 
     def cut(self, cursor: Mapping[StreamName, int]) -> dict[StreamName, str]:
@@ -252,6 +269,17 @@ class Recording:
         base = self._base(cursor)
         known = self._first.streams if base is None or base.is_keyframe else base.cursor.keys()
         return {stream: self.cut_text(stream) for stream, seq in self.start.items() if seq and stream not in known}
+
+    @property
+    def excerpt_text(self) -> str:
+        """A sentence: where an excerpt has a state."""
+        assert self.excerpt is not None
+        request, places = self.excerpt.request, [f"{ROUTING}:{each.seq}" for each in self.excerpt.decisions]
+        return (
+            f"this file was cut to request {request}: it has a state where that was decided ({', '.join(places)}), and "
+            "the messages in between are not all here; `explain` and `replay verify` answer from it, and an export of "
+            "the range answers the rest"
+        )
 
     def cut_text(self, stream: StreamName) -> str:
         """A sentence: the first sequence of a stream without its head."""
@@ -276,8 +304,10 @@ class Recording:
         return state
 
     def advance(self, state: State, stream: StreamName, seq: int) -> None:
-        """The state has the stream up to there."""
+        """The state has the stream up to there. CallerError if it is an excerpt and the state lies before."""
         at = state.open(stream, Epoch(self.archive.span(stream).epoch))
+        if self.excerpt is not None and at < seq:
+            raise CallerError(self.excerpt_text)
         for frame in self.frames(stream, at + 1, seq + 1):
             state.fold(stream, frame.seq, frame.owner, frame.message, frame.head)
         if state.cursor[stream].seq < seq:
@@ -291,7 +321,10 @@ class Recording:
     # -----------------------------------------------------------------------------------------------------------
 
     def _base(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
-        """The state from which a fold up to the cursor can go on; None for the start."""
+        """The state from which a fold up to the cursor can go on; None for the start. Of an excerpt, the state at the
+        cursor itself."""
+        if self.excerpt is not None:
+            return next((base for base in self._excerpt_bases() if base.cursor == cursor), None)
         keyframe = self._keyframe_before(cursor)
         for manifest in reversed(self.archive.snapshots()):
             seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
@@ -301,6 +334,17 @@ class Recording:
                     return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
                 break
         return keyframe
+
+    def _excerpt_bases(self) -> Iterator[_FoldBase]:
+        for manifest in self.archive.snapshots():
+            if manifest.fold_version == FOLD_VERSION and self.is_true(manifest):
+                seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
+                yield _FoldBase(seqs, partial(self.archive.snapshot, manifest))
+
+    def _excerpt_states(self) -> list[State]:
+        """The states of an excerpt; an empty one if this program reads none of them."""
+        found = [decode(self.chain_key, base.content()) for base in self._excerpt_bases()]
+        return found or [State(self.chain_key)]
 
     def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
         at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
@@ -371,6 +415,16 @@ class _RecordingStart(NamedTuple):
     """Those of which the head is in a snapshot."""
     replicas: dict[ReplicaId, ReplicaPart]
     names: Participants
+    settings: list[OtherEvent]
+    """Settings that later states of an excerpt know."""
+
+
+def _settings(state: State) -> Iterator[OtherEvent]:
+    """The settings of the replicas, as events at the state's place."""
+    seq = state.cursor[ROUTING].seq if ROUTING in state.cursor else 0
+    for replica, part in state.routing.replicas.items():
+        event = PartialEvent("SettingsChanged", revision=part.settings_revision, settings=part.settings)
+        yield OtherEvent(seq, 0, replica, event)
 
 
 def _message(record: Record) -> Message | None:

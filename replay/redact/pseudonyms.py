@@ -42,8 +42,9 @@ OPERATOR = "contrail "
 """Prefix of the commands of this program; such an author of a snapshot is no name to replace."""
 
 _ID = re.compile(rf"[0-9a-f]{{16}}({LOST_SUFFIX})?")
-_REQUEST = re.compile(r"req-[0-9a-f]{16}(\.[0-9]+)?(\.[0-9a-f]{8})?")
-"""Ids as we give them, with what is put behind those of one call's further answers, and one that is under way twice."""
+_REQUEST = re.compile(r"req-([0-9a-f]{16}|[0-9]{6,7})(\.[0-9]+)?(\.[0-9a-f]{8})?")
+"""Ids as we give them: random ones, and the simulator's numbers; with what is put behind those of one call's
+further answers, and one that is under way twice."""
 
 
 class Pseudonyms:

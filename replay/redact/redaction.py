@@ -28,7 +28,7 @@ from replay.redact.redacted_snapshot import redact_snapshot
 from replay.redact.redaction_rules import redact_event
 from replay.redact.resealing import Resealing
 from streams.archive.archive_export import Progress
-from streams.archive.archive_format import PromptColumn
+from streams.archive.archive_format import Excerpt, PromptColumn
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
@@ -69,8 +69,11 @@ def redact(
     try:
         redaction = Redaction(source, writer, old_key)
         redaction.run(progress)
-        contents = source.contents
-        writer.finish(writer.contents(contents.from_ms, contents.to_ms, redacted=True))
+        was = source.contents
+        contents = writer.contents(was.from_ms, was.to_ms, redacted=True)
+        if was.excerpt is not None:
+            contents = contents.excerpted(redaction.excerpt(was.excerpt), writer.chain_key)
+        writer.finish(contents)
     except BaseException:  # of any kind: half a file is of no use
         writer.abandon()
         raise
@@ -105,6 +108,14 @@ class Redaction:
             tuple(self._dropped_snapshots),
             bool(self._old_key),
         )
+
+    def excerpt(self, excerpt: Excerpt) -> Excerpt:
+        """The same excerpt in the redacted log; reasons stay, and the sentences behind them go."""
+        decisions = []
+        for each in excerpt.decisions:
+            place = each.place - bisect_left(self._moved.get(each.seq, ()), each.place)
+            decisions.append(each._replace(place=place, why=self.names.text(each.why)))
+        return replace(excerpt, decisions=decisions)
 
     def run(self, progress: Progress) -> None:
         """The writer has everything: messages first, since they tell on which chains the snapshots stand."""

@@ -10,7 +10,8 @@
    writes for a worker stands behind all of these.
 5. Replicas state how many decisions they made, and the log must have as many (`replay.verify.decision_counts`).
 6. The times of each source are compared with the broker's (`replay.verify.clock_offsets`); nothing is judged by them.
-7. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
+7. Of an excerpt, the chains prove the messages that follow on each other; the rest is sealed (`excerpt_proof`).
+8. Without the key only the order is checked: numbers that follow on each other, owners, and repeated messages.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from core.events import LoadReported, ReplicaLeft, ReplicaLost, ReplicaReported,
 from core.events.routing import LOST_HISTORY
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.snapshot_manifest import Manifest
-from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
+from core.subjects import LOAD, ROUTING, is_kv, owner
 from projections.folds.state import State
 from replay.recording.gaps import CUT, DELETED, GAP, UNTOLD, Gaps, RecordingGap, ReplacedHistory
 from replay.recording.recording import Recording
 from replay.verify.clock_offsets import ClockOffset, ClockOffsetWalk, furthest
 from replay.verify.decision_counts import DecisionCountResult, DecisionCountWalk
-from streams.archive.archive_format import Head, Span
+from replay.verify.excerpt_proof import ExcerptProof, ExcerptWalk, chain_positions
+from streams.archive.archive_format import Excerpt, Head, Span
 from streams.archive.message_envelope import Envelope, envelope
 from streams.log import Record
 
@@ -304,7 +306,7 @@ class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """One place at which the recording is not what its sources wrote."""
 
     kind: str
-    """`changed`, `missing`, `unreadable`, `twice`, `foreign`, `retired`, `last`, `witness`, `snapshot`."""
+    """`changed`, `missing`, `unreadable`, `twice`, `foreign`, `retired`, `last`, `witness`, `snapshot`, `seal`."""
     stream: str
     seq: int
     """The sequence at which it shows; 0 if in no message."""
@@ -344,6 +346,8 @@ class ChainProof(msgspec.Struct, kw_only=True):
     """The decisions in the log, compared with the counts that their replicas state."""
     clock_offsets: list[ClockOffset] = msgspec.field(default_factory=list)
     """Of the sources whose times are furthest off the broker's; nothing is judged by them."""
+    excerpt: ExcerptProof | None = None
+    """None for a recording of all messages."""
 
     @property
     def holds(self) -> bool:
@@ -353,7 +357,7 @@ class ChainProof(msgspec.Struct, kw_only=True):
     @property
     def foreign(self) -> bool:
         """True if hardly any message follows on the one before: the log was sealed with another key."""
-        return self.keyed and self.broken > self.messages // 2
+        return self.keyed and self.excerpt is None and self.broken > self.messages // 2
 
 
 class Witness(NamedTuple):
@@ -368,12 +372,26 @@ Witnesses = Mapping[StreamName, Mapping[int, list[Witness]]]
 
 def prove(recording: Recording) -> ChainProof:
     """The proof of all chains, in one pass of some 5 us per message. Corrupt if a piece is damaged."""
-    return _Prover(recording).run()
+    return _Prover(recording).run() if recording.excerpt is None else _prove_excerpt(recording, recording.excerpt)
+
+
+def _prove_excerpt(recording: Recording, excerpt: Excerpt) -> ChainProof:
+    walk = ExcerptWalk(recording, excerpt)
+    walk.run()
+    proof = ChainProof(keyed=bool(recording.chain_key), origin=recording.proved, excerpt=walk.proof())
+    proof.messages, proof.sources, proof.broken = walk.messages, walk.sources, len(walk.faults)
+    proof.unproved, proof.missing_generations = walk.unproved, sorted(walk.missing_generations)
+    for fault in walk.faults[:BREAKS_KEPT]:
+        names = recording.names
+        name = names.replica(fault.source) if fault.stream == ROUTING else names.worker(fault.source)
+        proof.breaks.append(ChainBreak(**fault._asdict(), name="" if name == fault.source else name))
+    return proof
 
 
 def gaps_of(recording: Recording) -> Gaps:
-    """The gaps in the middle of the recording's streams; O(1) if no stream has a hole."""
-    return prove(recording).gaps if has_holes(recording) else Gaps()
+    """The gaps in the middle of the recording's streams; O(1) if no stream has a hole. An excerpt has none: nothing is
+    folded along it."""
+    return prove(recording).gaps if recording.excerpt is None and has_holes(recording) else Gaps()
 
 
 def has_holes(recording: Recording) -> bool:
@@ -420,7 +438,7 @@ class _Prover:
         """The last message that a witness had read as it stands here."""
         for record in recording.archive.read(stream):
             if known is not None and record.seq > known.seq:
-                walk.start_from(_chains(base, stream))
+                walk.start_from(chain_positions(base, stream))
                 known = None
             head = recording.digest(record.payload)
             if not head and recording.chain_key:
@@ -554,22 +572,6 @@ def _first_snapshot(recording: Recording) -> State | None:
         if state.cursor:
             return state
     return None
-
-
-def _chains(base: State | None, stream: StreamName) -> dict[SourceId, tuple[int, bytes]]:
-    """The next number and the head of every source there."""
-    if base is None:
-        return {}
-    if stream in base.kv:
-        chains = {worker: member.chain for worker, member in base.kv[stream].members.items()}
-        return {SourceId(worker): (chain.n_next, chain.head) for worker, chain in chains.items()}
-    if stream == ROUTING:
-        parts = base.routing.replicas.items()
-        return {SourceId(replica): (part.chain.n_next, part.chain.head) for replica, part in parts}
-    if stream == JOBS:
-        jobs = base.jobs.parts.items()
-        return {SourceId(worker): (part.chain.n_next, part.chain.head) for worker, part in jobs}
-    return {SourceId(worker): (chain.n_next, chain.head) for worker, chain in base.loads.chains.items()}
 
 
 def _witnesses(recording: Recording) -> Witnesses:

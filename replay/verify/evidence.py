@@ -76,6 +76,9 @@ class Evidence:
         if at.event.decide_version not in RULES:  # no message of the log would change that
             return list(self._of_rules(at))
         found = list(self._all(at))
+        if (excerpt := self._recording.excerpt) is not None:
+            known = [each for each in excerpt.decisions if (each.seq, each.place) == (at.seq, at.number)]
+            return found + [Unverifiable(each.reason, each.why) for each in known if each.reason]
         if any(each.reason in LIFTED for each in found):
             if self._agreements is None:
                 self._agreements = FoldAgreements(self._recording)
@@ -85,7 +88,10 @@ class Evidence:
 
     def replaced_states(self, at: RecordedDecision | RecordedRefusal) -> ReplacedStates | None:
         """The states of a history that was replaced, on which the decision or refusal may rest; None if none was. The
-        first ones cost a pass through the recording."""
+        first ones cost a pass through the recording. None of an excerpt: its decisions were judged when it
+        was made."""
+        if self._recording.excerpt is not None:
+            return None
         places = self._places()
         replaced = [*self._playback.gaps.replaced, *places.left_histories(at), *places.histories_sent_again(at)]
         late = places.late_histories(at, self._playback.late_folds)

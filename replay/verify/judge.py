@@ -31,6 +31,7 @@ from replay.recording.gaps import Gaps
 from replay.recording.participants import Participants
 from replay.recording.prompt_columns import base_text
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from replay.verify.chain_proof import gaps_of, prove
 from replay.verify.differing_terms import Term, judged_terms
 from replay.verify.evidence import Evidence, Unverifiable
@@ -393,6 +394,37 @@ def _judge_alone(
             if it.terms:
                 found = judged_terms(at, it.decision, it.terms, evidence.all(at), evidence.replaced_states(at))
             return RemadeDecision(at, decision, not it.terms, found if isinstance(found, Unverifiable) else None)
+    return None
+
+
+class DecisionVerdict(NamedTuple):
+    """One decision or refusal of a recording, with its verdict."""
+
+    at: RecordedDecision | RecordedRefusal
+    verdict: Verdict
+
+
+def judge_at(recording: Recording, number: int, replica: ReplicaId) -> DecisionVerdict | None:
+    """The decision or refusal of the event with that number (see `request_history`), as `verify` judges it; None if it
+    cannot be played. One that differs costs a proof of the whole recording, for its gaps."""
+    gaps = gaps_of(recording)
+    found = _verdict_alone(recording, gaps, number, replica)
+    if found is None or found.verdict.verdict == VERIFIED:
+        return found
+    proved = prove(recording).gaps
+    if proved.all == gaps.all and not proved.replaced:
+        return found
+    return _verdict_alone(recording, proved, number, replica)
+
+
+def _verdict_alone(recording: Recording, gaps: Gaps, number: int, replica: ReplicaId) -> DecisionVerdict | None:
+    seq, place = divmod(number, PLACES)
+    playback = Playback(recording, seq, seq + 1, replica=replica, gaps=gaps)
+    judge = _Judge(playback)
+    for at in playback.everything():
+        if at.number == place:
+            verdict = judge.decided(at) if isinstance(at, RecordedDecision) else judge.refused(at)
+            return DecisionVerdict(at, verdict)
     return None
 
 

@@ -27,16 +27,19 @@ import msgspec
 from core.errors import Refused
 from core.ids import ReplicaId
 from core.keys import DeploymentKey
+from core.subjects import ROUTING, owner
 from replay.parallel import Progress, collector_paused, parallel_results
 from replay.playback.fold_reports import FoldCheck, FoldDifference
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps, RecordingGap
 from replay.recording.recording import Recording
+from replay.recording.request_history import PLACES
 from replay.verify.chain_proof import ChainProof, has_holes, prove
 from replay.verify.decision_counts import DecisionCountResult
-from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, verdicts
+from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, judge_at, verdicts
 from replay.verify.partition import LogShare, Partition
 from replay.verify.prefill_checks import PrefillResult, verify_prefills
+from streams.archive.archive_format import Excerpt
 
 DIFFERENCES_KEPT = 1000
 """The first of them are kept, all are counted."""
@@ -190,6 +193,8 @@ def verify(
     """
     began = time.perf_counter()
     only = None if replicas is None else set(replicas)
+    if recording.excerpt is not None:
+        return _verify_excerpt(recording, recording.excerpt, start, end, only, on_verdict)
     partition = Partition(recording, start, end, only, Gaps())
     total = partition.total
 
@@ -220,6 +225,43 @@ def verify(
     for each in found.counts.deficits:
         counter.add_line(f"{each.replica}\t{each.seq}\tdropped {each.dropped} missing {each.missing}\n")
     found.digest = counter.digest
+    return found
+
+
+def _verify_excerpt(
+    recording: Recording,
+    excerpt: Excerpt,
+    start: int,
+    end: int | None,
+    only: set[ReplicaId] | None,
+    on_verdict: Callable[[Verdict], Any],
+) -> VerifyResult:
+    """The decisions on its request, each made again on its own state. Fold reports, prefill verdicts and counts of
+    decisions are not judged: what they are about is not all here."""
+    began = time.perf_counter()
+    proof = prove(recording)
+    proven = time.perf_counter()
+    found = VerifyResult(proof=proof, proof_seconds=proven - began)
+    counter = _VerdictCounter(found)
+    for each in excerpt.decisions:
+        record = recording.archive.at(ROUTING, each.seq)
+        if record is None or not start <= each.seq < (each.seq + 1 if end is None else end):
+            continue
+        replica = ReplicaId(owner(record.subject))
+        if only is not None and replica not in only:
+            continue
+        judged = judge_at(recording, each.seq * PLACES + each.place, replica)
+        if judged is None:
+            continue
+        if judged.verdict.refusal:
+            found.refusals.total += 1
+        else:
+            found.decisions += 1
+            found.replicas[replica] = found.replicas.get(replica, 0) + 1
+        counter.add(judged.verdict)
+        on_verdict(judged.verdict)
+    counter.finish()
+    found.seconds, found.digest = time.perf_counter() - proven, counter.digest
     return found
 
 

@@ -6,6 +6,9 @@
 2. A checksum (BLAKE2b, 16 bytes, no key) finds damage. Forgery is found by the chains of the messages themselves,
    with the deployment's key.
 3. A payload stands here as it was sealed, byte for byte, so chains and digests can be proved again anywhere.
+4. An excerpt is an archive of one request: chosen messages, and a state cut to its prompt at each of its decisions. No
+   chain proves what was left out and how the states were cut, so its writer seals the contents, and by their checksums
+   the whole file, with the deployment's key.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ import struct
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from core.codec import CHAIN_KEY_BYTES, known_keys, newest_key
+from core.codec import CHAIN_KEY_BYTES, digest, known_keys, newest_key
 from core.errors import Corrupt
 from core.snapshot_manifest import Manifest
 
-ARCHIVE_VERSION = 2
+ARCHIVE_VERSION = 3
 """Changed whenever a reader of the one before could not read this one."""
+ARCHIVE_VERSION_WITHOUT_EXCERPTS = 2
+"""The version of an archive of all messages of its range, with columns of prompts; this program reads it, too."""
 ARCHIVE_VERSION_WITHOUT_COLUMNS = 1
 """The version of an archive without columns of prompts; this program reads it, too."""
 MAGIC = b"CTRLLOG\x01"
@@ -107,6 +113,31 @@ class Head(msgspec.Struct, frozen=True):
     """Chain digest of that message, 32 hex digits."""
 
 
+class ExcerptDecision(NamedTuple):
+    """A decision of which an excerpt has the state."""
+
+    seq: int
+    """Of the message in the routing stream that says it …"""
+    place: int
+    """… and of the decision among the events of that message."""
+    reason: str = ""
+    """Why the whole log does not show its view (`replay.verify.evidence.REASONS`); empty if it does …"""
+    why: str = ""
+    """… and the same as a sentence."""
+
+
+class Excerpt(msgspec.Struct, frozen=True, kw_only=True):
+    """The request to which an archive was cut."""
+
+    request: str
+    decisions: list[ExcerptDecision]
+    """In the order of the log; the archive has one snapshot for each, in this order."""
+    left_out: int = 0
+    """Messages beside the request's own that were not taken, so that the file stays small."""
+    seal: str = ""
+    """Keyed digest of the contents without it, 32 hex digits; empty if the writer had no key."""
+
+
 class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of an archive, as JSON that a person can read."""
 
@@ -131,6 +162,8 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """Per stream and source."""
     columns: FileExtent | None = None
     """A msgpack list of `PromptColumn`, in zstd."""
+    excerpt: Excerpt | None = None
+    """None for an archive of all messages of its range."""
 
     def to_bytes(self) -> bytes:
         """The inverse of `parse`."""
@@ -180,6 +213,13 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
         if self.redacted and not _is_hex(self.chain_key, CHAIN_KEY_BYTES):
             raise Corrupt("its contents name a key that is none")
 
+    def excerpted(self, excerpt: Excerpt, chain_key: bytes) -> Contents:
+        """The contents of an excerpt, sealed; without a seal if the key is empty."""
+        plain = replace(self, v=ARCHIVE_VERSION, excerpt=replace(excerpt, seal=""))
+        if not chain_key:
+            return plain
+        return replace(plain, excerpt=replace(excerpt, seal=seal_of(plain.to_bytes(), newest_key(chain_key))))
+
     def pieces(self) -> list[FileExtent]:
         """All pieces of the file but the contents themselves, in no order."""
         pieces = [block.piece for block in self.blocks] + [saved.piece for saved in self.snapshots]
@@ -189,6 +229,17 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
 def checksum(data: bytes) -> bytes:
     """Checksum that finds damage."""
     return hashlib.blake2b(data, digest_size=CHECKSUM_BYTES).digest()
+
+
+def seal_of(contents: bytes, key: bytes) -> str:
+    """The seal of an excerpt's contents, which have none yet, by the key of one generation; 32 hex digits."""
+    return digest(contents, key).hex()
+
+
+def has_seal(contents: bytes, seal: str, chain_key: bytes) -> bool:
+    """True if one of the key's generations sealed these contents, which hold the seal."""
+    plain = contents.replace(f'"seal":"{seal}"'.encode(), b'"seal":""', 1)
+    return seal in {seal_of(plain, key) for key in known_keys(chain_key)}
 
 
 def _is_hex(text: str, size: int) -> bool:

@@ -33,6 +33,7 @@ from streams.archive.archive_format import (
     Row,
     Span,
     checksum,
+    has_seal,
 )
 from streams.archive.unpacking import Unpacker
 from streams.log import Record
@@ -47,11 +48,12 @@ _columns = msgspec.msgpack.Decoder(list[PromptColumn])
 class ArchiveReader:
     """See the module's text. Used by one thread at a time."""
 
-    def __init__(self, path: Path, file: BinaryIO, contents: Contents) -> None:
-        """`file` is open for reading; it is the archive's from now on."""
+    def __init__(self, path: Path, file: BinaryIO, contents: Contents, raw: bytes = b"") -> None:
+        """`file` is open for reading; it is the archive's from now on. `raw`: the contents as they stand in it."""
         self.path = path
         self.contents = contents
         self._file = file
+        self._raw_contents = raw
         self._blocks: dict[StreamName, list[ArchiveBlock]] = {StreamName(name): [] for name in contents.streams}
         for block in contents.blocks:
             self._blocks[StreamName(block.stream)].append(block)
@@ -77,7 +79,7 @@ class ArchiveReader:
         except OSError as error:
             raise CallerError(f"{path} cannot be read: {error.strerror}") from error
         try:
-            return ArchiveReader(path, file, _contents(path, file))
+            return ArchiveReader(path, file, *_contents(path, file))
         except OSError as error:
             file.close()
             raise CallerError(f"{path} cannot be read: {error.strerror}") from error
@@ -162,6 +164,11 @@ class ArchiveReader:
             raise Corrupt(f"{self.path}: its columns of prompts cannot be read: {error}") from error
         return {(seq, place): hashes for seq, place, hashes in found}
 
+    def has_seal_of(self, chain_key: bytes) -> bool:
+        """True if it is an excerpt, and one of the key's generations sealed it."""
+        excerpt = self.contents.excerpt
+        return excerpt is not None and has_seal(self._raw_contents, excerpt.seal, chain_key)
+
     def check(self) -> Iterator[int]:
         """Reads everything once; yields how many bytes of the file were read so far. Corrupt if any are damaged."""
         done = 0
@@ -208,7 +215,8 @@ class ArchiveReader:
         return data
 
 
-def _contents(path: Path, file: BinaryIO) -> Contents:
+def _contents(path: Path, file: BinaryIO) -> tuple[Contents, bytes]:
+    """The contents, and their bytes in the file."""
     size = os.fstat(file.fileno()).st_size
     if _read(file, len(MAGIC), 0) != MAGIC:
         raise Corrupt(f"{path} is no export of a log, or damaged at its start; `contrail export FILE` makes one")
@@ -227,7 +235,7 @@ def _contents(path: Path, file: BinaryIO) -> Contents:
         contents.check(len(MAGIC), offset)
     except Corrupt as error:
         raise Corrupt(f"{path} cannot be used: {error}") from error
-    return contents
+    return contents, data
 
 
 def _read(file: BinaryIO, size: int, offset: int) -> bytes:

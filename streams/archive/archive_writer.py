@@ -19,8 +19,8 @@ from core.ids import Epoch, StreamName
 from core.snapshot_manifest import Manifest
 from core.subjects import owner
 from streams.archive.archive_format import (
-    ARCHIVE_VERSION,
     ARCHIVE_VERSION_WITHOUT_COLUMNS,
+    ARCHIVE_VERSION_WITHOUT_EXCERPTS,
     BLOCK_BYTES,
     END,
     FOOTER,
@@ -148,7 +148,7 @@ class ArchiveWriter:
         for stream in self._streams:
             self._close_block(stream)
         return Contents(
-            v=ARCHIVE_VERSION_WITHOUT_COLUMNS if self._columns is None else ARCHIVE_VERSION,
+            v=ARCHIVE_VERSION_WITHOUT_COLUMNS if self._columns is None else ARCHIVE_VERSION_WITHOUT_EXCERPTS,
             namespace=self._namespace,
             program=self._program,
             made_ms=self._made_ms,

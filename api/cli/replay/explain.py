@@ -10,7 +10,7 @@ import click
 
 from api.cli.options import RecordingRange
 from api.cli.output import print_result
-from api.cli.replay.recording_source import RecordingSource, recording_options
+from api.cli.replay.recording_source import AFTER_MS, BEFORE_MS, RecordingSource, recording_options
 from api.cli.replay.text.explain_text import explain_text, requests_text
 from core.errors import CallerError
 from replay.explain.explain import explain
@@ -19,10 +19,6 @@ from replay.recording.moment import AtTime, FoundRequest, Moment, find_request, 
 from replay.recording.recording import Recording
 from replay.redact.pseudonyms import REQUEST_OUTCOMES
 
-AFTER_MS = 900_000
-"""Of a deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
-BEFORE_MS = 60_000
-"""And so much before it, for what was under way then."""
 LAST_MS = 3_600_000
 """A list of a deployment's requests goes back so far if no start is given."""
 LIMIT = 20

@@ -32,7 +32,7 @@ from core.clock import SystemClock
 from core.errors import CallerError, ContrailError
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
-from replay.recording.moment import Moment
+from replay.recording.moment import AtTime, FoundRequest, Moment, find_request
 from replay.recording.recording import Recording
 from streams.archive.archive_export import ExportedRange, Progress
 from streams.archive.archive_format import Contents, is_key_of
@@ -40,6 +40,11 @@ from streams.archive.archive_log import ArchiveLog
 from streams.archive.archive_reader import ArchiveReader
 from streams.jetstream.store_log import StoreLog
 from streams.log import EventLog
+
+AFTER_MS = 900_000
+"""Of a deployment's log so much is read behind a request, or behind the end of a range, for what came of it."""
+BEFORE_MS = 60_000
+"""And so much before it, for what was under way then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,22 @@ class RecordingSource:
             asyncio.run(self._copied(path, range_))
             with Recording.open(path, self._deployment().key) as recording:
                 yield recording
+
+    @contextmanager
+    def opened_at(self, request: str, tenant: str | None) -> Iterator[tuple[Recording, str, str | None]]:
+        """The recording around the tenant's request, and the request's id and tenant; of a file all of it, and these as
+        given. CallerError if a deployment's log knows no such request."""
+        range_ = RecordingRange()
+        if self.file is None:
+            found = asyncio.run(self._found(request, tenant))
+            request, tenant, at_ms = found.request, found.tenant, found.record.time_ms
+            range_ = RecordingRange(AtTime(at_ms - BEFORE_MS), AtTime(at_ms + AFTER_MS))
+        with self.opened(range_) as recording:
+            yield recording, request, tenant
+
+    async def _found(self, request: str, tenant: str | None) -> FoundRequest:
+        async with self.log() as log:
+            return await find_request(log, request, tenant)
 
     @asynccontextmanager
     async def log(self) -> AsyncIterator[EventLog]:

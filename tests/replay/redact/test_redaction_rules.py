@@ -100,6 +100,10 @@ def test_why_requests_wait_stays(why: str) -> None:
     [
         ("req-0123456789abcdef", True),
         ("req-0123456789abcdef.1", True),
+        ("req-003644", True),
+        ("req-003644.1", True),
+        ("req-3644", False),
+        ("req-003644-mr-smith", False),
         ("req-0123456789abcdef.127", True),
         ("req-0123456789abcdef.0a1b2c3d", True),
         ("req-0123456789abcdef.12.0a1b2c3d", True),

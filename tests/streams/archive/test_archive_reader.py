@@ -143,8 +143,8 @@ async def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 async def test_another_version_is_named(path: Path) -> None:
     """Whatever else stands in its contents."""
-    rewrite(path, lambda _: b'{"v": 3, "blocks": "elsewhere"}')
-    assert "version 3" in refused(path)
+    rewrite(path, lambda _: b'{"v": 4, "blocks": "elsewhere"}')
+    assert "version 4" in refused(path)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from api.cli.options import RecordingRange
 from api.cli.quantities import bytes_text, count_text, number_text, plural
 from api.cli.renderer import WARNING, Mark, Text
 from core.event_json import time_text
+from replay.excerpt.excerpt_export import ExcerptResult
 from replay.redact.redaction import RedactionResult
 from streams.archive.archive_export import ExportedRange
 from streams.archive.archive_format import Contents
@@ -53,6 +54,10 @@ class ExportSummary(msgspec.Struct, frozen=True, kw_only=True, rename={"start": 
     """Never: the key stays with the deployment."""
     warnings: list[str]
     took_s: float
+    request: str | None = None
+    """The request to which it was cut; null for a range."""
+    decisions: int | None = None
+    """Those of this request with their states."""
 
 
 def summarize_export(
@@ -62,6 +67,7 @@ def summarize_export(
     archived: ExportedRange,
     done: RedactionResult | None,
     took_s: float,
+    cut: ExcerptResult | None = None,
 ) -> ExportSummary:
     """The content of the draft, which is read once from end to end. Corrupt if the disk gives back other bytes than
     were written."""
@@ -85,8 +91,14 @@ def summarize_export(
         redacted=contents.redacted,
         names_replaced=0 if done is None else done.names,
         foreign_request_ids=0 if done is None else done.foreign_requests,
-        warnings=[*_cut(archived, contents), *(() if done is None else _left(done))],
+        warnings=[
+            *_cut(archived, contents),
+            *(() if done is None else _left(done)),
+            *(() if cut is None else _of_excerpt(cut)),
+        ],
         took_s=took_s,
+        request=None if cut is None else cut.request,
+        decisions=None if cut is None else cut.decisions,
     )
 
 
@@ -102,6 +114,12 @@ def export_text(found: ExportSummary) -> Text:
         if found.redacted
         else "the deployment's key stays behind: with a copy of it, --key-file proves this file elsewhere"
     )
+    if found.request is not None:
+        between = f", request {found.request} with {count_text(found.decisions or 0, 'decision')}"
+        if not found.redacted:
+            last = (
+                "sealed with the deployment's key, which stays behind: with a copy of it, --key-file proves this file"
+            )
     messages, snapshots = count_text(found.messages, "message"), count_text(len(found.snapshots), "snapshot")
     yield f"{found.file}: {messages} in {bytes_text(found.size_bytes)}{between}, {snapshots}; {last}"
     yield from (Mark(f"warning: {warning}", WARNING) for warning in found.warnings)
@@ -135,6 +153,21 @@ def _cut(archived: ExportedRange, contents: Contents) -> Iterator[str]:
             f"retention took the head of the log ({begins}), and no snapshot lies before what is left: {which} can be "
             "shown, but not made again"
         )
+
+
+def _of_excerpt(cut: ExcerptResult) -> Iterator[str]:
+    if cut.different:
+        count = cut.different
+        follow = plural(count, "does not follow", "do not follow")
+        yield f"{count_text(count, 'decision')} {follow} from the log: the file shows how"
+    yield from (f"a decision can be shown, and was not judged: {why}" for why in cut.not_judged)
+    if cut.left_out:
+        left = (
+            f"{count_text(cut.left_out, 'message')} beside the request {plural(cut.left_out, 'was', 'were')} left out"
+        )
+        yield f"{left}, so that the file stays small: `explain` may name fewer other requests"
+    if not cut.is_sealed:
+        yield "the deployment's key was not at hand: the file has no seal, and nothing proves how it was cut"
 
 
 def _left(done: RedactionResult) -> Iterator[str]:

@@ -17,6 +17,7 @@ from replay.recording.participants import Participants
 from replay.verify.chain_proof import ChainProof
 from replay.verify.clock_offsets import OFFSET_REPORTED_MS, ClockOffset
 from replay.verify.decision_counts import DecisionDeficit
+from replay.verify.excerpt_proof import ExcerptProof
 from replay.verify.judge import DecisionDifference, DecisionSide, term_text
 from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
 from replay.verify.verify import VerifyResult
@@ -273,10 +274,33 @@ def _chains(proof: ChainProof) -> str:
         return f"{what} in order; not proved: give the deployment's key (--key-file) to prove their content"
     if not proof.origin:
         return f"{what} in order; the export is redacted: its chains prove order, not origin"
+    if proof.excerpt is not None and not proof.unproved:
+        return _excerpt_chains(proof, proof.excerpt)
     state = f"do not hold, {count_text(proof.broken, 'break')}" if proof.broken else "hold"
     if proof.unproved:
         return f"{what}; {_unproved(proof)}" + (f"; {count_text(proof.broken, 'break')}" if proof.broken else "")
     return f"{what} {state}, checked with the deployment's key and against {count_text(proof.witnessed, 'witness')}"
+
+
+SEALS = {
+    "holds": "which holds",
+    "broken": "which is broken",
+    "missing": "which is missing",
+    "unproved": "which is not checked without the key",
+}
+
+
+def _excerpt_chains(proof: ChainProof, it: ExcerptProof) -> str:
+    """The parts of an excerpt that its chains prove, and those that its seal does."""
+    broken = f"; {count_text(proof.broken, 'break')}" if proof.broken else ""
+    places = f"{it.positions:,} of {count_text(it.positions + it.positions_sealed, 'place')} in chains"
+    states = f"{count_text(it.states, 'state')} {plural(it.states, 'was', 'were')} cut"
+    proved = f"{it.chained:,} of {count_text(proof.messages, 'message')}, and {places} of its states"
+    rest = f"{count_text(it.sealed, 'message')} and how {states}"
+    return (
+        f"{proved}, are proved by the next message of their source; {rest} rest on the seal of the exporter, "
+        f"{SEALS[it.seal]}{broken}"
+    )
 
 
 def _unproved_record(proof: ChainProof) -> str:
@@ -315,6 +339,7 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
                 key: value
                 for key, value in _fields(found.proof).items()
                 if key not in {"gaps", "untold", "decision_counts", "clock_offsets"}
+                and (key != "excerpt" or value is not None)
             },
         },
         "gaps": [_gap_json(gap) for gap in found.gaps],

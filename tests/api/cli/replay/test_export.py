@@ -36,6 +36,7 @@ KV = kv_stream(0)
 KEYS = {
     "file", "size_bytes", "messages", "from", "to", "streams", "snapshots", "ranged", "base", "base_time", "cut",
     "redacted", "names_replaced", "foreign_request_ids", "key_included", "warnings", "took_s",
+    "request", "decisions",
 }  # fmt: skip
 
 
