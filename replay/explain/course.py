@@ -18,7 +18,7 @@ def request_course(attempts: list[AttemptExplanation]) -> Course | None:
         parts += _parts_until(attempt, _ends(attempt), parts[-1].to_ms if parts else 0.0)
     return Course(
         parts=parts,
-        expected=[each for tried in attempts for each in _parts_until(tried, _expected(tried), tried.before_ms)],
+        expected=[each for tried in attempts for each in _parts_until(tried, _expected(tried), tried.decided_after_ms)],
         pauses=[pause for attempt in attempts for pause in _pauses(attempt)],
         ended=attempts[-1].duration_ms is not None,
     )
@@ -38,7 +38,7 @@ def _parts_until(
 
 def _ends(attempt: AttemptExplanation) -> Iterator[tuple[str, float]]:
     """Kinds of parts, and when each ends, in milliseconds from the request's arrival."""
-    sent, first, end = attempt.before_ms, attempt.ttft_ms, attempt.duration_ms
+    sent, first, end = attempt.decided_after_ms, attempt.ttft_ms, attempt.duration_ms
     held = 0 if attempt.hold is None else attempt.hold.held_ms or 0
     waited = 0 if attempt.queued is None else attempt.queued.waited_ms or 0
     yield "between", sent - max(waited, held)
@@ -59,7 +59,7 @@ def _expected(attempt: AttemptExplanation) -> Iterator[tuple[str, float]]:
     attempt that its worker did not begin with."""
     timed = next((row.timed for row in attempt.candidates if row.chosen), None)
     if timed is not None and attempt.outcome != DECLINED:
-        wait = attempt.before_ms + timed.outstanding_ms + timed.held_ms
+        wait = attempt.decided_after_ms + timed.outstanding_ms + timed.held_ms
         yield "behind", wait
         if timed.own_ms is not None:
             yield "prefill", wait + timed.own_ms

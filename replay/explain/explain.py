@@ -133,7 +133,7 @@ def _attempt(
         doubts=on.unverifiable,
         queued=queue_wait(recording, tried, event.now_ms),
         told_tokens=_earlier_tokens(recording, tried),
-        before_ms=max(0, event.now_ms - first_now_ms),
+        decided_after_ms=max(0, event.now_ms - first_now_ms),
         phases=first_token_phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=check_cache_prediction(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
         hint=prefill_hint(event, on, names),

@@ -421,7 +421,7 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     compared: bool = False
     """The answer was made again from its start, and these tokens compared; else they stand at the prompt's end."""
     real_cached_tokens: int | None = None
-    before_ms: int = 0
+    decided_after_ms: int = 0
     """From the request's arrival to this decision, by its replica's clock."""
     ttft_ms: int | None = None
     """From the request's arrival to this attempt's first token."""

@@ -11,8 +11,8 @@ The prompt of a refused request is not in the log; but the exclusions depend on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -357,6 +357,9 @@ def place(verdict: Verdict) -> tuple[int, int]:
     return verdict.seq, verdict.number
 
 
+Judged = TypeVar("Judged", bound=tuple[Any, ...])
+
+
 class RemadeDecision(NamedTuple):
     """One decision of a recording, made again."""
 
@@ -372,14 +375,23 @@ def judge_decision(
 ) -> RemadeDecision | None:
     """The decision in that message of the routing stream, as `verify` judges it; None if it cannot be played. A
     decision that differs costs a proof of the whole recording, for its gaps."""
+    return _judged(
+        recording, lambda gaps: _judge_alone(recording, gaps, seq, replica, request, attempt), lambda found: found.same
+    )
+
+
+def _judged(
+    recording: Recording, judge: Callable[[Gaps], Judged | None], holds: Callable[[Judged], bool]
+) -> Judged | None:
+    """The finding of `judge` with the gaps that messages show; if that does not hold, with those that chains prove."""
     gaps = gaps_of(recording)
-    found = _judge_alone(recording, gaps, seq, replica, request, attempt)
-    if found is None or found.same:
+    found = judge(gaps)
+    if found is None or holds(found):
         return found
     proved = prove(recording).gaps
     if proved.all == gaps.all and not proved.replaced:
         return found
-    return _judge_alone(recording, proved, seq, replica, request, attempt)
+    return judge(proved)
 
 
 def _judge_alone(
@@ -407,22 +419,19 @@ class DecisionVerdict(NamedTuple):
 def judge_at(recording: Recording, number: int, replica: ReplicaId) -> DecisionVerdict | None:
     """The decision or refusal of the event with that number (see `request_history`), as `verify` judges it; None if it
     cannot be played. One that differs costs a proof of the whole recording, for its gaps."""
-    gaps = gaps_of(recording)
-    found = _verdict_alone(recording, gaps, number, replica)
-    if found is None or found.verdict.verdict == VERIFIED:
-        return found
-    proved = prove(recording).gaps
-    if proved.all == gaps.all and not proved.replaced:
-        return found
-    return _verdict_alone(recording, proved, number, replica)
+    return _judged(
+        recording,
+        lambda gaps: _verdict_alone(recording, gaps, number, replica),
+        lambda found: found.verdict.verdict == VERIFIED,
+    )
 
 
 def _verdict_alone(recording: Recording, gaps: Gaps, number: int, replica: ReplicaId) -> DecisionVerdict | None:
-    seq, place = divmod(number, PLACES)
+    seq, at_place = divmod(number, PLACES)
     playback = Playback(recording, seq, seq + 1, replica=replica, gaps=gaps)
     judge = _Judge(playback)
     for at in playback.everything():
-        if at.number == place:
+        if at.number == at_place:
             verdict = judge.decided(at) if isinstance(at, RecordedDecision) else judge.refused(at)
             return DecisionVerdict(at, verdict)
     return None

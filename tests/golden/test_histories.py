@@ -32,7 +32,8 @@ ADDED = {
     "near_requests",
     "near_tokens",
     "near_ms",
-    "before_ms",
+    "decided_after_ms",
+    "first_tokens",
     "course",
 }
 """Keys that came after the answers were written …"""

@@ -127,7 +127,7 @@ def test_a_pause_and_what_a_later_program_tells_are_drawn(timed: Served, browser
                     count: 0, ms: [0], before_ms: [0], ttft_ms: [30], duration_ms: [180], worker: [0],
                     endAt: () => 180, cameAt: () => 0,
                 };
-                const made = waterfall({ course, before_ms: 0 }, 0, store, { near: false });
+                const made = waterfall({ course, decided_after_ms: 0 }, 0, store, { near: false });
                 const places = [...made.querySelectorAll(".measured i, .pauses i")].map((bar) => bar.style.left);
                 const pause = made.querySelector(".pauses .track").ariaLabel;
                 return [made.querySelector(".keys").textContent, places, pause];

@@ -31,7 +31,7 @@ export function waterfall(found, at, store, { near, onNear, choose }) {
   const first = course.parts.find((part) => part.kind === "prefill")?.to_ms ?? null;
   const scale = scaleOf(course, near ? first : null);
   const others = beside(store, at);
-  const origin = store.ms[at] - found.before_ms; // by the log's clock
+  const origin = store.ms[at] - found.decided_after_ms; // by the log's clock
   return el("section", { class: "waterfall", id: "waterfall", "aria-label": "Course of the request" },
     legend(course, first === null || first > 0.5 * scaleOf(course, null).to ? null : choice(near, onNear)),
     row("", marks(course, scale, first), "marks"),
