@@ -154,8 +154,8 @@ async def test_a_decision_is_its_record(shown: Shown) -> None:
         told = await shown.get(f"/explanation/{n}")
         explained = explain(shown.recording, event.request)
         attempts = msgspec.to_builtins(explained.attempts)
-        more = {"known": True, "uses": 1, "summary": explained.summary}
-        assert told | {"known": True} == {**attempts[event.attempt], **more}
+        more = {"known": True, "uses": 1, "summary": explained.summary, "course": explained.course}
+        assert told | {"known": True} == {**attempts[event.attempt], **msgspec.to_builtins(more)}
     assert "no decision routing:1+0" in await shown.refused(f"/decision/{PLACES}")
     assert "no such decision" in await shown.refused(f"/explanation/{PLACES}")
     assert "is no whole number" in await shown.refused("/decision/1e9")
