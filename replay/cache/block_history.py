@@ -22,7 +22,18 @@ from core.ids import StreamName, WorkerId
 from core.subjects import is_kv
 from projections.digest import mix
 from projections.folds.kv_fold import KvFold
-from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, CopyFold, WorkerCaches
+from replay.cache.copy_fold import (
+    CLEARED,
+    LOST,
+    REMOVED,
+    UNKNOWN,
+    CacheScope,
+    Copies,
+    CopyFold,
+    CopyObserver,
+    CopyObservers,
+    WorkerCaches,
+)
 from replay.recording.recording import RecordedFrame, Recording
 
 BLOCKS_MAX = 4_000_000
@@ -52,7 +63,7 @@ class Cause(IntEnum):
 
 CAUSES = tuple(Cause)
 """By their values."""
-GONE = {CLEARED: Cause.EVICTED, LOST: Cause.LOST, UNKNOWN: Cause.UNKNOWN}
+GONE = {REMOVED: Cause.EVICTED, CLEARED: Cause.EVICTED, LOST: Cause.LOST, UNKNOWN: Cause.UNKNOWN}
 """By the way in which a copy went."""
 NONE = -1
 """No copy has gone."""
@@ -106,8 +117,8 @@ class BlockHistory:
 
     # --- the fold ------------------------------------------------------------------------------------------------
 
-    def enter(self, stream: int, seq: int) -> None:
-        """Changes that are reported from now on stand in this message."""
+    def enter(self, stream: int, seq: int, time_ms: int = 0) -> None:  # noqa: ARG002 - of the protocol
+        """Changes that are reported from now on stand in this message; its time does not count."""
         self._stream, self.at[stream] = stream, seq
 
     def settle(self, floor: Sequence[int]) -> None:
@@ -124,15 +135,15 @@ class BlockHistory:
                 workers.remove(worker)
         self._workers.setdefault(scope, []).append(worker)
 
-    def on_stored(self, scope: CacheScope, blocks: Sequence[int]) -> None:
+    def on_stored(self, copies: Copies) -> None:
         """These blocks have one more copy."""
-        keys = self._keys(scope, blocks)
+        keys = self._keys(copies.scope, copies.blocks)
         self._take_asked(keys)
         self._note(keys, self._take_gone(keys), is_store=True)
 
-    def on_gone(self, scope: CacheScope, blocks: Sequence[int], how: str) -> None:
+    def on_gone(self, copies: Copies, how: str) -> None:
         """One copy of each of these blocks went."""
-        keys = self._keys(scope, blocks)
+        keys = self._keys(copies.scope, copies.blocks)
         self._take_asked(keys)
         before = self._take_gone(keys)
         self._gone.update(dict.fromkeys(keys, int(GONE[how])))  # the newest stand last
@@ -226,13 +237,20 @@ class BlockHistory:
 class HistoryReader:
     """Folds the kv streams of a recording into a `BlockHistory`, in the order of time."""
 
-    def __init__(self, recording: Recording, history: BlockHistory, streams: Sequence[StreamName]) -> None:
-        """From the recording's start on: blocks of a snapshot there are stored."""
+    def __init__(
+        self,
+        recording: Recording,
+        history: BlockHistory,
+        streams: Sequence[StreamName],
+        others: Sequence[CopyObserver] = (),
+    ) -> None:
+        """From the recording's start on: blocks of a snapshot there are stored. The others get each change behind the
+        history."""
         base = recording.state_before(recording.start)
         history.caches.load(base.index)
-        self._history = history
+        self._observer: CopyObserver = CopyObservers([history, *others]) if others else history
         self._streams = [
-            _StreamReader(recording, stream, number, _copy_fold(base.kv.get(stream), history))
+            _StreamReader(recording, stream, number, _copy_fold(base.kv.get(stream), history.caches, self._observer))
             for number, stream in enumerate(streams)
         ]
         for each in self._streams:
@@ -249,7 +267,7 @@ class HistoryReader:
             if not due:
                 return
             first = min(due, key=lambda each: each.next_ms) if len(due) > 1 else due[0]
-            first.fold(self._history)
+            first.fold(self._observer)
 
 
 class _StreamReader:
@@ -274,11 +292,11 @@ class _StreamReader:
         """True if the next message lies before that time, or is covered by the cursor."""
         return self._next is not None and (self.next_ms < time_ms or self._next.seq <= cursor[self.number])
 
-    def fold(self, history: BlockHistory) -> None:
+    def fold(self, observer: CopyObserver) -> None:
         """The next message is folded."""
         frame = self._next
         assert frame is not None
-        history.enter(self.number, frame.seq)
+        observer.enter(self.number, frame.seq, self.next_ms)
         if frame.message is not None:
             self._fold.apply(frame.owner, frame.message, frame.head)
             self._fold.missing.clear()
@@ -290,15 +308,15 @@ class _StreamReader:
             self.next_ms = max(self.next_ms, self._next.time_ms)
 
 
-def _copy_fold(base: KvFold | None, history: BlockHistory) -> CopyFold:
+def _copy_fold(base: KvFold | None, caches: WorkerCaches, observer: CopyObserver) -> CopyFold:
     """A fold that goes on from this one."""
-    fold = CopyFold(history.caches, history)
+    fold = CopyFold(caches, observer)
     if base is not None:
         fold.ended.update(base.ended)
         for member in base.members.values():
             fold.restore(member)
             if member.joined is not None:
-                history.on_joined(member.worker, (member.joined.model, member.joined.block_size))
+                observer.on_joined(member.worker, (member.joined.model, member.joined.block_size))
     return fold
 
 

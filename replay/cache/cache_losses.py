@@ -22,14 +22,14 @@ Then the log is read once more in its order, for what happened to the blocks tha
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable
 
 from core.event_json import time_text
-from core.events import RequestRouted
-from core.prompt import HASH_BYTES
+from core.ids import WorkerId
 from core.subjects import ROUTING
-from replay.cache.block_history import BLOCKS_MAX, BlockHistory, Cause, HistoryReader, kv_streams
+from replay.cache.block_history import BLOCKS_MAX, BlockHistory, kv_streams
 from replay.cache.cache_report import (
     BY_CAUSE,
     BY_HOUR,
@@ -37,6 +37,7 @@ from replay.cache.cache_report import (
     BY_TENANT,
     BY_WORKER,
     DECLINED,
+    DISPLACING,
     FIELDS,
     NO_TOKEN,
     REMOTE,
@@ -44,17 +45,20 @@ from replay.cache.cache_report import (
     UNREAD,
     WORKER_LOST,
     CacheReport,
+    CacheRow,
     CacheSums,
+    DisplacementRemainder,
     GroupTable,
     WorstTurn,
 )
-from replay.cache.holders import HeldDepths, HolderTable
+from replay.cache.decision_pass import DecisionPass, PassedDecision, cause_counts
+from replay.cache.displacement import DisplacedTokens, DisplacementTable
+from replay.cache.holders import HolderTable
 from replay.cache.session_names import SessionNames
 from replay.parallel import collector_paused
 from replay.playback.playback import Playback
-from replay.recording.prompt_columns import BaseFault
-from replay.recording.recording import RecordedFrame, Recording
-from replay.recording.request_history import PLACES, RequestAttempt
+from replay.recording.recording import Recording
+from replay.recording.request_history import RequestAttempt
 from replay.verify.chain_proof import gaps_of
 
 HOUR_MS = 3_600_000
@@ -93,16 +97,16 @@ class _CacheRun:
         self._blocks_max = blocks_max
         self._progress = progress
         self._gaps = gaps_of(recording)
-        self._streams = kv_streams(recording)
-        self._holders = HolderTable(self._streams)
-        self._history = BlockHistory(len(self._streams), blocks_max)
-        self._reader = HistoryReader(recording, self._history, self._streams)
+        streams = kv_streams(recording)
+        self._holders = HolderTable(streams)
+        self._history = BlockHistory(len(streams), blocks_max)
+        self._displacement = DisplacementTable(self._history.caches) if by in DISPLACING else None
+        others = [self._displacement] if self._displacement is not None else []
+        self._pass = DecisionPass(recording, end, self._history, self._holders, others)
         self._session_names = SessionNames()
         self._groups = GroupTable(by)
         self._apart: Counter[str] = Counter()
         self._first_ms = self._last_ms = 0
-        self._now_ms = 0
-        """The latest time of a routing message so far."""
 
     def report(self) -> CacheReport:
         to_play = len(self._requests.span(self._start, self._end))
@@ -111,24 +115,21 @@ class _CacheRun:
         for done in self._holders.read(playback, self._requests):
             if done % PROGRESS_EVERY == 0:
                 self._progress(min(done, to_play), of)
-        done = to_play
-        for frame in self._recording.frames(ROUTING, 1, self._end):
-            self._now_ms = max(self._now_ms, frame.time_ms)
-            for place, event in enumerate(frame.message.events if frame.message is not None else ()):
-                if isinstance(event, RequestRouted):
-                    done += self._take(frame, place, event)
-                    if done % PROGRESS_EVERY == 0:
-                        self._progress(min(done, of), of)
+        for done, each in enumerate(self._pass.decisions(), to_play + 1):
+            self._take(each)
+            if done % PROGRESS_EVERY == 0:
+                self._progress(min(done, of), of)
         self._progress(of, of)
         return self._found()
 
     def _found(self) -> CacheReport:
         starts = self._recording.start
-        is_cut = any(starts[stream] for stream in (*self._streams, ROUTING) if stream in starts)
+        is_cut = any(starts[stream] for stream in (*kv_streams(self._recording), ROUTING) if stream in starts)
+        rows, total = self._groups.rows(), self._groups.total
         return CacheReport(
             by=self._groups.by,
-            total=self._groups.total,
-            rows=self._groups.rows(),
+            total=total,
+            rows=rows,
             apart=dict(sorted(self._apart.items())),
             first_ms=self._first_ms,
             last_ms=self._last_ms,
@@ -136,88 +137,58 @@ class _CacheRun:
             gaps=len(self._gaps.all),
             blocks_max=self._blocks_max,
             forgotten=self._history.forgotten,
+            remainder=None if self._displacement is None else _displaced(self._displacement, total, rows),
         )
 
-    def _take(self, frame: RecordedFrame, place: int, event: RequestRouted) -> bool:
-        """The next decision of the log is judged if it is in the range, and its prompt is known from now on; False if
-        its message is no message of its replica, or came before."""
-        number = frame.seq * PLACES + place
-        attempt = self._requests.at(number)
-        if attempt is None:
-            return False
-        column = self._recording.columns.of(frame.seq, place, event)
-        hashes = b"" if isinstance(column, BaseFault) else column
-        taken = self._holders.take(number)
-        self._history.settle(self._holders.floor)
-        cursor = taken[1] if taken is not None else [0] * len(self._streams)
-        self._reader.move(self._now_ms, cursor)
-        session = self._session_names.name(event, hashes) if self._groups.by == BY_SESSION else ""
-        if frame.seq >= self._start:
-            if reason := _apart(attempt):
+    def _take(self, it: PassedDecision) -> None:
+        """The next decision of the log is judged if it is in the range."""
+        by = self._groups.by
+        group = self._session_names.name(it.event, it.hashes) if by == BY_SESSION else self._group(it)
+        if it.seq >= self._start:
+            if reason := _apart(it.attempt):
                 self._apart[reason] += 1
-            elif taken is None or len(hashes) < HASH_BYTES * _reusable(event):
+            elif not it.is_whole:
                 self._apart[UNREAD] += 1
             else:
-                self._judge(attempt, event, hashes, *taken, session)
-        if hashes and not attempt.declined:
-            self._history.ask((event.model, event.block_size), hashes)
-        return True
+                self._judge(it, group)
+        if self._displacement is not None:
+            self._displacement.counts = it.seq >= self._start
+            if it.hashes and not it.attempt.declined:
+                self._displacement.use(group, WorkerId(it.event.worker), array("Q", it.hashes).tolist())
 
-    def _judge(
-        self,
-        attempt: RequestAttempt,
-        event: RequestRouted,
-        hashes: bytes,
-        depths: HeldDepths,
-        cursor: list[int],
-        session: str,
-    ) -> None:
-        size = event.block_size
-        reusable = _reusable(event)
-        achieved = min(max(0, attempt.cached_tokens) // size, reusable)
-        counts = self._causes(event, hashes[: HASH_BYTES * reusable], achieved, depths, cursor)
+    def _judge(self, it: PassedDecision, group: str) -> None:
+        attempt, size = it.attempt, it.event.block_size
         sums = CacheSums(
             attempts=1,
-            prompt_tokens=event.prompt_tokens,
-            achieved=achieved * size,
-            always_computed=event.prompt_tokens - reusable * size,
-            **{FIELDS[cause]: blocks * size for cause, blocks in counts.items()},
+            prompt_tokens=it.event.prompt_tokens,
+            achieved=it.achieved * size,
+            always_computed=it.event.prompt_tokens - it.reusable * size,
+            **{FIELDS[cause]: blocks * size for cause, blocks in cause_counts(it, self._history).items()},
         )
         turn = WorstTurn(request=attempt.request, attempt=attempt.attempt, seq=attempt.seq, lost=sums.lost)
-        self._groups.add(self._group(attempt, session), sums, turn)
-        self._first_ms = self._first_ms or self._now_ms
-        self._last_ms = self._now_ms
+        self._groups.add(group, sums, turn)
+        self._first_ms = self._first_ms or it.now_ms
+        self._last_ms = it.now_ms
 
-    def _causes(
-        self, event: RequestRouted, hashes: bytes, achieved: int, depths: HeldDepths, cursor: list[int]
-    ) -> Counter[Cause]:
-        """The number of blocks behind the achieved ones, by their cause."""
-        counts: Counter[Cause] = Counter()
-        at = achieved
-        for depth, cause in (
-            (depths.chosen, Cause.EVICTED),
-            (depths.usable, Cause.ELSEWHERE),
-            (depths.unusable, Cause.LOST),
-        ):
-            if depth > at:
-                counts[cause] += depth - at
-                at = depth
-        if rest := hashes[HASH_BYTES * at :]:
-            counts.update(self._history.causes((event.model, event.block_size), rest, cursor))
-        return counts
-
-    def _group(self, attempt: RequestAttempt, session: str) -> str:
+    def _group(self, it: PassedDecision) -> str:
         by = self._groups.by
         if by == BY_TENANT:
-            return attempt.tenant
+            return it.attempt.tenant
         if by == BY_WORKER:
-            return self._recording.names.worker(attempt.worker)
-        return time_text(self._now_ms // HOUR_MS * HOUR_MS) if by == BY_HOUR else session
+            return self._recording.names.worker(it.attempt.worker)
+        return time_text(it.now_ms // HOUR_MS * HOUR_MS) if by == BY_HOUR else ""
 
 
-def _reusable(event: RequestRouted) -> int:
-    """Leading blocks of the prompt that an engine can take from its cache: the last token is always computed."""
-    return max(0, event.prompt_tokens - 1) // event.block_size
+def _displaced(table: DisplacementTable, total: CacheRow, rows: list[CacheRow]) -> DisplacementRemainder:
+    """The sums of displaced tokens are in the total and in the rows; gives the rest."""
+    table.finish()
+    groups, total.displaced = table.rows(), table.total()
+    for row in rows:
+        row.displaced = groups.pop(row.name, DisplacedTokens())
+    unlisted = DisplacedTokens()
+    for each in groups.values():
+        unlisted.add(each)
+    return DisplacementRemainder(unlisted=unlisted, lost_unowned=table.lost_unowned, forgotten=table.owners.forgotten)
 
 
 def _apart(attempt: RequestAttempt) -> str:

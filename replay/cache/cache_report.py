@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 from replay.cache.block_history import Cause
+from replay.cache.displacement import DisplacedTokens
 
 BY_CAUSE, BY_SESSION, BY_TENANT, BY_WORKER, BY_HOUR = "cause", "session", "tenant", "worker", "hour"
 GROUPINGS = (BY_CAUSE, BY_SESSION, BY_TENANT, BY_WORKER, BY_HOUR)
 """Groups of a report's rows; `cause` has no rows beside the total."""
+DISPLACING = (BY_SESSION, BY_TENANT)
+"""Groups that push each other's blocks out of caches."""
 DECLINED, WORKER_LOST, NO_TOKEN, UNDER_WAY, REMOTE, UNREAD = (
     "declined",
     "worker_lost",
@@ -99,12 +102,26 @@ class CacheRow(msgspec.Struct, kw_only=True):
     sums: CacheSums = msgspec.field(default_factory=CacheSums)
     worst: WorstTurn | None = None
     """None if it lost nothing; the first one of equal ones."""
+    displaced: DisplacedTokens | None = None
+    """Blocks of the group that workers removed, and those that made room for its own; None but by session and
+    tenant."""
 
     def add(self, sums: CacheSums, turn: WorstTurn) -> None:
         """One more attempt."""
         self.sums.add(sums)
         if turn.lost > (self.worst.lost if self.worst is not None else 0):
             self.worst = turn
+
+
+class DisplacementRemainder(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the displaced tokens that stand in no row."""
+
+    unlisted: DisplacedTokens
+    """Of groups without an attempt that counts. All rows and these are the total."""
+    lost_unowned: int
+    """Tokens of removed blocks that no request in the log had used."""
+    forgotten: int
+    """Blocks whose owner was forgotten, beyond a bound; 0 if the sums are exact."""
 
 
 class CacheReport(msgspec.Struct, kw_only=True):
@@ -128,6 +145,8 @@ class CacheReport(msgspec.Struct, kw_only=True):
     """The answer is exact up to so many blocks that are gone."""
     forgotten: int
     """Blocks beyond that which were forgotten: they count as cold where they were asked for again."""
+    remainder: DisplacementRemainder | None = None
+    """None but by session and tenant."""
 
     @property
     def exact(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, KvEvent, WorkerJoined
 from core.ids import WorkerId
@@ -18,25 +18,73 @@ from core.settings import TIERS
 from projections.folds.kv_fold import KvFold, Member
 from projections.index.prefix_index import PrefixIndex
 
-CLEARED, LOST, UNKNOWN = "cleared", "lost", "unknown"
-"""Ways in which copies go: the worker removed them; the worker ended; messages of the worker are missing."""
-
+REMOVED, CLEARED, LOST, UNKNOWN = "removed", "cleared", "lost", "unknown"
+"""Ways in which copies go: the worker removed them; its whole cache was emptied or restated without them; the worker
+ended; messages of the worker are missing."""
+ALL_TIERS = ""
+"""Stands for the tier where a whole cache changed at once."""
 
 CacheScope = tuple[str, int]
 """The model and the block size of a cache: blocks of equal hashes are not the same in two scopes."""
 
 
+class Copies(NamedTuple):
+    """One copy of each of these blocks, in one worker's cache."""
+
+    worker: WorkerId
+    scope: CacheScope
+    tier: str
+    """`ALL_TIERS` for a whole cache at once."""
+    blocks: Sequence[int]
+    """Of one tier, each one behind the one before if they were stored."""
+    parent: int | None = None
+    """The block before the first, if they were stored on one tier; None at the start of a prompt."""
+
+
 class CopyObserver(Protocol):
-    """Gets all changes of copies, each with the model and the block size of the worker."""
+    """Gets all changes of copies, in their order."""
+
+    def enter(self, stream: int, seq: int, time_ms: int) -> None:
+        """Changes from now on stand in this message of a kv stream, which the log stored at that time."""
 
     def on_joined(self, worker: WorkerId, scope: CacheScope) -> None:
         """The worker has a cache of this scope."""
 
-    def on_stored(self, scope: CacheScope, blocks: Sequence[int]) -> None:
-        """These blocks have one more copy."""
+    def on_stored(self, copies: Copies) -> None:
+        """These copies are there."""
 
-    def on_gone(self, scope: CacheScope, blocks: Sequence[int], how: str) -> None:
-        """One copy of each of these blocks went: `CLEARED`, `LOST` or `UNKNOWN`."""
+    def on_gone(self, copies: Copies, how: str) -> None:
+        """These copies went: `REMOVED`, `CLEARED`, `LOST` or `UNKNOWN`."""
+
+
+class CopyObservers:
+    """Several observers as one; each change reaches them in their order."""
+
+    def __init__(self, observers: Sequence[CopyObserver]) -> None:
+        self._observers = observers
+
+    def __repr__(self) -> str:
+        return f"<CopyObservers: {len(self._observers)}>"
+
+    def enter(self, stream: int, seq: int, time_ms: int) -> None:
+        """All have the place."""
+        for each in self._observers:
+            each.enter(stream, seq, time_ms)
+
+    def on_joined(self, worker: WorkerId, scope: CacheScope) -> None:
+        """All know the worker."""
+        for each in self._observers:
+            each.on_joined(worker, scope)
+
+    def on_stored(self, copies: Copies) -> None:
+        """All have the copies."""
+        for each in self._observers:
+            each.on_stored(copies)
+
+    def on_gone(self, copies: Copies, how: str) -> None:
+        """All have the end of the copies."""
+        for each in self._observers:
+            each.on_gone(copies, how)
 
 
 class WorkerCaches:
@@ -61,6 +109,10 @@ class WorkerCaches:
     def copies(self, worker: WorkerId) -> list[int]:
         """The worker's blocks on all tiers, ascending."""
         return sorted(set[int]().union(*self._tiers.get(worker, {}).values()))
+
+    def held(self, worker: WorkerId, blocks: Sequence[int]) -> set[int]:
+        """Those of the blocks that the worker has on any tier."""
+        return set[int]().union(*(cache.intersection(blocks) for cache in self._tiers.get(worker, {}).values()))
 
     def drop(self, worker: WorkerId) -> None:
         """The worker holds nothing."""
@@ -107,17 +159,17 @@ class CopyFold(KvFold):
                     blocks = array("Q", event.hashes).tolist()
                     if member.cache_known:
                         self._caches.of(member.worker, event.tier).update(blocks)
-                    self._report_stored(member, blocks)
+                    self._report_stored(member, event.tier, blocks, event.parent)
             case BlocksRemoved():
                 if event.tier in TIERS:
                     blocks = array("Q", event.hashes).tolist()
                     if member.cache_known:
                         self._caches.of(member.worker, event.tier).difference_update(blocks)
-                    self._report_gone(member, blocks, CLEARED)
+                    self._report_gone(member, event.tier, blocks, REMOVED)
             case CacheCleared():
                 copies = self._caches.copies(member.worker)
                 super()._event(member, event)
-                self._report_gone(member, copies, CLEARED)
+                self._report_gone(member, ALL_TIERS, copies, CLEARED)
             case _:
                 super()._event(member, event)
 
@@ -131,7 +183,7 @@ class CopyFold(KvFold):
     def _void(self, part: Member) -> None:
         copies = self._caches.copies(part.worker)
         super()._void(part)
-        self._report_gone(part, copies, UNKNOWN)
+        self._report_gone(part, ALL_TIERS, copies, UNKNOWN)
 
     def _take_over(self, member: Member, parts: list[CacheRestated]) -> None:
         """Copies that the restatement names stay; others went without a message that says when."""
@@ -142,8 +194,8 @@ class CopyFold(KvFold):
                 self._caches.of(member.worker, part.tier).update(array("Q", part.hashes))
         after = self._caches.copies(member.worker)
         kept = {*before} & {*after}
-        self._report_gone(member, [block for block in before if block not in kept], CLEARED)
-        self._report_stored(member, [block for block in after if block not in kept])
+        self._report_gone(member, ALL_TIERS, [block for block in before if block not in kept], CLEARED)
+        self._report_stored(member, ALL_TIERS, [block for block in after if block not in kept], None)
 
     def _forget(self, member: Member, *, known: bool) -> None:
         super()._forget(member, known=known)
@@ -154,16 +206,17 @@ class CopyFold(KvFold):
         copies = self._caches.copies(source) if member is not None else []
         super()._end(source, reason)
         if member is not None:
-            self._report_gone(member, copies, LOST)
+            self._report_gone(member, ALL_TIERS, copies, LOST)
 
-    def _report_stored(self, member: Member, blocks: Sequence[int]) -> None:
+    def _report_stored(self, member: Member, tier: str, blocks: Sequence[int], parent: int | None) -> None:
         if member.joined is None or not blocks:
             return  # the model is not known before the worker states it
-        scope = member.joined.model, member.joined.block_size
-        self._observer.on_stored(scope, blocks)
+        copies = Copies(member.worker, (member.joined.model, member.joined.block_size), tier, blocks, parent)
+        self._observer.on_stored(copies)
         if not member.cache_known:
-            self._observer.on_gone(scope, blocks, UNKNOWN)
+            self._observer.on_gone(copies, UNKNOWN)
 
-    def _report_gone(self, member: Member, blocks: Sequence[int], how: str) -> None:
+    def _report_gone(self, member: Member, tier: str, blocks: Sequence[int], how: str) -> None:
         if member.joined is not None and blocks:
-            self._observer.on_gone((member.joined.model, member.joined.block_size), blocks, how)
+            scope = member.joined.model, member.joined.block_size
+            self._observer.on_gone(Copies(member.worker, scope, tier, blocks), how)

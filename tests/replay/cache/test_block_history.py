@@ -6,10 +6,15 @@ import pytest
 
 from core.prompt import hashes_to_bytes
 from replay.cache.block_history import BlockHistory, Cause
-from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN
+from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, Copies
+from tests.replay.staged import A
 
 SCOPE = ("tiny", 4)
 BLOCKS = hashes_to_bytes([1, 2])
+
+
+def copies(*blocks: int, scope: CacheScope = SCOPE) -> Copies:
+    return Copies(A, scope, "device", blocks)
 
 
 def causes(history: BlockHistory, *cursor: int) -> list[Cause]:
@@ -21,7 +26,7 @@ def test_changes_behind_the_cursor_are_taken_back() -> None:
     history = BlockHistory(2)
     for stream, seq, how in ((0, 1, LOST), (1, 1, CLEARED), (0, 2, UNKNOWN)):
         history.enter(stream, seq)
-        history.on_gone(SCOPE, [1, 2], how)
+        history.on_gone(copies(1, 2), how)
     assert causes(history, 2, 1) == [Cause.UNKNOWN] * 2
     assert causes(history, 1, 1) == [Cause.EVICTED] * 2
     assert causes(history, 1, 0) == [Cause.LOST] * 2
@@ -29,7 +34,7 @@ def test_changes_behind_the_cursor_are_taken_back() -> None:
     assert causes(history, 2, 0) == [Cause.UNKNOWN] * 2
     assert causes(history, 0, 0) == [Cause.COLD] * 2
     history.enter(1, 2)
-    history.on_stored(SCOPE, [2])
+    history.on_stored(copies(2))
     assert causes(history, 2, 1) == [Cause.UNKNOWN, Cause.BEHIND]
     assert causes(history, 1, 1) == [Cause.EVICTED, Cause.BEHIND]
 
@@ -42,13 +47,13 @@ def test_settled_changes_are_kept_no_more(is_late: bool) -> None:
         history.settle([2])
     for seq, how in ((1, LOST), (2, CLEARED)):
         history.enter(0, seq)
-        history.on_gone(SCOPE, [1, 2], how)
+        history.on_gone(copies(1, 2), how)
     if is_late:
         assert len(history._recent) == 2
         history.settle([2])
     assert not history._recent
     history.enter(0, 3)
-    history.on_stored(SCOPE, [1, 2])
+    history.on_stored(copies(1, 2))
     assert causes(history, 2) == [Cause.BEHIND] * 2
     assert len(history) == 0
 
@@ -59,10 +64,10 @@ def test_the_oldest_are_forgotten_first() -> None:
     history.settle([1 << 62])
     history.enter(0, 1)
     for block in (1, 2, 3, 1):
-        history.on_gone(SCOPE, [block], CLEARED)
+        history.on_gone(copies(block), CLEARED)
     history.ask(SCOPE, hashes_to_bytes([7]))
     assert (len(history), history.forgotten) == (4, 0)
-    history.on_gone(SCOPE, [4], LOST)
+    history.on_gone(copies(4), LOST)
     assert (len(history), history.forgotten) == (4, 1)
     found = history.causes(SCOPE, hashes_to_bytes([1, 2, 3, 4, 7]), [1])
     assert found == [Cause.EVICTED, Cause.COLD, Cause.EVICTED, Cause.LOST, Cause.NOT_YET]
@@ -72,7 +77,7 @@ def test_scopes_are_apart() -> None:
     """A block of equal hash in another scope is another block."""
     history = BlockHistory(1)
     history.enter(0, 1)
-    history.on_gone(SCOPE, [1], CLEARED)
+    history.on_gone(copies(1), CLEARED)
     history.ask(("large", 4), BLOCKS)
     assert history.causes(("large", 4), BLOCKS, [1]) == [Cause.NOT_YET] * 2
     assert history.causes(("tiny", 8), BLOCKS, [1]) == [Cause.COLD] * 2
