@@ -145,7 +145,7 @@ class _CacheRun:
         by = self._groups.by
         group = self._session_names.name(it.event, it.hashes) if by == BY_SESSION else self._group(it)
         if it.seq >= self._start:
-            if reason := _apart(it.attempt):
+            if reason := apart_reason(it.attempt):
                 self._apart[reason] += 1
             elif not it.is_whole:
                 self._apart[UNREAD] += 1
@@ -191,7 +191,7 @@ def _displaced(table: DisplacementTable, total: CacheRow, rows: list[CacheRow]) 
     return DisplacementRemainder(unlisted=unlisted, lost_unowned=table.lost_unowned, forgotten=table.owners.forgotten)
 
 
-def _apart(attempt: RequestAttempt) -> str:
+def apart_reason(attempt: RequestAttempt) -> str:
     """The reason why the attempt is in no sum; empty if it counts. An attempt that goes on with the answer of a lost
     worker has a prompt and a first token of its own, and counts."""
     if attempt.declined:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from core.ids import StreamName
+from core.ids import StreamName, WorkerId
 from projections.policy.view import EXCLUSION_REASONS
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.request_history import PLACES, RequestHistory
 
 NEVER = 1 << 62
 """A place behind all messages."""
+DRAINING, UNNAMED = "draining", "not_joined"
+"""Reasons for which a worker could not take a request: its last report says that it leaves; no message names it."""
 
 
 class HeldDepths(NamedTuple):
@@ -26,7 +28,17 @@ class HeldDepths(NamedTuple):
     """Other workers that could not, as far as the replica knew: lost, or about to leave."""
 
 
-def held_depths(decision: RecordedDecision) -> HeldDepths:
+class BlockHolder(NamedTuple):
+    """A worker that held some of a prompt at a decision's cursor."""
+
+    worker: WorkerId
+    depth: int
+    """Leading blocks, over all tiers."""
+    barred: tuple[str, ...]
+    """Reasons for which it could not take the request, as far as the replica knew; empty if it could."""
+
+
+def block_holders(decision: RecordedDecision) -> Iterator[BlockHolder]:
     """Workers of the decision's model that held some of the prompt at its cursor. O(those workers).
 
     A worker that the log knows as alive was no choice if the replica itself knew it as failed, suspected or without
@@ -34,28 +46,41 @@ def held_depths(decision: RecordedDecision) -> HeldDepths:
     it is alive, and the router sent the request elsewhere.
     """
     event, view = decision.event, decision.view
-    state = view.state
-    barred = set().union(*(view.local.get(reason, ()) for reason in EXCLUSION_REASONS))
-    chosen = usable = unusable = 0
+    state, local = view.state, [(reason, view.local.get(reason, ())) for reason in EXCLUSION_REASONS]
     for worker, depths in state.index.overlaps(decision.request.prompt).items():
-        depth, member = depths[-1], state.member(worker)
+        member = state.member(worker)
         joined = member.joined if member is not None else None
         if joined is not None and (joined.model, joined.block_size) != (event.model, event.block_size):
             continue
         report = state.loads.reports.get(worker)
-        if worker == event.worker:
-            chosen = depth
-        elif joined is None or worker in barred or (report is not None and report.draining):
+        barred = [reason for reason, workers in local if worker in workers]
+        if joined is None:
+            barred.append(UNNAMED)
+        if report is not None and report.draining:
+            barred.append(DRAINING)
+        yield BlockHolder(worker, depths[-1], tuple(barred))
+
+
+def held_depths(holders: Iterable[BlockHolder], chosen: WorkerId) -> HeldDepths:
+    """The most of each kind."""
+    by_chosen = usable = unusable = 0
+    for worker, depth, barred in holders:
+        if worker == chosen:
+            by_chosen = depth
+        elif barred:
             unusable = max(unusable, depth)
         else:
             usable = max(usable, depth)
-    return HeldDepths(chosen, usable, unusable)
+    return HeldDepths(by_chosen, usable, unusable)
 
 
 class HolderTable:
     """The held depths and the cursors of decisions, by their numbers; some 120 bytes each."""
 
-    def __init__(self, streams: Sequence[StreamName]) -> None:
+    def __init__(self, streams: Sequence[StreamName], listed: Collection[int] = ()) -> None:
+        """Of the `listed` decisions all holders are kept."""
+        self.listed: dict[int, list[BlockHolder]] = {}
+        self._listed = listed
         self._streams = streams
         self._rows: list[array[int]] = []
         self._floors = array("q")
@@ -83,13 +108,16 @@ class HolderTable:
                     continue
                 if decision.fault is None and not playback.replaced_streams(decision.event):
                     self._add(number, decision, attempt.cached_tokens)
+                    if number in self._listed:
+                        self.listed[number] = list(block_holders(decision))
         self._rows.sort(key=lambda row: row[0])
         self._find_floors()
 
     def _add(self, number: int, decision: RecordedDecision, cached_tokens: int) -> None:
         prompt, cursor = decision.request.prompt, decision.event.cursor
         missed = cached_tokens // prompt.block_size < prompt.blocks_reusable
-        depths = held_depths(decision) if missed else HeldDepths(0, 0, 0)
+        chosen = WorkerId(decision.event.worker)
+        depths = held_depths(block_holders(decision), chosen) if missed else HeldDepths(0, 0, 0)
         read = [cursor[stream][1] if stream in cursor else 0 for stream in self._streams]
         self._rows.append(array("q", [number, *depths, *read]))
 

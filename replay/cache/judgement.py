@@ -1,10 +1,11 @@
-"""Judgement: one sentence on a cache report: was it the workload, the capacity, failures, or the router?"""
+"""Judgement: one sentence on a cache report: was it the workload, the capacity, failures, or the router? And by tenant
+a second one: did one tenant push out others?"""
 
 from __future__ import annotations
 
 import msgspec
 
-from replay.cache.cache_report import CacheSums
+from replay.cache.cache_report import BY_TENANT, CacheReport, CacheSums
 
 MARGIN = 0.005
 """Half a point of the prompt tokens: with less between available and achieved, nothing is to be won."""
@@ -17,6 +18,9 @@ NO_TOKENS, NOTHING, WORKLOAD, CAPACITY, FAILURE, ROUTER, UNJUDGED = (
     "router",
     "unknown",
 )
+PUSHED_MARGIN = 0.05
+"""Of the tokens that workers removed: a tenant that took no more than this beyond its own loss pushed none out."""
+NOT_PUSHED, EVENLY, ONE_TENANT = "none", "evenly", "one_tenant"
 SUBJECTS = {
     WORKLOAD: "It was the workload",
     CAPACITY: "It was the capacity of the caches",
@@ -52,6 +56,48 @@ def judge(sums: CacheSums) -> Judgement:
     }
     verdict = max(parts, key=parts.__getitem__)
     return Judgement(verdict=verdict, text=f"{SUBJECTS[verdict]}: {_shares(sums)}.")
+
+
+class DisplacementJudgement(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on tenants with the numbers that decide it."""
+
+    verdict: str
+    """`none`: no removed block of one tenant made room for another's; `evenly`: none gained by it beyond the margin;
+    `one_tenant`: one did."""
+    tenant: str
+    """The one that gained most; empty for none, and for requests without a tenant."""
+    text: str
+    """One sentence."""
+
+
+def judge_displacement(found: CacheReport) -> DisplacementJudgement | None:
+    """The judgement on a report by tenant; None for others. The one that gained is the one that took most from others
+    beyond what it lost to them."""
+    total, rest = found.total.displaced, found.remainder
+    if found.by != BY_TENANT or total is None or rest is None:
+        return None
+    removed = total.lost + rest.lost_unowned
+    gains = {
+        row.name: row.displaced.took_from_others - row.displaced.lost_to_others for row in found.rows if row.displaced
+    }
+    if not total.lost_to_others or not gains:
+        made_room = f"for another block of the same tenant: {removed:,} tokens" if removed else "at all"
+        text = f"No tenant pushed out others: no worker removed a block {'but ' if removed else ''}{made_room}."
+        return DisplacementJudgement(verdict=NOT_PUSHED, tenant="", text=text)
+    tenant = max(gains, key=gains.__getitem__)
+    row = next(row for row in found.rows if row.name == tenant)
+    assert row.displaced is not None
+    name, took, lost = tenant or "(none)", row.displaced.took_from_others, row.displaced.lost_to_others
+    of = f"of {removed:,} tokens that workers removed, {total.lost_to_others:,} made room for another tenant"
+    if gains[tenant] <= PUSHED_MARGIN * removed:
+        text = f"No tenant pushed out others: {of}, and {name}, which gained most, took {took:,} and lost {lost:,}."
+        return DisplacementJudgement(verdict=EVENLY, tenant=tenant, text=text)
+    again = found.total.sums.evicted - row.sums.evicted
+    text = (
+        f"Tenant {name} pushed out others: {of}, and {name} took {took:,} and lost {lost:,}; the others computed "
+        f"{again:,} evicted tokens again."
+    )
+    return DisplacementJudgement(verdict=ONE_TENANT, tenant=tenant, text=text)
 
 
 def _nothing(sums: CacheSums) -> str:

@@ -36,6 +36,10 @@ def cache(source: RecordingSource, by: str, start: str | None, end: str | None, 
     Requests count with each attempt that got a first token. Hits are those that the engines reported, in whole
     blocks. Requests before --from count for what was stored, and are in no sum.
 
+    By session and by tenant the report also has the blocks of each that workers removed, by the blocks that took their
+    room: its own, or those of others; and the room that it took from others. By tenant one sentence says whether one
+    pushed out others.
+
     Sessions are those that clients name. Where they name none, a request that continues the whole prompt of an
     earlier one belongs to its talk, which is named by its first request.
 

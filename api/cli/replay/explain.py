@@ -12,7 +12,9 @@ from api.cli.options import RecordingRange
 from api.cli.output import print_result
 from api.cli.replay.recording_source import AFTER_MS, BEFORE_MS, RecordingSource, recording_options
 from api.cli.replay.text.explain_text import explain_text, requests_text
+from api.cli.replay.text.lost_text import lost_json, lost_text
 from core.errors import CallerError
+from replay.cache.prefix_loss import prefix_loss
 from replay.explain.explain import explain
 from replay.explain.request_list import LOST, REJECTED, UNDER_WAY, list_requests, turn_of
 from replay.recording.moment import AtTime, FoundRequest, Moment, find_request, last_request, parse_moment
@@ -50,10 +52,21 @@ KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
     "--mispredicted", type=click.IntRange(1), metavar="N", help="List the N whose cache was mispredicted most."
 )
 @click.option("--limit", type=click.IntRange(1), metavar="N", help=f"List no more than N; {LIMIT} if not given.")
+@click.option(
+    "--lost",
+    is_flag=True,
+    help="Of the request: the parts of its prompt that caches had held, where they were, and what took their room.",
+)
 @click.option("--whole", is_flag=True, help="Fold the log however long it takes: with all candidates, decided again.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def explain_command(
-    source: RecordingSource, request_id: str | None, last: bool, whole: bool, as_json: bool, **chosen: Any
+    source: RecordingSource,
+    request_id: str | None,
+    last: bool,
+    lost: bool,
+    whole: bool,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Say, from the log alone, what was known when REQUEST_ID was routed, why that worker, what would have had to
     differ for another one, and what came of it. REQUEST_ID is that of the answer's header `x-request-id`, the `id` in
@@ -72,11 +85,14 @@ def explain_command(
     contrail explain --worker decode-1 --from 14:03 --to 14:05
     contrail explain --mispredicted 10                   where was the index wrong?
     contrail explain --session 7f1c --turn 12            why was this turn of a talk slow?
+    contrail explain req-0123456789abcdef --lost         what pushed its prompt out of the caches?
     """
     lists = any(value is not None for name, value in chosen.items() if name != "tenant")
     if sum((request_id is not None, last, lists)) > 1:
         raise CallerError("give REQUEST_ID, or --last, or options that choose requests to list: one of them")
-    if request_id is not None or last:
+    if lost:
+        _explain_loss(source, request_id, chosen, last=last, whole=whole, as_json=as_json)
+    elif request_id is not None or last:
         _explain(source, request_id, chosen["tenant"], whole=whole, as_json=as_json)
     else:
         _list(source, chosen, as_json=as_json)
@@ -96,6 +112,29 @@ def _explain(source: RecordingSource, request: str | None, tenant: str | None, *
             request, tenant = _last(recording, tenant)
         explanation = explain(recording, request, tenant, whole=True if whole else None)
     print_result(explain_text(explanation), explanation, as_json=as_json)
+
+
+def _explain_loss(
+    source: RecordingSource, request: str | None, chosen: dict[str, Any], *, last: bool, whole: bool, as_json: bool
+) -> None:
+    """Of the request, of the last one, or of a turn of a session; from the start of the log up to its first token."""
+    session, turn, tenant = chosen["session"], chosen["turn"], chosen["tenant"]
+    others = [name for name, value in chosen.items() if value is not None and name not in {"tenant", "session", "turn"}]
+    if whole or others or (request is None and not last and (session is None or turn is None)):
+        raise CallerError("--lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N")
+    range_ = RecordingRange()
+    if source.file is None and turn is None:
+        found = asyncio.run(_found(source, request, tenant))
+        request, tenant = found.request, found.tenant
+        range_ = RecordingRange(None, AtTime(found.record.time_ms + AFTER_MS))
+    with source.opened(range_) as recording:
+        if turn is not None:
+            tried = turn_of(recording, session, tenant, turn)
+            request, tenant = tried.request, tried.tenant
+        elif request is None:
+            request, tenant = _last(recording, tenant)
+        loss = prefix_loss(recording, request, tenant)
+    print_result(lost_text(loss), lost_json(loss), as_json=as_json)
 
 
 async def _found(source: RecordingSource, request: str | None, tenant: str | None) -> FoundRequest:

@@ -22,8 +22,10 @@ from replay.cache.cache_report import (
     CacheReport,
     CacheRow,
     CacheSums,
+    DisplacementRemainder,
 )
-from replay.cache.judgement import MARGIN, judge
+from replay.cache.displacement import DisplacedTokens
+from replay.cache.judgement import MARGIN, PUSHED_MARGIN, judge, judge_displacement
 
 LOSSES = {
     "sent_elsewhere": "sent elsewhere though a live worker held it",
@@ -77,7 +79,12 @@ def cache_text(found: CacheReport, limit: int) -> Text:
         if len(found.rows) > limit:
             yield f"{limit:,} of {len(found.rows):,} shown; --limit N shows more"
         yield "Percent of the prompt tokens of the row; the worst turn with the tokens that it lost."
+    if found.total.displaced is not None:
+        yield from ("", "Tokens of blocks that workers removed, by the blocks that took their room:")
+        yield _displaced(found, found.total.displaced, limit)
     yield from ("", judge(sums).text)
+    if (pushed := judge_displacement(found)) is not None:
+        yield pushed.text
     if (worst := found.total.worst) is not None:
         yield (
             f"Most was lost by {worst.request} (attempt {worst.attempt}, routing:{worst.seq}): "
@@ -121,6 +128,29 @@ def _group(found: CacheReport, row: CacheRow, names: list[str]) -> list[str]:
     return [name, f"{sums.attempts:,}", f"{sums.prompt_tokens:,}", *texts, turn]
 
 
+def _displaced(found: CacheReport, total: DisplacedTokens, limit: int) -> Table:
+    """Of the rows that are shown, and of all."""
+    heads = (found.by, "lost to others", "to its own", "to unknown", "took from others", "from unknown")
+    rows = [(row.name or NONE, row.displaced) for row in found.rows[:limit] if row.displaced is not None]
+    shown = [
+        (name, *(f"{tokens:,}" for tokens in msgspec.structs.astuple(each))) for name, each in (*rows, ("all", total))
+    ]
+    return Table(heads, shown, "<>>>>>")
+
+
+def _displacement_basis(rest: DisplacementRemainder) -> Iterator[str]:
+    yield (
+        "A removed block is lost to its last user there; its room is taken by the block that is stored next on that "
+        "worker, the block that was removed first giving its room first. Room that is still empty is lost to unknown."
+    )
+    if rest.lost_unowned:
+        yield f"{count_text(rest.lost_unowned, 'token')} of removed blocks had no user in the log."
+    if any(msgspec.structs.astuple(rest.unlisted)):
+        yield "Groups without an attempt that counts are in no row, and in the sum of all."
+    if rest.forgotten:
+        yield f"The last users of {count_text(rest.forgotten, 'block')} were forgotten, beyond the bound of memory."
+
+
 def _basis(found: CacheReport) -> Iterator[str]:
     yield "Achieved are whole blocks that the engines say they took from their caches."
     yield (
@@ -129,6 +159,8 @@ def _basis(found: CacheReport) -> Iterator[str]:
     )
     yield f"With less than {percent_text(MARGIN)} of the prompt tokens between the two, nothing is to be won."
     yield from (f"{text[0].upper()}{text[1:]}: in no sum." for text in apart_text(found))
+    if found.remainder is not None:
+        yield from _displacement_basis(found.remainder)
     if found.exact:
         yield f"Exact: no more than {found.blocks_max:,} blocks were out of all caches at once, and each is remembered."
     else:
@@ -159,6 +191,7 @@ def cache_json(found: CacheReport, limit: int) -> dict[str, Any]:
     return {
         "by": found.by,
         "judgement": {"verdict": judgement.verdict, "text": judgement.text, "margin": MARGIN},
+        "displacement": _displacement_json(found),
         "total": _row_json(found.total),
         "rows": [{"name": row.name, **_row_json(row)} for row in found.rows[:limit]],
         "rows_total": len(found.rows),
@@ -170,6 +203,19 @@ def cache_json(found: CacheReport, limit: int) -> dict[str, Any]:
         "exact": found.exact,
         "blocks_max": found.blocks_max,
         "forgotten_blocks": found.forgotten,
+    }
+
+
+def _displacement_json(found: CacheReport) -> dict[str, Any] | None:
+    """The parts that stand in no row, and of a report by tenant the judgement."""
+    rest, judged = found.remainder, judge_displacement(found)
+    if rest is None:
+        return None
+    return {
+        "judgement": None if judged is None else {**msgspec.structs.asdict(judged), "margin": PUSHED_MARGIN},
+        "unlisted_tokens": msgspec.structs.asdict(rest.unlisted),
+        "lost_unowned_tokens": rest.lost_unowned,
+        "forgotten_blocks": rest.forgotten,
     }
 
 
@@ -187,4 +233,5 @@ def _row_json(row: CacheRow) -> dict[str, Any]:
         "not_available_tokens": sums.not_available,
         "not_available": {name: getattr(sums, name) for name in NOT_AVAILABLE},
         "worst_turn": None if row.worst is None else msgspec.structs.asdict(row.worst),
+        "displaced_tokens": None if row.displaced is None else msgspec.structs.asdict(row.displaced),
     }

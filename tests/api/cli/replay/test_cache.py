@@ -74,7 +74,7 @@ def test_json_adds_up(log: Path) -> None:
     found = as_json(log)
     total = found["total"]
     assert list(found) == [
-        "by", "judgement", "total", "rows", "rows_total", "apart", "first_ms", "last_ms", "history_from_ms", "gaps",
+        "by", "judgement", "displacement", "total", "rows", "rows_total", "apart", "first_ms", "last_ms", "history_from_ms", "gaps",
         "exact", "blocks_max", "forgotten_blocks",
     ]  # fmt: skip
     assert total["available_tokens"] == total["achieved_tokens"] + total["lost_tokens"]
