@@ -100,7 +100,7 @@ class _CacheRun:
         streams = kv_streams(recording)
         self._holders = HolderTable(streams)
         self._history = BlockHistory(len(streams), blocks_max)
-        self._displacement = DisplacementTable(self._history.caches) if by in DISPLACING else None
+        self._displacement = DisplacementTable(self._history.caches, recording.requests) if by in DISPLACING else None
         others = [self._displacement] if self._displacement is not None else []
         self._pass = DecisionPass(recording, end, self._history, self._holders, others)
         self._session_names = SessionNames()
@@ -154,7 +154,7 @@ class _CacheRun:
         if self._displacement is not None:
             self._displacement.counts = it.seq >= self._start
             if it.hashes and not it.attempt.declined:
-                self._displacement.use(group, WorkerId(it.event.worker), array("Q", it.hashes).tolist())
+                self._displacement.use(group, WorkerId(it.event.worker), it.number, array("Q", it.hashes).tolist())
 
     def _judge(self, it: PassedDecision, group: str) -> None:
         attempt, size = it.attempt, it.event.block_size
@@ -188,7 +188,7 @@ def _displaced(table: DisplacementTable, total: CacheRow, rows: list[CacheRow]) 
     unlisted = DisplacedTokens()
     for each in groups.values():
         unlisted.add(each)
-    return DisplacementRemainder(unlisted=unlisted, lost_unowned=table.lost_unowned, forgotten=table.owners.forgotten)
+    return DisplacementRemainder(unlisted=unlisted, lost_unowned=table.lost_unowned, forgotten=table.forgotten)
 
 
 def apart_reason(attempt: RequestAttempt) -> str:

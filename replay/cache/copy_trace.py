@@ -12,6 +12,7 @@ from core.ids import WorkerId
 from replay.cache.block_owners import BlockOwners
 from replay.cache.copy_fold import REMOVED, CacheScope, Copies, WorkerCaches
 from replay.cache.freed_room import FreedRoom
+from replay.recording.request_history import RequestHistory
 
 STORED = "stored"
 
@@ -37,7 +38,9 @@ class CopyTrace:
     """A `CopyObserver`. Owners are the numbers of decisions. 32 bytes per store on workers that held some of the
     prompt, and some 150 bytes per copy of a block of the prompt."""
 
-    def __init__(self, caches: WorkerCaches, scope: CacheScope, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, caches: WorkerCaches, requests: RequestHistory, scope: CacheScope, prompt: Sequence[int]
+    ) -> None:
         """The caches are those that the copies come to and go from; `prompt` has the block hashes."""
         self.changes: list[list[CopyChange]] = [[] for _ in prompt]
         """Of each block of the prompt."""
@@ -48,7 +51,7 @@ class CopyTrace:
         self._caches = caches
         self._scope = scope
         self._places = {block: place for place, block in enumerate(prompt)}
-        self._owners = BlockOwners()
+        self._owners = BlockOwners(requests)
         self._room: FreedRoom[tuple[int, int] | None] = FreedRoom()
         self._stores: dict[WorkerId, array[int]] = {}
         """By worker: order, time, owner and number of blocks of each store, one behind the other."""
@@ -92,7 +95,7 @@ class CopyTrace:
         self.order += 1
         kept = self._caches.held(copies.worker, copies.blocks)
         gone = copies._replace(blocks=[block for block in copies.blocks if block not in kept]) if kept else copies
-        owners, found = self._owners.take(gone, how), self._found(gone)
+        owners, found = self._owners.take(gone, how, self._at[2]), self._found(gone)
         self._note(gone, found, owners, how)
         if how != REMOVED:
             self._room.end(copies.worker)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import msgspec
 
 from core.ids import WorkerId
-from replay.cache.block_owners import NO_OWNER, OWNED_MAX, BlockOwners
+from replay.cache.block_owners import NO_OWNER, BlockOwners
 from replay.cache.copy_fold import REMOVED, CacheScope, Copies, WorkerCaches
 from replay.cache.freed_room import FreedRoom
+from replay.recording.request_history import RequestHistory
 
 Loss = tuple[int, int]
-"""The owner of a removed block, and the tokens that it loses: 0 for a block that the worker keeps on another tier, and
+"""The group of a removed block, and the tokens that it loses: 0 for a block that the worker keeps on another tier, and
 for one that was removed before the count began."""
 NO_LOSS: Loss = (NO_OWNER, 0)
 
@@ -45,58 +46,66 @@ class DisplacedTokens(msgspec.Struct, kw_only=True):
 
 
 class DisplacementTable:
-    """A `CopyObserver`. Owners are groups of requests, by their names."""
+    """A `CopyObserver`. A block belongs to the group of the request that owns it."""
 
-    def __init__(self, caches: WorkerCaches, owned_max: int = OWNED_MAX) -> None:
+    def __init__(self, caches: WorkerCaches, requests: RequestHistory) -> None:
         """The caches are those that the copies come to and go from."""
-        self.owners = BlockOwners(owned_max)
+        self._owners = BlockOwners(requests)
         self.lost_unowned = 0
-        """Tokens of removed blocks without an owner, whatever took their room."""
+        """Tokens of removed blocks without an owner."""
         self.counts = False
         """True from where removals count."""
         self._caches = caches
         self._room: FreedRoom[Loss] = FreedRoom()
         self._numbers: dict[str, int] = {}
         self._groups: list[DisplacedTokens] = []
+        self._group_of = {NO_OWNER: NO_OWNER}
+        """By decision."""
+        self._now_ms = 0
 
     def __repr__(self) -> str:
         return f"<DisplacementTable of {len(self._groups)} groups>"
 
-    def use(self, group: str, worker: WorkerId, hashes: list[int]) -> None:
-        """A request of this group, with this prompt, was sent to the worker."""
-        number = self._numbers.get(group)
-        if number is None:
-            number = self._numbers[group] = len(self._groups)
-            self._groups.append(DisplacedTokens())
-        self.owners.use(worker, number, hashes)
+    @property
+    def forgotten(self) -> int:
+        """Blocks whose owner was forgotten, beyond a bound."""
+        return self._owners.forgotten
 
-    def enter(self, stream: int, seq: int, time_ms: int) -> None:
-        """Places do not count."""
+    def use(self, group: str, worker: WorkerId, number: int, hashes: list[int]) -> None:
+        """The decision of this number sent this prompt, of a request of this group, to the worker."""
+        at = self._numbers.get(group)
+        if at is None:
+            at = self._numbers[group] = len(self._groups)
+            self._groups.append(DisplacedTokens())
+        self._group_of[number] = at
+        self._owners.use(worker, number, hashes)
+
+    def enter(self, stream: int, seq: int, time_ms: int) -> None:  # noqa: ARG002 - of the protocol
+        """Changes from now on were stored at that time."""
+        self._now_ms = time_ms
 
     def on_joined(self, worker: WorkerId, scope: CacheScope) -> None:
         """An empty cache has nothing to lose."""
 
     def on_stored(self, copies: Copies) -> None:
         """The stored blocks take room that was freed."""
-        takers = self.owners.store(copies)
+        takers = self._owners.store(copies)
         for (loser, tokens), taker in zip(self._room.fill(copies), takers, strict=False):
-            self._displace(loser, taker, tokens)
+            self._displace(loser, self._group_of[taker], tokens)
 
     def on_gone(self, copies: Copies, how: str) -> None:
         """Removed blocks free their room; other ends are no loss to others."""
         if how != REMOVED:
-            self.owners.take(copies, how)
+            self._owners.take(copies, how, self._now_ms)
             self._leave_empty(self._room.end(copies.worker))
             return
         kept = self._caches.held(copies.worker, copies.blocks)
-        tokens = copies.scope[1] if self.counts else 0
-        if not kept:
-            losses = [(owner, tokens) for owner in self.owners.take(copies, how)]
-        else:
-            gone = copies._replace(blocks=[block for block in copies.blocks if block not in kept])
-            owners = dict(zip(gone.blocks, self.owners.take(gone, how), strict=True))
-            losses = [(owners[block], tokens) if block in owners else NO_LOSS for block in copies.blocks]
-        self._room.free(copies, losses)
+        gone = copies._replace(blocks=[block for block in copies.blocks if block not in kept]) if kept else copies
+        tokens, losers = copies.scope[1] if self.counts else 0, iter(self._owners.take(gone, how, self._now_ms))
+        self._room.free(
+            copies,
+            [NO_LOSS if block in kept else (self._group_of[next(losers)], tokens) for block in copies.blocks],
+        )
 
     def finish(self) -> None:
         """Room that is still empty counts as lost to unknown."""

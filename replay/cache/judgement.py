@@ -81,8 +81,8 @@ def judge_displacement(found: CacheReport) -> DisplacementJudgement | None:
         row.name: row.displaced.took_from_others - row.displaced.lost_to_others for row in found.rows if row.displaced
     }
     if not total.lost_to_others or not gains:
-        made_room = f"for another block of the same tenant: {removed:,} tokens" if removed else "at all"
-        text = f"No tenant pushed out others: no worker removed a block {'but ' if removed else ''}{made_room}."
+        of = f"of {removed:,} tokens that workers removed, none made room for another tenant"
+        text = f"No tenant pushed out others: {of}."
         return DisplacementJudgement(verdict=NOT_PUSHED, tenant="", text=text)
     tenant = max(gains, key=gains.__getitem__)
     row = next(row for row in found.rows if row.name == tenant)

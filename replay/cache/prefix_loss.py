@@ -166,9 +166,11 @@ def prefix_loss(recording: Recording, request: str, tenant: str | None = None) -
         raise CallerError(f"what a cache lost needs the whole log. {recording.excerpt_text}")
     name = recording.requests.named(request)
     uses = recording.requests.uses_of(name, tenant)
+    if not uses:
+        raise CallerError(f"the log knows no request {request!r}; `contrail events --stream routing` lists them")
     tried = next((tries for tries in reversed(uses) if any(each.worker for each in tries)), [])
     if not tried:
-        raise CallerError(f"the log knows no request {request!r} that was sent to a worker")
+        raise CallerError(f"request {name} was sent to no worker, so no cache was judged")
     reasons = [(each, apart_reason(each)) for each in tried if each.worker]
     served = [each for each, reason in reasons if not reason]
     if not served:
@@ -223,7 +225,7 @@ class _LossPass:
             pass  # the table fills
         event = next(event for _, event in recording.whole_events([attempt.at]))
         prompt = array("Q", event.hashes).tolist()  # type: ignore[union-attr]
-        self._trace = CopyTrace(history.caches, (event.model, event.block_size), prompt)  # type: ignore[union-attr]
+        self._trace = CopyTrace(history.caches, recording.requests, (event.model, event.block_size), prompt)  # type: ignore[union-attr]
         one_pass = DecisionPass(recording, end, history, self._table, [self._trace])
         for each in one_pass.decisions():
             if each.number == attempt.at:
@@ -278,7 +280,7 @@ class _LossPass:
         return self._table.listed[self._it.number]
 
     def _lost(self, place: int, cause: Cause) -> _LostBlock:
-        """How the block of that place was lost."""
+        """The block of that place with the way of its loss."""
         changes, cursor, chosen = self._trace.changes[place], self._it.cursor, self._it.event.worker
         holding = [holder for holder in self._holders() if holder.depth > place]
         if cause == Cause.BEHIND:

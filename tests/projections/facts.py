@@ -47,8 +47,8 @@ def joined(name: str = "decode-0", model: str = "tiny", block_size: int = BLOCK_
     )
 
 
-def stored(*hashes: int, tier: str = "device") -> BlocksStored:
-    return BlocksStored(hashes=hashes_to_bytes(hashes), tier=tier)
+def stored(*hashes: int, tier: str = "device", parent: int | None = None) -> BlocksStored:
+    return BlocksStored(hashes=hashes_to_bytes(hashes), tier=tier, parent=parent)
 
 
 def removed(*hashes: int, tier: str = "device") -> BlocksRemoved:

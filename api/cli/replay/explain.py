@@ -120,7 +120,8 @@ def _explain_loss(
     """Of the request, of the last one, or of a turn of a session; from the start of the log up to its first token."""
     session, turn, tenant = chosen["session"], chosen["turn"], chosen["tenant"]
     others = [name for name, value in chosen.items() if value is not None and name not in {"tenant", "session", "turn"}]
-    if whole or others or (request is None and not last and (session is None or turn is None)):
+    ways = (request is not None, last, session is not None and turn is not None)
+    if whole or others or sum(ways) != 1 or (turn is None) != (session is None):
         raise CallerError("--lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N")
     range_ = RecordingRange()
     if source.file is None and turn is None:

@@ -227,6 +227,35 @@ WRONG_INPUTS = (
         "contrail: badkey is not a deployment key (64 hex digits, or a line `N DIGITS` for each generation)",
     ),
     WrongInput(
+        "explain --lost --log small.contrail",
+        "contrail: --lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N",
+    ),
+    WrongInput(
+        "explain --lost --slowest 3 --log small.contrail",
+        "contrail: --lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N",
+    ),
+    WrongInput(
+        "explain --lost --last req-1 --log small.contrail",
+        "contrail: give REQUEST_ID, or --last, or options that choose requests to list: one of them",
+    ),
+    WrongInput(
+        "explain --lost --turn 3 --log small.contrail",
+        "contrail: --lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N",
+    ),
+    WrongInput(
+        "explain --lost --last --whole --log small.contrail",
+        "contrail: --lost is about one request: give REQUEST_ID, or --last, or --session ID --turn N",
+    ),
+    WrongInput(
+        "explain req-1 --lost --log small.contrail",
+        "contrail: the log knows no request 'req-1'; `contrail events --stream routing` lists them",
+    ),
+    WrongInput(
+        "explain --lost --session zz --turn 3 --log small.contrail",
+        "contrail: the log knows no session 'zz'; without the deployment's key only keys of sessions are known",
+    ),
+    WrongInput("explain req-1 --lost --data nowhere", NO_FOLDER),
+    WrongInput(
         "cache --log small.contrail --by color",
         "Error: Invalid value for '--by': 'color' is not one of 'cause', 'session', 'tenant', 'worker', 'hour'.",
     ),

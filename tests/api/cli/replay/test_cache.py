@@ -74,8 +74,8 @@ def test_json_adds_up(log: Path) -> None:
     found = as_json(log)
     total = found["total"]
     assert list(found) == [
-        "by", "judgement", "displacement", "total", "rows", "rows_total", "apart", "first_ms", "last_ms", "history_from_ms", "gaps",
-        "exact", "blocks_max", "forgotten_blocks",
+        "by", "judgement", "displacement", "total", "rows", "rows_total", "apart", "first_ms", "last_ms",
+        "history_from_ms", "gaps", "exact", "blocks_max", "forgotten_blocks",
     ]  # fmt: skip
     assert total["available_tokens"] == total["achieved_tokens"] + total["lost_tokens"]
     assert total["lost_tokens"] == sum(total["lost"].values()) > 0
@@ -96,6 +96,22 @@ def test_groups_add_up(log: Path, by: str, rows: int) -> None:
     page = ask(log, "--by", by).stdout
     assert all(row["name"][:16] in page for row in found["rows"])
     assert found["total"]["worst_turn"]["request"] in page
+
+
+def test_tenants_push_each_other_out(log: Path) -> None:
+    """The sums of all rows are those of all; one sentence judges; other groups have none."""
+    found, page = as_json(log, "--by", "tenant"), ask(log, "--by", "tenant").stdout
+    total = found["total"]["displaced_tokens"]
+    assert total["lost_to_others"] == total["took_from_others"] > 0
+    for key, tokens in total.items():
+        assert sum(row["displaced_tokens"][key] for row in found["rows"]) == tokens
+    assert found["displacement"]["judgement"]["text"] in page.splitlines()
+    line = [each for each in page.splitlines() if each.startswith("all ")][-1]
+    assert [int(each.replace(",", "")) for each in line.split()[1:]] == list(total.values())
+    assert "its room is taken by the block that is stored next" in " ".join(page.split())
+    assert as_json(log, "--by", "session")["displacement"]["judgement"] is None
+    workers = as_json(log, "--by", "worker")
+    assert (workers["displacement"], workers["rows"][0]["displaced_tokens"]) == (None, None)
 
 
 def test_rows_are_bounded(log: Path) -> None:
