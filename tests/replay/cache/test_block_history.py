@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from core.ids import WorkerId
 from core.prompt import hashes_to_bytes
 from replay.cache.block_history import BlockHistory, Cause
 from replay.cache.copy_fold import CLEARED, LOST, UNKNOWN, CacheScope, Copies
 from tests.replay.staged import A
 
+HERE = WorkerId(A)
 SCOPE = ("tiny", 4)
 BLOCKS = hashes_to_bytes([1, 2])
 
 
 def copies(*blocks: int, scope: CacheScope = SCOPE) -> Copies:
-    return Copies(A, scope, "device", blocks)
+    return Copies(HERE, scope, "device", blocks)
 
 
 def causes(history: BlockHistory, *cursor: int) -> list[Cause]:
@@ -74,7 +76,7 @@ def test_the_oldest_are_forgotten_first() -> None:
 
 
 def test_scopes_are_apart() -> None:
-    """A block of equal hash in another scope is another block."""
+    """HERE block of equal hash in another scope is another block."""
     history = BlockHistory(1)
     history.enter(0, 1)
     history.on_gone(copies(1), CLEARED)
