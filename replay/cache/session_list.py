@@ -87,7 +87,8 @@ def list_sessions(
     is named: the longest wait first, or with `by_loss` what lost most. A session stands behind the one that it is a
     sub-agent of, and a family where its first member would. Turns are counted from the recording's start. Corrupt if
     the file is damaged."""
-    rows = {row.name: row for row in cache_losses(recording, start, end, by=BY_SESSION, progress=progress).rows}
+    losses = cache_losses(recording, start, end, by=BY_SESSION, displaced=False, progress=progress)
+    rows = {row.name: row for row in losses.rows}
     entries = _entries(session_turns(recording), rows, start, end)
     found = [each for each in entries if not tenants or each.tenant in tenants]
     found.sort(key=lambda each: (-(each.sums.lost if by_loss else each.waited_ms), each.first_ms, each.name))
