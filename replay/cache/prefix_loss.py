@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.errors import CallerError
+from core.events import Event, RequestRouted, UnknownEvent
 from core.ids import WorkerId, from_column
 from core.subjects import ROUTING
 from replay.cache.block_history import BlockHistory, Cause, kv_streams
@@ -177,7 +178,7 @@ def prefix_loss(recording: Recording, request: str, tenant: str | None = None) -
         why = ", ".join(sorted({reason for _, reason in reasons}))
         raise CallerError(f"request {name} got no first token of a worker of its own ({why}), so no cache was judged")
     with collector_paused():
-        found = [_LossPass(recording, each).result() for each in served]
+        found = [_attempt_loss(recording, each) for each in served]
     starts = recording.start
     is_cut = any(starts[stream] for stream in (*kv_streams(recording), ROUTING) if stream in starts)
     return PrefixLoss(
@@ -207,39 +208,45 @@ class _LostBlock(NamedTuple):
         return self.cause, self.how, change and (change.worker, change.owner), holder and holder.worker
 
 
-class _LossPass:
-    """One pass for one attempt."""
+def _attempt_loss(recording: Recording, attempt: RequestAttempt) -> tuple[AttemptLoss, int]:
+    """The answer for one attempt, and the number of blocks that were forgotten."""
+    streams, end = kv_streams(recording), attempt.seq + 1
+    table, history = HolderTable(streams, listed=(attempt.at,)), BlockHistory(len(streams))
+    for _ in table.read(Playback(recording, attempt.seq, end, gaps=gaps_of(recording)), recording.requests):
+        pass  # the table fills
+    event = _routed(recording.whole_events([attempt.at]))
+    scope, prompt = (event.model, event.block_size), array("Q", event.hashes).tolist()
+    trace = CopyTrace(history.caches, recording.requests, scope, prompt)
+    one_pass = DecisionPass(recording, end, history, table, [trace])
+    for each in one_pass.decisions():
+        if each.number == attempt.at:
+            break
+        if each.hashes and not each.attempt.declined:
+            trace.use(WorkerId(each.event.worker), each.number, array("Q", each.hashes).tolist())
+    if not each.is_whole:
+        raise CallerError(f"the log does not have the prompt of {attempt.request}, or its replica's view")
+    causes = [cause for cause, blocks in cause_runs(each, history) for _ in range(blocks)]
+    report = _LossReport(recording, each, trace, table.listed[attempt.at])
+    one_pass.go_on(attempt.prefilled_ms)
+    return report.loss(causes), history.forgotten + trace.forgotten
 
-    def __init__(self, recording: Recording, attempt: RequestAttempt) -> None:
+
+class _LossReport:
+    """The answer in the making."""
+
+    def __init__(
+        self, recording: Recording, it: PassedDecision, trace: CopyTrace, holders: Sequence[BlockHolder]
+    ) -> None:
+        """The trace stands at the decision; it may go on up to the first token."""
         self._recording = recording
-        self._attempt = attempt
-        streams = kv_streams(recording)
-        self._table = HolderTable(streams, listed=(attempt.at,))
-        self._history = BlockHistory(len(streams))
+        self._it = it
+        self._trace = trace
+        self._decided = trace.order
+        self._holders = sorted(holders, key=lambda holder: (-holder.depth, holder.worker))
 
-    def result(self) -> tuple[AttemptLoss, int]:
-        """The answer, and the number of blocks that were forgotten."""
-        recording, attempt, history = self._recording, self._attempt, self._history
-        end = attempt.seq + 1
-        for _ in self._table.read(Playback(recording, attempt.seq, end, gaps=gaps_of(recording)), recording.requests):
-            pass  # the table fills
-        event = next(event for _, event in recording.whole_events([attempt.at]))
-        prompt = array("Q", event.hashes).tolist()  # type: ignore[union-attr]
-        self._trace = CopyTrace(history.caches, recording.requests, (event.model, event.block_size), prompt)  # type: ignore[union-attr]
-        one_pass = DecisionPass(recording, end, history, self._table, [self._trace])
-        for each in one_pass.decisions():
-            if each.number == attempt.at:
-                return self._found(each, one_pass), history.forgotten + self._trace.forgotten
-            if each.hashes and not each.attempt.declined:
-                self._trace.use(WorkerId(each.event.worker), each.number, array("Q", each.hashes).tolist())
-        raise AssertionError("the decision stands in the recording")
-
-    def _found(self, it: PassedDecision, one_pass: DecisionPass) -> AttemptLoss:
-        if not it.is_whole:
-            raise CallerError(f"the log does not have the prompt of {it.attempt.request}, or its replica's view")
-        causes = [cause for cause, blocks in cause_runs(it, self._history) for _ in range(blocks)]
-        self._decided, self._it = self._trace.order, it
-        one_pass.go_on(it.attempt.prefilled_ms)
+    def loss(self, causes: Sequence[Cause]) -> AttemptLoss:
+        """The answer; the causes are those of the blocks behind the achieved ones."""
+        it = self._it
         blocks = [
             self._lost(place, cause)
             for place, cause in enumerate(causes, it.achieved)
@@ -251,9 +258,8 @@ class _LossPass:
         ]
         size, names = it.event.block_size, self._recording.names
         tokens = {name: causes.count(cause) * size for cause, name in FIELDS.items()}
-        holders = sorted(self._holders(), key=lambda holder: (-holder.depth, holder.worker))
         chosen = WorkerId(it.event.worker)
-        best = max((h.depth for h in holders if h.worker != chosen and not h.barred), default=0)
+        best = max((h.depth for h in self._holders if h.worker != chosen and not h.barred), default=0)
         return AttemptLoss(
             attempt=it.event.attempt,
             seq=it.seq,
@@ -271,18 +277,15 @@ class _LossPass:
                     worker=holder.worker, worker_name=names.worker(holder.worker), tokens=holder.depth * size,
                     chosen=holder.worker == chosen, barred=list(holder.barred),
                 )
-                for holder in holders
+                for holder in self._holders
             ],
             gain_tokens=max(0, min(best, it.reusable) - it.achieved) * size,
         )  # fmt: skip
 
-    def _holders(self) -> list[BlockHolder]:
-        return self._table.listed[self._it.number]
-
     def _lost(self, place: int, cause: Cause) -> _LostBlock:
         """The block of that place with the way of its loss."""
         changes, cursor, chosen = self._trace.changes[place], self._it.cursor, self._it.event.worker
-        holding = [holder for holder in self._holders() if holder.depth > place]
+        holding = [holder for holder in self._holders if holder.depth > place]
         if cause == Cause.BEHIND:
             stored = next(
                 each for each in changes
@@ -349,16 +352,15 @@ class _LossPass:
         return self._stored(self._trace.stored_between(WorkerId(worker), used_ms, last))
 
     def _stored(self, counts: Counter[int]) -> StoredBlocks:
-        known = sorted(((blocks, owner) for owner, blocks in counts.items() if owner != NO_OWNER), reverse=True)
-        known.sort(key=lambda pair: (-pair[0], pair[1]))
+        known = sorted((-blocks, owner) for owner, blocks in counts.items() if owner != NO_OWNER)
         return StoredBlocks(
             blocks=counts.total(),
-            shares=[self._share(owner, blocks) for blocks, owner in known],
+            shares=[self._share(owner, -less) for less, owner in known],
             unknown=counts[NO_OWNER],
         )
 
     def _share(self, owner: int, blocks: int) -> BlockShare:
-        attempt, own = self._recording.requests.at(owner), self._attempt
+        attempt, own = self._recording.requests.at(owner), self._it.attempt
         assert attempt is not None
         return BlockShare(
             request=attempt.request,
@@ -373,12 +375,12 @@ class _LossPass:
 
     def _alternative(self, owner: int) -> str:
         """A recorded candidate of that decision, not its choice, that held as much of the prompt as the choice did."""
-        event = next((event for _, event in self._recording.events([owner])), None)
-        candidates = from_column(event.candidates) if event is not None else []  # type: ignore[union-attr]
-        depths = dict(zip(candidates, event.columns["overlap_all"], strict=False)) if event is not None else {}  # type: ignore[union-attr]
-        own = depths.pop(event.worker, 0) if event is not None else 0  # type: ignore[union-attr]
-        as_good = [worker for worker in candidates if depths.get(worker, -1) >= own]
-        return self._recording.names.worker(as_good[0]) if as_good else ""
+        event = _routed(self._recording.events([owner]))
+        candidates = from_column(event.candidates)
+        depths = dict(zip(candidates, event.columns["overlap_all"], strict=True))
+        own = depths.pop(event.worker, 0)
+        as_good = next((worker for worker, depth in depths.items() if depth >= own), "")
+        return self._recording.names.worker(as_good)
 
     def _earlier(self, first: _LostBlock, worker: str) -> list[EarlierCopy]:
         """The last ends of copies on other workers, before the decision."""
@@ -390,3 +392,8 @@ class _LossPass:
                 worker=each.worker, worker_name=names.worker(each.worker), gone_ms=each.time_ms, how=each.how
             )
         return list(found.values())
+
+
+def _routed(events: Iterable[tuple[int, Event | UnknownEvent]]) -> RequestRouted:
+    """The decision among these events: the requests of a recording have their numbers from decisions."""
+    return next(event for _, event in events if isinstance(event, RequestRouted))
