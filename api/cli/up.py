@@ -23,7 +23,15 @@ from api.config.loading import SETTINGS, Loaded, load, unknown_variables
 from api.config.running_deployments import DEFAULT_DATA, registered, state_folder
 from api.config.schema import ENGINES, Deployment
 from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
-from api.deployment.preflight import TINY, check_copies, check_key, check_metrics_file, check_workers, fit_log_to_disk
+from api.deployment.preflight import (
+    TINY,
+    check_copies,
+    check_key,
+    check_metrics_file,
+    check_workers,
+    fit_log_to_disk,
+    given_key,
+)
 from api.deployment.process_specs import what_of
 from api.deployment.readiness import Progress
 from api.server.sockets import close_all, open_listeners
@@ -80,15 +88,22 @@ BABBLES = """
     show_default=True,
     help="Where log, key and addresses are kept.",
 )
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="CONTRAIL_KEY_FILE",
+    help="The deployment's key, made elsewhere; a copy lies in the data folder then.  [default: one is made there]",
+)
 @click.option("--print-config", is_flag=True, help="Show the deployment and where each value came from; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: as JSON.")
-def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags: Any) -> None:
+def up(file: Path | None, data: Path, key_file: Path | None, print_config: bool, as_json: bool, **flags: Any) -> None:
     """Start a whole deployment here: NATS, etcd, workers and front ends; keep it running until Ctrl-C.
 
     \b
     contrail up
     contrail up --model Qwen/Qwen3-0.6B --workers 2 --port 9000
     contrail up -f deploy/agg-router.yaml --data /var/lib/contrail
+    contrail up -f prod.yaml --key-file key         the key that parts on other machines have
     contrail up -f deploy/disagg-router.yaml        long prompts are computed by a worker of their own
     contrail up --workers 2 --prefill-workers 1     the same without a file
     contrail up --engine simulated --workers 4      no model is computed
@@ -104,10 +119,10 @@ def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags
     if print_config:
         click.echo(json.dumps(loaded.to_json(), indent=2) if as_json else loaded.to_yaml(), nl=as_json)
         return
-    run_deployment(loaded, DataFolder(data.absolute()))
+    run_deployment(loaded, DataFolder(data.absolute()), key_file)
 
 
-def run_deployment(loaded: Loaded, data: DataFolder) -> None:
+def run_deployment(loaded: Loaded, data: DataFolder, key_file: Path | None = None) -> None:
     """The deployment ran until it was told to stop, and nothing of it is left; ContrailError if it could not start."""
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
@@ -118,8 +133,11 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
         at_end.callback(close_all, listeners)
         deployment = fit_log_to_disk(loaded, data.path)
+        if key_file is not None:
+            given_key(key_file, data)
         opened = data.make()
-        check_key(deployment, data)
+        if key_file is None:
+            check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
             notes = exposure_warnings(loaded.deployment.frontend, frontend.host)
@@ -127,7 +145,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
             further = (isolation_note(loaded.deployment.frontend), opened, unregistered)
             for note in (*notes, *filter(None, further)):
                 progress.write_line(f"Note: {note}.")
-            launch = Launcher(deployment, data, listeners, progress)
+            launch = Launcher(deployment, data, listeners, progress, key_file)
             asyncio.run(_run(launch, deployment, data, progress))
 
 
