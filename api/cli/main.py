@@ -108,6 +108,7 @@ def _named_first(args: list[str], names: set[str], default: str) -> list[str]:
 
 COMMANDS = {
     "up": LazyCommand("api.cli.up:up", "Start a whole deployment here, and keep it running."),
+    "init": LazyCommand("api.cli.init:init", "Write the shipped deployment files and examples into a folder."),
     "frontend": LazyCommand("api.cli.frontend_command:frontend", "Start one front end: the API and its router."),
     "worker": LazyCommand("api.cli.worker_commands:worker", "Start one worker: an engine and its cache."),
     "prefill-worker": LazyCommand(
