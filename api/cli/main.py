@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
@@ -167,8 +168,24 @@ class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
             ctx.exit(EXIT_INTERRUPTED)
 
 
+def _install_completion(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        from api.cli.completion import install_completion  # noqa: PLC0415 - every other command does without it
+
+        click.echo(install_completion(ctx.command, os.environ))
+        ctx.exit()
+
+
 @click.command(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="contrail")
+@click.option(
+    "--install-completion",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_install_completion,
+    help="Let your shell (bash, zsh or fish) complete commands and options, and exit.",
+)
 def contrail() -> None:
     """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.
 

@@ -18,10 +18,11 @@ import click
 from api.auth.access_policy import exposure_warnings, isolation_note, with_checked_files
 from api.cli.quantities import count_text
 from api.cli.startup_progress import progress_on
+from api.config.addresses import is_loopback
 from api.config.data_folder import DataFolder, FolderLock
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
 from api.config.running_deployments import DEFAULT_DATA, registered, state_folder
-from api.config.schema import ENGINES, Deployment
+from api.config.schema import ENGINES, Deployment, WorkerGroup
 from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
 from api.deployment.preflight import (
     TINY,
@@ -32,10 +33,10 @@ from api.deployment.preflight import (
     fit_log_to_disk,
     given_key,
 )
-from api.deployment.process_specs import what_of
 from api.deployment.readiness import Progress
 from api.server.sockets import close_all, open_listeners
 from core.clock import SystemClock
+from core.events.kv import PREFILL
 from core.settings import POLICIES
 
 BABBLES = """
@@ -192,26 +193,44 @@ async def _started(launch: Launcher, interrupts: SignalEvents) -> bool:
 
 def describe(deployment: Deployment) -> str:
     """The deployment in a few words."""
-    groups = ", ".join(f"{group.count} of {what_of(group, group.client_name)}" for group in deployment.workers)
+    groups = ", ".join(map(_describe_group, deployment.workers))
     frontends = count_text(deployment.frontend.replicas, "front end")
     return f"{groups}, {frontends}, policy {deployment.routing_settings.policy}"
 
 
+def _describe_group(group: WorkerGroup) -> str:
+    """`2 workers (model tiny, simulated engine)`."""
+    engine = "vLLM" if group.engine == "vllm" else f"{group.engine} engine"
+    noun = "prefill worker" if group.role == PREFILL else "decode worker" if group.remote_prefill else "worker"
+    return f"{count_text(group.count, noun)} (model {group.client_name}, {engine})"
+
+
+def page_text(deployment: Deployment, api: str, command: str) -> str:
+    """The address of the page, or the command that prints it with the token that it asks for."""
+    frontend = deployment.frontend
+    opens = frontend.keys is None and is_loopback(frontend.host)
+    return f"{api}/debug" if opens else f"`{command}` prints its address"
+
+
 def welcome(launch: Launcher, deployment: Deployment, data: DataFolder, took_s: float) -> str:
-    """The address, a first request as a command, and the places of log and files."""
+    """The address, the page and the commands that explain, a first request, and the places of log and files."""
     model = launch.models[0]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     key = " -H 'Authorization: Bearer KEY'" if deployment.frontend.keys else ""
+    debug = f"{command_name()} debug --data {data.path}"
     babbles = BABBLES if any(group.model == TINY and group.engine == "vllm" for group in deployment.workers) else ""
     return f"""
 Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{babbles}
 
+  The page, with every decision as it happens: {page_text(deployment, launch.api, debug)}
+  {debug} opens it.
+  {command_name()} explain --last --data {data.path} says why the last request went where it went.
+
   curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-  {command_name()} explain --last --data {data.path} says why the last request went where it went.
-  {command_name()} debug --data {data.path} opens the page, with every decision as it happens.
   {command_name()} doctor --data {data.path} checks every part.
   {data.path} holds the log, the key, all addresses (run.json), and the log of each process (logs/).
+  {launch.api}/docs has all routes of the API.
   Ctrl-C ends everything.
 """
 
