@@ -24,6 +24,7 @@ from api.auth.access_policy import AccessPolicy
 from api.auth.authentication import Authentication
 from api.auth.cross_origin import CrossOriginProtection
 from api.auth.tenancy import Tenancy
+from api.docs_page import HEADERS, docs_page
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
 from api.openai.request.body_reader import BodyIntake
@@ -206,6 +207,14 @@ def framework(
     @app.api_route("/openapi.json", methods=READING)
     async def describe() -> Response:
         return Response(openapi_json(), media_type="application/json")
+
+    @app.api_route("/docs", methods=READING)
+    async def show_docs(request: Request) -> Response:
+        keyed = policy.keyring is not None
+        # the page needs no key, and the models of a deployment with keys are for their holders
+        model = None if keyed else next((card.name for card in backend.models()), None)
+        text = docs_page(request.url.scheme, request.headers.get("host", ""), model, keyed=keyed)
+        return Response(text, headers=HEADERS, media_type="text/html")
 
     @app.api_route("/health", methods=READING)
     async def health() -> Response:

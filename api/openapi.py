@@ -232,7 +232,7 @@ SURFACE = (
         path="/openapi.json", name="showDescription", summary="This description.", answer={"type": "object"}, open=True
     ),
 )
-"""All operations but those of the debugging page, which is for people and has its own form."""
+"""All operations but the page at /docs and those of the debugging page, which are for people."""
 
 
 REFERENCE = "#/components/schemas/{name}"

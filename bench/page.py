@@ -1,6 +1,6 @@
 """page: the debug page over a long log, in headless Chromium: the timeline, the fold behind it, and jumps after that.
 
-The log is made first (tests/page/fleet.py): four replicas, eight workers, one of them killed, settings changed. Until
+The log is made first (tests/page/fleet.py): four replicas, eight workers or --workers, one of them killed, settings changed. Until
 the timeline and all states are there counts from the navigation of a browser that runs already; the third figure, the
 whole timeline once more, from the start of the command. A jump is what a person waits for: from the click into the
 timeline to the state of the new moment on the screen.
@@ -26,7 +26,10 @@ from tests.page.fleet import Scale, made
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 DECISIONS = 100_000
-JUMPS = 40
+WORKERS = 8
+REQUESTS_PER_S = 55 / 8
+"""Of each worker: queues form, and empty again."""
+JUMPS = 100
 PAUSE_MS = 300
 """Between two jumps, as a person makes them: what is told of the one before in full is there by then."""
 WAIT_MS = 180_000
@@ -36,7 +39,10 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """All of it, one after the other, on one page."""
     decisions = 20_000 if options.quick else DECISIONS
     with tempfile.TemporaryDirectory(prefix="contrail-bench-") as folder:
-        log = options.log or made(Path(folder) / "long.contrail", Scale(decisions=decisions))
+        log = options.log or made(
+            Path(folder) / "long.contrail",
+            Scale(decisions=decisions, workers=options.workers, requests_per_s=REQUESTS_PER_S * options.workers),
+        )
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1680, "height": 1050})
@@ -83,7 +89,7 @@ def jumps(page: Page) -> Iterator[Figure]:
         took.append(time.perf_counter() - started_s)
     took.sort()
     yield Figure("a jump, from the click to the state on the screen: p50", median(took) * 1000, "ms")
-    yield Figure("the same: the slowest of 40", took[-1] * 1000, "ms")
+    yield Figure(f"the same: the slowest of {JUMPS}", took[-1] * 1000, "ms")
 
 
 def sliders(page: Page) -> Iterator[Figure]:
@@ -109,6 +115,7 @@ def foot(page: Page) -> str:
 
 
 def extend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=WORKERS, metavar="N", help="so many in the log that is made")
     parser.add_argument("--log", type=Path, metavar="FILE", help="an export, instead of one that is made")
 
 

@@ -89,6 +89,14 @@ class DeploymentKey:
         purpose = b"fingerprint " + namespace.encode()
         return {name: _derived(secret, purpose, FINGERPRINT_BYTES).hex() for name, secret in secrets_known.items()}
 
+    def follows(self, earlier: DeploymentKey) -> bool:
+        """True if this is the same deployment's key in the same generation or a later one; generations that either
+        has forgotten contradict nothing."""
+        ours = {**self.older, self.generation: self.secret}
+        theirs = {**earlier.older, earlier.generation: earlier.secret}
+        agree = all(ours[generation] == theirs[generation] for generation in ours.keys() & theirs.keys())
+        return agree and self.hash_seed == earlier.hash_seed and self.generation >= earlier.generation
+
     @staticmethod
     def generate() -> DeploymentKey:
         """A key from the system's randomness."""

@@ -1,4 +1,4 @@
-"""Authentication by API key: every request needs one, but for /health, /openapi.json, and the page (its own token)."""
+"""Authentication by API key: every request needs one, but for those of OPEN and the page (its own token)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from api.server.caller import CALLER, Caller
 from api.server.errors import RETRY_AFTER_S, ApiError, error_for_path
 from api.server.middleware import send_error
 
-OPEN = frozenset({"/health", "/openapi.json", "/debug"})
-"""Health, the API description, and the page, which has a token of its own. Every other route needs a key."""
+OPEN = frozenset({"/health", "/openapi.json", "/docs", "/debug"})
+"""Health, the API description in both forms, and the page, which has a token of its own.
+Every other route needs a key."""
 OPEN_BELOW = "/debug/"
 MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
 WRONG = "this API key is not valid here: it is unknown, revoked or expired"

@@ -51,7 +51,11 @@ def deployment_key() -> None:
 @deployment_key.command()
 @_key_options
 def rotate(folder: DataFolder, key_file: Path | None) -> None:
-    """Begin a new generation of the key. Stop all parts first: parts of two generations do not connect."""
+    """Begin a new generation of the key. Stop all parts first: parts of two generations do not connect.
+
+    \b
+    contrail deployment-key rotate --data data
+    """
     with _alone(folder, key_file) as file:
         if next(folder.journal.glob("*" + SUFFIX), None) is not None:
             raise CallerError(
@@ -66,7 +70,11 @@ def rotate(folder: DataFolder, key_file: Path | None) -> None:
 @_key_options
 @click.argument("generation", type=click.IntRange(0))
 def forget(folder: DataFolder, key_file: Path | None, generation: int) -> None:
-    """Remove an earlier GENERATION: `contrail replay verify` then calls its messages not judged."""
+    """Remove an earlier GENERATION: `contrail replay verify` then calls its messages not judged.
+
+    \b
+    contrail deployment-key forget 0 --data data
+    """
     with _alone(folder, key_file) as file:
         _write(file, DeploymentKey.load(file).without(generation))
     click.echo(f"generation {generation} is gone from {file}: verify calls its messages not judged")
@@ -77,7 +85,12 @@ def forget(folder: DataFolder, key_file: Path | None, generation: int) -> None:
 @click.option("--namespace", help="Show the fingerprints by which streams and etcd of that namespace name the key.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def list_command(folder: DataFolder, key_file: Path | None, namespace: str | None, as_json: bool) -> None:
-    """Show the generations of the key, of the secrets nothing."""
+    """Show the generations of the key, of the secrets nothing.
+
+    \b
+    contrail deployment-key list --data data
+    contrail deployment-key list --key-file key --namespace prod     with its fingerprints
+    """
     key = DeploymentKey.load(key_file or folder.key)
     fingerprints = key.fingerprints(check_namespace(namespace)) if namespace is not None else {}
     value: dict[str, object] = {"generation": key.generation, "known": [*sorted(key.older), key.generation]}

@@ -105,7 +105,11 @@ def create(
 @_file_option
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def list_command(file: Path, as_json: bool) -> None:
-    """Show the keys in the file, of the secrets nothing."""
+    """Show the keys in the file, of the secrets nothing.
+
+    \b
+    contrail keys list --file keys
+    """
     found = read_keys(file)
     print_result(_keys_text(file, found), {"keys": found}, as_json=as_json)
 
@@ -123,7 +127,11 @@ def _keys_text(file: Path, found: Sequence[ApiKey]) -> Text:
 @_file_option
 @click.argument("name")
 def revoke(file: Path, name: str) -> None:
-    """Take the key NAME out of the file: within a second it opens nothing. Requests under way are finished."""
+    """Take the key NAME out of the file: within a second it opens nothing. Requests under way are finished.
+
+    \b
+    contrail keys revoke --file keys team-a
+    """
     key = remove_key(file, name)
     click.echo(f"revoked {key.name}, of tenant {key.tenant}")
 

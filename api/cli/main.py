@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, cast
@@ -108,6 +109,7 @@ def _named_first(args: list[str], names: set[str], default: str) -> list[str]:
 
 COMMANDS = {
     "up": LazyCommand("api.cli.up:up", "Start a whole deployment here, and keep it running."),
+    "init": LazyCommand("api.cli.init:init", "Write the shipped deployment files and examples into a folder."),
     "frontend": LazyCommand("api.cli.frontend_command:frontend", "Start one front end: the API and its router."),
     "worker": LazyCommand("api.cli.worker_commands:worker", "Start one worker: an engine and its cache."),
     "prefill-worker": LazyCommand(
@@ -166,8 +168,24 @@ class RootGroup(lazy_group(COMMANDS)):  # type: ignore[misc]
             ctx.exit(EXIT_INTERRUPTED)
 
 
+def _install_completion(ctx: click.Context, _option: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        from api.cli.completion import install_completion  # noqa: PLC0415 - every other command does without it
+
+        click.echo(install_completion(ctx.command, os.environ))
+        ctx.exit()
+
+
 @click.command(cls=RootGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="contrail")
+@click.option(
+    "--install-completion",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_install_completion,
+    help="Let your shell (bash, zsh or fish) complete commands and options, and exit.",
+)
 def contrail() -> None:
     """Serve language models behind an OpenAI-compatible API, with every routing decision in a log.
 

@@ -22,7 +22,12 @@ CONFIGURATION = "accounts.conf"
 
 @click.group(cls=CommandGroup)
 def nats() -> None:
-    """Set up a NATS of your own, with an account for each role; docs/deploy.md, Roles at NATS."""
+    """Set up a NATS of your own, with an account for each role; docs/deploy.md, Roles at NATS.
+
+    \b
+    contrail nats accounts -f prod.yaml nats-accounts
+    contrail nats streams -f prod.yaml --key-file key
+    """
 
 
 @nats.command()

@@ -18,16 +18,25 @@ import click
 from api.auth.access_policy import exposure_warnings, isolation_note, with_checked_files
 from api.cli.quantities import count_text
 from api.cli.startup_progress import progress_on
+from api.config.addresses import is_loopback
 from api.config.data_folder import DataFolder, FolderLock
 from api.config.loading import SETTINGS, Loaded, load, unknown_variables
 from api.config.running_deployments import DEFAULT_DATA, registered, state_folder
-from api.config.schema import ENGINES, Deployment
+from api.config.schema import ENGINES, Deployment, WorkerGroup
 from api.deployment.launcher import Launcher, SignalEvents, frontend_drain_max_s
-from api.deployment.preflight import TINY, check_copies, check_key, check_metrics_file, check_workers, fit_log_to_disk
-from api.deployment.process_specs import what_of
+from api.deployment.preflight import (
+    TINY,
+    check_copies,
+    check_key,
+    check_metrics_file,
+    check_workers,
+    fit_log_to_disk,
+    given_key,
+)
 from api.deployment.readiness import Progress
 from api.server.sockets import close_all, open_listeners
 from core.clock import SystemClock
+from core.events.kv import PREFILL
 from core.settings import POLICIES
 
 BABBLES = """
@@ -80,15 +89,22 @@ BABBLES = """
     show_default=True,
     help="Where log, key and addresses are kept.",
 )
+@click.option(
+    "--key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="CONTRAIL_KEY_FILE",
+    help="The deployment's key, made elsewhere; a copy lies in the data folder then.  [default: one is made there]",
+)
 @click.option("--print-config", is_flag=True, help="Show the deployment and where each value came from; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: as JSON.")
-def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags: Any) -> None:
+def up(file: Path | None, data: Path, key_file: Path | None, print_config: bool, as_json: bool, **flags: Any) -> None:
     """Start a whole deployment here: NATS, etcd, workers and front ends; keep it running until Ctrl-C.
 
     \b
     contrail up
     contrail up --model Qwen/Qwen3-0.6B --workers 2 --port 9000
     contrail up -f deploy/agg-router.yaml --data /var/lib/contrail
+    contrail up -f prod.yaml --key-file key         the key that parts on other machines have
     contrail up -f deploy/disagg-router.yaml        long prompts are computed by a worker of their own
     contrail up --workers 2 --prefill-workers 1     the same without a file
     contrail up --engine simulated --workers 4      no model is computed
@@ -104,10 +120,10 @@ def up(file: Path | None, data: Path, print_config: bool, as_json: bool, **flags
     if print_config:
         click.echo(json.dumps(loaded.to_json(), indent=2) if as_json else loaded.to_yaml(), nl=as_json)
         return
-    run_deployment(loaded, DataFolder(data.absolute()))
+    run_deployment(loaded, DataFolder(data.absolute()), key_file)
 
 
-def run_deployment(loaded: Loaded, data: DataFolder) -> None:
+def run_deployment(loaded: Loaded, data: DataFolder, key_file: Path | None = None) -> None:
     """The deployment ran until it was told to stop, and nothing of it is left; ContrailError if it could not start."""
     frontend = loaded.deployment.frontend
     check_workers(loaded.deployment)
@@ -118,8 +134,11 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
         listeners = open_listeners(frontend.host, frontend.port, frontend.replicas)
         at_end.callback(close_all, listeners)
         deployment = fit_log_to_disk(loaded, data.path)
+        if key_file is not None:
+            given_key(key_file, data)
         opened = data.make()
-        check_key(deployment, data)
+        if key_file is None:
+            check_key(deployment, data)
         with FolderLock(data.lock):
             progress = progress_on(sys.stdout)
             notes = exposure_warnings(loaded.deployment.frontend, frontend.host)
@@ -127,7 +146,7 @@ def run_deployment(loaded: Loaded, data: DataFolder) -> None:
             further = (isolation_note(loaded.deployment.frontend), opened, unregistered)
             for note in (*notes, *filter(None, further)):
                 progress.write_line(f"Note: {note}.")
-            launch = Launcher(deployment, data, listeners, progress)
+            launch = Launcher(deployment, data, listeners, progress, key_file)
             asyncio.run(_run(launch, deployment, data, progress))
 
 
@@ -174,26 +193,44 @@ async def _started(launch: Launcher, interrupts: SignalEvents) -> bool:
 
 def describe(deployment: Deployment) -> str:
     """The deployment in a few words."""
-    groups = ", ".join(f"{group.count} of {what_of(group, group.client_name)}" for group in deployment.workers)
+    groups = ", ".join(map(_describe_group, deployment.workers))
     frontends = count_text(deployment.frontend.replicas, "front end")
     return f"{groups}, {frontends}, policy {deployment.routing_settings.policy}"
 
 
+def _describe_group(group: WorkerGroup) -> str:
+    """`2 workers (model tiny, simulated engine)`."""
+    engine = "vLLM" if group.engine == "vllm" else f"{group.engine} engine"
+    noun = "prefill worker" if group.role == PREFILL else "decode worker" if group.remote_prefill else "worker"
+    return f"{count_text(group.count, noun)} (model {group.client_name}, {engine})"
+
+
+def page_text(deployment: Deployment, api: str, command: str) -> str:
+    """The address of the page, or the command that prints it with the token that it asks for."""
+    frontend = deployment.frontend
+    opens = frontend.keys is None and is_loopback(frontend.host)
+    return f"{api}/debug" if opens else f"`{command}` prints its address"
+
+
 def welcome(launch: Launcher, deployment: Deployment, data: DataFolder, took_s: float) -> str:
-    """The address, a first request as a command, and the places of log and files."""
+    """The address, the page and the commands that explain, a first request, and the places of log and files."""
     model = launch.models[0]
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     key = " -H 'Authorization: Bearer KEY'" if deployment.frontend.keys else ""
+    debug = f"{command_name()} debug --data {data.path}"
     babbles = BABBLES if any(group.model == TINY and group.engine == "vllm" for group in deployment.workers) else ""
     return f"""
 Ready after {took_s:.1f} s: {launch.api}/v1 serves {", ".join(launch.models)}.{babbles}
 
+  The page, with every decision as it happens: {page_text(deployment, launch.api, debug)}
+  {debug} opens it.
+  {command_name()} explain --last --data {data.path} says why the last request went where it went.
+
   curl {launch.api}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'
 
-  {command_name()} explain --last --data {data.path} says why the last request went where it went.
-  {command_name()} debug --data {data.path} opens the page, with every decision as it happens.
   {command_name()} doctor --data {data.path} checks every part.
   {data.path} holds the log, the key, all addresses (run.json), and the log of each process (logs/).
+  {launch.api}/docs has all routes of the API.
   Ctrl-C ends everything.
 """
 

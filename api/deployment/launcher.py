@@ -23,7 +23,7 @@ from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry
 from api.config.schema import Deployment
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
-from api.deployment.preflight import ModelSource, model_source
+from api.deployment.preflight import ModelSource, given_key, model_source
 from api.deployment.process_specs import (
     GpuAssignment,
     ProcessSpec,
@@ -103,10 +103,17 @@ class Launcher:
     """Started once, drained once."""
 
     def __init__(
-        self, deployment: Deployment, data: DataFolder, listeners: list[socket.socket], progress: Progress
+        self,
+        deployment: Deployment,
+        data: DataFolder,
+        listeners: list[socket.socket],
+        progress: Progress,
+        key_file: Path | None = None,
     ) -> None:
         self._deployment = deployment
         self._data = data
+        self._key_file = key_file
+        """The operator's file with the deployment's key; None if the data folder's own counts."""
         self._listeners = listeners
         self._reserved: list[socket.socket] = []
         """Sockets that keep the ports of the workers."""
@@ -148,12 +155,13 @@ class Launcher:
         """All parts are ready, and kept running; ContrailError says in one sentence what is wrong."""
         await self._end_leftovers()
         take_request(self._data.restart)  # of a run before this one
-        key = DeploymentKey.load_or_create(self._data.key)
+        key = self._key()
         sources = await asyncio.to_thread(self._model_sources)
         self._writer = asyncio.create_task(self._keep_files(), name="run.json")
         for server in reversed(self._servers.parts):
             await server.start()
         await self._start_streams(key)
+        self._keep_key(key)
         self._plan(sources)
         self._write_files()
         for part in (*self._workers, *self._frontends):
@@ -199,13 +207,24 @@ class Launcher:
                 self._state = STOPPED
                 self._update_files()
 
+    def _key(self) -> DeploymentKey:
+        if self._key_file is None:
+            return DeploymentKey.load_or_create(self._data.key)
+        return given_key(self._key_file, self._data)
+
+    def _keep_key(self, key: DeploymentKey) -> None:
+        """The data folder has the key, for the parts and for commands with `--data`: log and registry did not refuse
+        it."""
+        if not self._data.key.exists() or DeploymentKey.load(self._data.key) != key:
+            write_whole(self._data.key, key.to_text().encode())
+
     async def _start_streams(self, key: DeploymentKey) -> None:
         """The streams exist, or their making is left to the processes: they have the rights, or the broker is away.
 
         CallerError if log or registry are another deployment's: then no process starts.
         """
         resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
-        connection = DeploymentRef(deployment=resolved, key=key, key_file=self._data.key)
+        connection = DeploymentRef(deployment=resolved, key=key, key_file=self._key_file or self._data.key)
         if resolved.log.credentials is not None and resolved.log.credentials.admin is not None:
             self._streams = StreamKeeper(connection)
             await self._streams.start()

@@ -20,6 +20,7 @@ from api.config.schema import Deployment, WorkerGroup, is_folder_name
 from api.config.units import size_bytes
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
+from core.keys import DeploymentKey
 
 DISK_SHARE = 0.5
 """Share of the free disk that the log may reserve by default."""
@@ -81,6 +82,22 @@ def fit_log_to_disk(loaded: Loaded, data: Path) -> Deployment:
         )
     fitting = f"{max(int(free * DISK_SHARE) >> 20, 1)}MiB"
     return msgspec.structs.replace(deployment, log=msgspec.structs.replace(deployment.log, max_bytes=fitting))
+
+
+def given_key(key_file: Path, data: DataFolder) -> DeploymentKey:
+    """The key in that file. CallerError if the data folder has a key that it does not follow."""
+    key = DeploymentKey.load(key_file)
+    if not data.key.exists() or key.follows(there := DeploymentKey.load(data.key)):
+        return key
+    if there.follows(key):
+        raise CallerError(
+            f"{data.key} has generation {there.generation} of the key, and {key_file} generation {key.generation}: "
+            f"copy {data.key} over it"
+        )
+    raise CallerError(
+        f"{key_file} and {data.key} are keys of two deployments: leave --key-file out, or give another folder with "
+        "--data"
+    )
 
 
 def check_key(deployment: Deployment, data: DataFolder) -> None:

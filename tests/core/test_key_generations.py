@@ -118,3 +118,15 @@ def test_generations_have_an_end_and_the_one_in_use_stays() -> None:
         last.without(GENERATION_MAX)
     with pytest.raises(CallerError, match="no generation 3"):
         last.without(3)
+
+
+def test_a_key_follows_its_earlier_generations() -> None:
+    """A rotated key follows the one before, also without the secrets that were removed; no other key does."""
+    second = FIRST.rotated()
+    assert FIRST.follows(FIRST)
+    assert second.follows(FIRST)
+    assert second.without(0).follows(FIRST)
+    assert second.without(0).follows(second)
+    assert not FIRST.follows(second)
+    assert not FIRST.rotated().follows(second)
+    assert not DeploymentKey.generate().follows(FIRST)

@@ -25,7 +25,7 @@ def parse_contrail(words: list[str], *, mentioned: bool) -> None:
     group: click.Command = contrail
     ctx = click.Context(contrail, info_name="contrail")
     while isinstance(group, click.Group):
-        if not words or words[0] in {"--help", "--version"}:
+        if not words or words[0] in {"--help", "--version", "--install-completion"}:
             return
         if default := getattr(type(group), "default", ""):
             words = words if words[0] in group.commands else [default, *words]

@@ -109,6 +109,20 @@ async def test_a_second_deployment_is_refused(running: Running, tmp_path: Path) 
     assert not [event for event in ends if isinstance(event, ReplicaLost | WorkerLost)]
 
 
+async def test_a_deployment_with_a_key_file(running: Running, tmp_path: Path) -> None:
+    """Another key is refused, named by its file, and does not stay in the data folder; the right one does."""
+    words, environment = options(running, REPLICA, tmp_path / "other.key")
+    other = DeploymentKey.load_or_create(tmp_path / "other.key")
+    data = tmp_path / "data"
+    asked = ["up", "--data", str(data), "--engine", "simulated", "--workers", "1", "--port", "0", *words]
+    text = await refused(asked, environment)
+    assert other.fingerprints(running.connection.namespace)["0"] in text
+    assert str(tmp_path / "other.key") in text
+    assert not (data / "key").exists()
+    async with up(tmp_path / "made", "--engine", "simulated", "--workers", "1", f"--key-file={tmp_path / 'other.key'}"):
+        assert DeploymentKey.load(tmp_path / "made" / "key") == other
+
+
 async def test_streams_of_the_version_before(running: Running, tmp_path: Path) -> None:
     """They have no fingerprints. The chains refuse another key, under the role of a worker too; a front end with the
     right key starts, and leaves it to the admin to write them."""

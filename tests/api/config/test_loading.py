@@ -185,7 +185,7 @@ def test_the_printed_configuration_is_a_file_that_says_the_same(tmp_path: Path) 
 def test_the_deployments_that_come_along() -> None:
     """The four modes: workers in turn or by their cache, with prefill workers or without; each says its command."""
     modes = {}
-    for file in DEPLOY.iterdir():
+    for file in DEPLOY.glob("*.yaml"):
         assert f"# contrail up -f deploy/{file.name}\n" in file.read_text()
         deployment = load(file, environment={}).deployment
         assert deployment.namespace == file.stem

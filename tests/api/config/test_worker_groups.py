@@ -193,7 +193,10 @@ def test_the_banner_names_the_roles(tmp_path: Path) -> None:
     """Who prefills for whom is seen at the start."""
     said = describe(loaded(tmp_path, {"engine": "simulated"}, {**PREFILL, "engine": "simulated"}).deployment)
 
-    assert said == "2 of tiny on simulated, decode, 1 of tiny on simulated, prefill, 1 front end, policy time"
+    assert said == (
+        "2 decode workers (model tiny, simulated engine), 1 prefill worker (model tiny, simulated engine), "
+        "1 front end, policy time"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import pytest
 from api.config.data_folder import DataFolder
 from api.config.loading import load
 from api.config.units import size_bytes
-from api.deployment.preflight import LOG_BYTES_MIN, check_copies, check_key, fit_log_to_disk
+from api.deployment.preflight import LOG_BYTES_MIN, check_copies, check_key, fit_log_to_disk, given_key
 from core.errors import CallerError
+from core.keys import DeploymentKey
 
 
 class Usage(NamedTuple):
@@ -78,6 +79,25 @@ def test_a_log_without_its_key_is_not_begun_anew(tmp_path: Path) -> None:
     check_key(msgspec.structs.replace(deployment, log=elsewhere), data)
     data.key.touch()
     check_key(deployment, data)
+
+
+def test_a_given_key_is_that_of_the_data_folder(tmp_path: Path) -> None:
+    """A folder without a key takes any; one with a key takes its later generations, and names what is wrong."""
+    data, file = DataFolder(tmp_path), tmp_path / "given"
+    key = DeploymentKey.generate()
+    file.write_text(key.to_text())
+    assert given_key(file, data) == key
+    data.key.write_text(key.to_text())
+    assert given_key(file, data) == key
+    file.write_text((later := key.rotated()).to_text())
+    assert given_key(file, data) == later
+    data.key.write_text(later.to_text())
+    file.write_text(key.to_text())
+    with pytest.raises(CallerError, match=r"key has generation 1 of the key, and .*given generation 0: copy"):
+        given_key(file, data)
+    file.write_text(DeploymentKey.generate().to_text())
+    with pytest.raises(CallerError, match="are keys of two deployments: leave --key-file out"):
+        given_key(file, data)
 
 
 def test_several_copies_need_several_servers() -> None:

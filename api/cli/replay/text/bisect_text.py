@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from api.cli.quantities import count_text, plural
 from api.cli.renderer import OK, PROBLEM, Facts, Mark, Text
-from api.cli.replay.text.verify_text import SHOWN, difference_lines, side_line, value_text
+from api.cli.replay.text.verify_text import SHOWN, difference_lines, more_lines, side_line, value_text
 from core.event_json import time_text
 from replay.bisect.cache_comparison import CacheComparison, Restatement, StrayBlocks
 from replay.bisect.first_difference import FirstDifference
@@ -73,6 +73,7 @@ def replicas_text(found: ReplicaComparison) -> Text:
     for it in found.divergences[:SHOWN]:
         who = found.replicas.get(it.replica, it.replica)
         yield f"  {who} found at routing:{it.seq} of {it.stream}:{it.at_seq}: {it.verdict}"
+    yield from more_lines(len(found.divergences), " divergences")
     if found.departure is None:
         yield "  every decision of both that can be judged follows from the log"
     else:
@@ -96,6 +97,7 @@ def cache_text(found: list[CacheComparison]) -> Text:
         if it.first is not None:
             yield from _restatement(it.first, it.stream)
         yield from (f"    missing behind the last restatement: {gap}" for gap in it.gaps[:SHOWN])
+        yield from more_lines(len(it.gaps), " gaps")
 
 
 def _other_lives(others: list[EarlierRunComparison]) -> Iterator[str]:

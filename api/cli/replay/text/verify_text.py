@@ -53,23 +53,23 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
         yield f"  --strict: {incomplete_text(found)}"
     broken, folds, prefills = found.proof, found.folds, found.prefills
     yield from (f"  {each.kind}: {each.what}" for each in broken.breaks[:SHOWN])
-    yield from _more(broken.broken, "")
+    yield from more_lines(broken.broken, "")
     for difference in found.differences[:SHOWN]:
         yield from difference_lines(difference)
-    yield from _more(found.different + found.refusals.different, "; --write FILE has every decision")
+    yield from more_lines(found.different + found.refusals.different, "; --write FILE has every decision")
     yield from (f"  {_fold_difference(each, names)}" for each in folds.differences[:SHOWN])
-    yield from _more(folds.different, " of folds")
+    yield from more_lines(folds.different, " of folds")
     for each in prefills.differences[:SHOWN]:
         yield from _prefill_difference(each)
-    yield from _more(prefills.differ, " of prefills")
+    yield from more_lines(prefills.differ, " of prefills")
     yield from (f"  {_deficit(each, names)}" for each in found.counts.deficits[:SHOWN])
-    yield from _more(len(found.counts.deficits), " such places")
+    yield from more_lines(len(found.counts.deficits), " such places")
     yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
     yield Facts(_facts(found, names), 12)
     yield from (f"    {loss}" for loss in found.proof.losses[:SHOWN])
-    yield from _more(len(found.proof.losses), " losses")
+    yield from more_lines(len(found.proof.losses), " losses")
     yield from (f"    {gap.text}" for gap in found.gaps[:SHOWN])
-    yield from _more(len(found.gaps), " gaps")
+    yield from more_lines(len(found.gaps), " gaps")
 
 
 def verdict_text(found: VerifyResult, names: Participants) -> str:
@@ -139,7 +139,8 @@ def _follow(count: int) -> str:
     return plural(count, "does not follow", "do not follow")
 
 
-def _more(count: int, what: str) -> Iterator[str]:
+def more_lines(count: int, what: str) -> Iterator[str]:
+    """A line with the number of items behind those SHOWN, if there are any."""
     if count > SHOWN:
         yield f"  … and {count - SHOWN:,} more{what}"
 
