@@ -32,7 +32,7 @@ REQUESTS_PER_S = 55 / 8
 JUMPS = 100
 PAUSE_MS = 300
 """Between two jumps, as a person makes them: what is told of the one before in full is there by then."""
-WAIT_MS = 180_000
+WAIT_MS = 900_000
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
