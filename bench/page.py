@@ -1,9 +1,9 @@
 """page: the debug page over a long log, in headless Chromium: the timeline, the fold behind it, and jumps after that.
 
-The log is made first (tests/page/fleet.py): four replicas, eight workers or --workers, one of them killed, settings changed. Until
-the timeline and all states are there counts from the navigation of a browser that runs already; the third figure, the
-whole timeline once more, from the start of the command. A jump is what a person waits for: from the click into the
-timeline to the state of the new moment on the screen.
+The log is made first (tests/page/fleet.py): four replicas, eight workers (or --workers), one of them killed, settings
+changed. Until the timeline and all states are there counts from the navigation of a browser that runs already; the
+third figure, the whole timeline once more, from the start of the command. A jump is what a person waits for: from the
+click into the timeline to the state of the new moment on the screen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REQUESTS_PER_S = 55 / 8
 JUMPS = 100
 PAUSE_MS = 300
 """Between two jumps, as a person makes them: what is told of the one before in full is there by then."""
-WAIT_MS = 180_000
+WAIT_MS = 900_000
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
