@@ -35,8 +35,9 @@ from replay.explain.explanation import (
 from replay.explain.freshness import decided_ms, measure_freshness
 from replay.explain.prefill_trace import prefill_hint, prefill_outcome, prefill_report, trace_prefill_job
 from replay.explain.sentences import chances, decision_reason, runner_up
+from replay.explain.stage_times import answer_delay, concurrent_prefills, recorded_stages, stage_times
 from replay.explain.summary import summarize
-from replay.explain.waiting import arrival_ms, explain_hold, first_token_phases, queue_rejection, queue_wait
+from replay.explain.waiting import NEAR_MS, arrival_ms, explain_hold, first_token_phases, queue_rejection, queue_wait
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
@@ -142,6 +143,12 @@ def _attempt(
     attempt.prefill = None if report is None else prefill_outcome(report, event.worker, names)
     attempt.job = trace_prefill_job(recording, tried, report, made_ms)
     _ended(recording, tried, attempt)
+    attempt.log_late_ms = max(0, tried.time_ms - made_ms)
+    attempt.delay = answer_delay(recording, tried)
+    stages = recorded_stages(recording, tried)
+    if stages is not None:
+        attempt.stages = stage_times(stages, next((row for row in attempt.candidates if row.chosen), None))
+        attempt.concurrent = concurrent_prefills(recording, tried, stages, NEAR_MS)
     return attempt
 
 

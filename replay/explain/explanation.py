@@ -342,6 +342,38 @@ class FirstTokenPhases(msgspec.Struct, frozen=True, kw_only=True):
     near_ms: int = 0
 
 
+class StageTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage of an attempt (`core.events.request_stages.RequestStages`)."""
+
+    name: str
+    ms: float
+    expected_ms: float | None
+    """The estimate of the decision; None where it made none."""
+    times_off: float | None
+    """The factor between the two, where it is five or more."""
+
+
+class ConcurrentPrefill(msgspec.Struct, frozen=True, kw_only=True):
+    """Another prompt that the worker had to compute at the same time."""
+
+    request: str
+    tokens: int
+    """That it was expected to compute."""
+    certain: bool
+    """True if the engine certainly computed both at once; else it had both, in an order that no record tells."""
+
+
+class AnswerDelay(msgspec.Struct, frozen=True, kw_only=True):
+    """The client took the answer late."""
+
+    written_ms: int
+    """From the last token until the client's system had the whole answer."""
+    stalled_ms: int
+    """The time in all for which the client's system took nothing: the client did not read."""
+    unsent_bytes: int
+    """Bytes that waited for it when the last token came."""
+
+
 class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted against real reuse, and the event that was missing or late."""
 
@@ -430,6 +462,15 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     pause_ms: int | None = None
     """… and then the time from when the attempt before this one broke off to this one's first token."""
     phases: FirstTokenPhases | None = None
+    stages: list[StageTime] = []
+    """The time of this attempt in its order, from the request's first byte, or from the end of the attempt before;
+    none from programs that did not record it."""
+    concurrent: list[ConcurrentPrefill] = []
+    """Prompts that the worker had to compute beside this one; none without stages."""
+    delay: AnswerDelay | None = None
+    """Set if the client took the answer late."""
+    log_late_ms: int = 0
+    """The time from the decision until the log stored it: the log was away, or slow."""
     reuse: CachePrediction | None = None
     hint: PrefillHint | None = None
     """The prefill worker that the decision preferred."""

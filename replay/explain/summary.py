@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from replay.explain.explanation import AttemptExplanation, FirstTokenPhases, RejectionExplanation
+from replay.explain.explanation import (
+    AttemptExplanation,
+    FirstTokenPhases,
+    RejectionExplanation,
+    StageTime,
+)
 
 WAITED_FOR = {
     "full": "workers had all that they may have",
@@ -14,15 +19,25 @@ WAITED_FOR = {
     "prefill": "its worker computed other prompts",
 }
 """The words of `core.events.routing.WAITS_FOR` as phrases."""
+EVICTED = frozenset({"removed_unseen", "removed_later", "cleared"})
+"""Verdicts of `CachePrediction`: the cache had the blocks, and lost them before the request came there."""
 MOST = 0.5
 """A part with this share of the time is the cause; without one, the two largest are named."""
+DECODE = "decode"
+"""The stage behind the first token."""
+LOG_AWAY_MS = 1_000
+"""A decision that the log stores so late was made while the log was away: batches wait for milliseconds."""
+STOOD_STILL = 5.0
+STOOD_STILL_MS = 200
+"""An engine that takes this many times its estimate, and so much longer, with no other prompt to compute, stood still
+or is slow."""
 OFF = 2.0
 OFF_MIN_MS = 10
 """An estimate is off if the time differs from it by this factor, and by so many milliseconds."""
 
 
 class _Part(NamedTuple):
-    ms: int
+    ms: float
     what: str
     """As a phrase behind a number of milliseconds."""
 
@@ -35,11 +50,33 @@ def summarize(attempts: list[AttemptExplanation], rejections: list[RejectionExpl
     if slowest.phases is None:
         last = attempts[-1]
         return [f"No first token is in the log: {_ended(last) or 'it was under way when the log ends'}."]
-    return [_first(slowest, slowest.phases), *_cache(slowest), *_rest(attempts)]
+    late = _late_reader(attempts)
+    return [*late, _first(slowest, slowest.phases), *_cache(slowest), *_rest(attempts)]
 
 
 def _took_ms(attempt: AttemptExplanation) -> int:
-    return -1 if attempt.phases is None else attempt.phases.ttft_ms
+    if attempt.phases is None:
+        return -1
+    return _until_first_token(attempt) if attempt.stages else attempt.phases.ttft_ms
+
+
+def _until_first_token(attempt: AttemptExplanation) -> int:
+    """The time of its stages before the first token, in whole milliseconds."""
+    return round(sum(stage.ms for stage in attempt.stages if stage.name != DECODE))
+
+
+def _late_reader(attempts: list[AttemptExplanation]) -> Iterator[str]:
+    """The client's part in the time, where it is more than that of all that comes before the last token."""
+    delay = attempts[-1].delay
+    if delay is None or not any(attempt.stages for attempt in attempts):
+        return
+    before_ms = sum(stage.ms for attempt in attempts for stage in attempt.stages)
+    whole_ms = before_ms + delay.written_ms
+    if delay.written_ms >= MOST * whole_ms:
+        yield (
+            f"The client had the answer after {whole_ms:,.0f} ms, {_share(delay.written_ms, whole_ms)} of it behind "
+            f"the last token: it was slow to read ({delay.unsent_bytes:,} bytes waited for it)."
+        )
 
 
 def _refused(last: RejectionExplanation) -> str:
@@ -52,22 +89,26 @@ def _refused(last: RejectionExplanation) -> str:
 
 def _first(attempt: AttemptExplanation, phases: FirstTokenPhases) -> str:
     """The longest of the client's waits, or the two longest."""
-    took = phases.ttft_ms
+    took = _took_ms(attempt)
     what = "First token" if attempt.pause_ms is None else "The answer broke off, and went on"
-    parts = sorted(_parts(attempt, phases), key=lambda part: -part.ms)
+    there = _stage_parts(attempt, phases) if attempt.stages else _parts(attempt, phases)
+    parts = sorted(there, key=lambda part: -part.ms)
+    away = ""
+    if attempt.log_late_ms >= LOG_AWAY_MS:
+        away = f"; the log was away, and stored the decision {attempt.log_late_ms / 1000:,.1f} s late"
     if not took or not parts:
-        return f"{what} after {took} ms."
+        return f"{what} after {took} ms{away}."
     if parts[0].ms >= MOST * took:
-        return f"{what} after {took:,} ms, {_share(parts[0].ms, took)} of it {parts[0].what}."
+        return f"{what} after {took:,} ms, {_share(parts[0].ms, took)} of it {parts[0].what}{away}."
     named = " and ".join(f"{_share(part.ms, took)} {part.what}" for part in parts[:2])
-    return f"{what} after {took:,} ms: {named}."
+    return f"{what} after {took:,} ms: {named}{away}."
 
 
 def _tokens(count: int) -> str:
     return "1 token" if count == 1 else f"{count:,} tokens"
 
 
-def _share(ms: int, took_ms: int) -> str:
+def _share(ms: float, took_ms: float) -> str:
     return f"{100 * ms / took_ms:.0f} %"
 
 
@@ -98,6 +139,75 @@ def _parts(attempt: AttemptExplanation, phases: FirstTokenPhases) -> Iterator[_P
             yield _Part(elsewhere, f"waiting in vain for another to compute the prompt ({prefill.outcome})")
     if own > 0:
         yield _Part(own, _computing(attempt, phases, own))
+
+
+def _stage_parts(attempt: AttemptExplanation, phases: FirstTokenPhases) -> Iterator[_Part]:
+    """The recorded stages before the first token; together they are all of the wait."""
+    worker, hold = attempt.worker_name, WAITED_FOR["prefill"]
+    why = _why_waited(attempt.queued.why) if attempt.queued is not None else WAITED_FOR["full"]
+    phrases = {
+        "loop": "before its front end read it: the event loop was busy",
+        "body": "for its client to send the body",
+        "prepare": f"rendering and tokenizing its prompt of {_tokens(attempt.prompt_tokens)} in the front end",
+        "queue": f"waiting in the router, since {why}",
+        "hold": f"held in the router, since {hold}",
+        "route": f"until a worker was there for it, {worker}",
+        "link": f"on the way to {worker} and back, or in its process",
+    }
+    for stage in attempt.stages:
+        match stage.name:
+            case "decode":
+                continue
+            case "elsewhere":
+                yield _Part(stage.ms, _elsewhere(attempt))
+            case "engine_queue":
+                yield _Part(stage.ms, f"waiting in the engine of {worker}{_beside(attempt, phases)}")
+            case "prefill":
+                yield _Part(stage.ms, _prefill(attempt, phases, stage))
+            case name:
+                yield _Part(stage.ms, phrases[name])
+
+
+def _elsewhere(attempt: AttemptExplanation) -> str:
+    prefill = attempt.prefill
+    if prefill is None or prefill.outcome == "pulled":
+        name = "another worker" if prefill is None else prefill.name
+        return f"for {name} to compute the prompt, and to fetch it from there"
+    return f"waiting in vain for another to compute the prompt ({prefill.outcome})"
+
+
+def _beside(attempt: AttemptExplanation, phases: FirstTokenPhases) -> str:
+    """The prompts that the worker had to compute beside it: as a fact where the engine certainly computed both at
+    once, else as there at the same time, within the bound of clocks."""
+    sure = [each for each in attempt.concurrent if each.certain]
+    named = sure or attempt.concurrent
+    if not named:
+        return ""
+    requests = "1 other prompt" if len(named) == 1 else f"{len(named)} other prompts"
+    tokens = _tokens(sum(each.tokens for each in named))
+    if sure:
+        return f", which computed {requests} of {tokens} at the same time"
+    return f", which had {requests} of {tokens} at the same time (clocks agree within {phases.near_ms} ms)"
+
+
+def _prefill(attempt: AttemptExplanation, phases: FirstTokenPhases, stage: StageTime) -> str:
+    cached = attempt.real_cached_tokens or 0
+    worker = attempt.worker_name
+    computed = max(0, attempt.prompt_tokens - cached)
+    what = f"computing {_tokens(computed)} of its prompt on {worker}"
+    if attempt.prefill is not None and attempt.prefill.outcome not in {"", "pulled"}:
+        what += f" after all ({attempt.prefill.outcome})"
+    lost = attempt.predicted_cached_tokens - cached
+    if attempt.reuse is not None and lost > 0 and attempt.reuse.verdict in EVICTED and lost >= MOST * computed:
+        what += f", of which its cache had lost {_tokens(lost)}"
+    what += _beside(attempt, phases)
+    expected = stage.expected_ms
+    if expected is None or abs(stage.ms - expected) < OFF_MIN_MS:
+        return what
+    factor = max(stage.ms, expected) / max(1.0, min(stage.ms, expected))
+    if factor >= STOOD_STILL and stage.ms - expected >= STOOD_STILL_MS and not attempt.concurrent:
+        return f"{what}: its engine stood still or was slow (estimated {expected:,.1f} ms: {factor:.0f} times off)"
+    return f"{what} (estimated {expected:,.1f} ms: {factor:.0f} times off)" if factor >= OFF else what
 
 
 def _why_waited(why: str) -> str:

@@ -60,12 +60,57 @@ def _attempt(attempt: AttemptExplanation) -> Text:
     more = attempt.candidates_total - len(attempt.candidates)
     if more > 0:
         yield f"  … and {more} dearer {plural(more, 'one')}, not recorded; --whole folds the log and shows them"
+    if attempt.stages:
+        yield from ("", _stages_table(attempt))
     yield from left_out(attempt.excluded)
     for worker, reasons in attempt.local.items():
         yield f"  this replica alone knew of {worker}: {', '.join(reasons).replace('_', ' ')}"
     yield from ("", _candidate_table(attempt.candidates, _KNOWN, map(_known, attempt.candidates)))
     if any(row.in_flight.requests > 1 for row in attempt.candidates):
         yield f"  {SHARED}"
+
+
+_BAR = 40
+STAGES = {
+    "loop": "the front end's loop",
+    "body": "reading the body",
+    "prepare": "rendering, tokenizing",
+    "queue": "waiting in the router",
+    "hold": "held in the router",
+    "route": "deciding",
+    "link": "to the worker and back",
+    "elsewhere": "prefill elsewhere",
+    "engine_queue": "waiting in the engine",
+    "prefill": "prefill",
+    "decode": "decode",
+    "delay": "writing to the client",
+}
+"""The stages as words."""
+
+
+def _stages_table(attempt: AttemptExplanation) -> Table:
+    """The stages of the attempt as one bar, a line each."""
+    stages = [(stage.name, stage.ms, stage.expected_ms, stage.times_off) for stage in attempt.stages]
+    if attempt.delay is not None:
+        stages.append(("delay", attempt.delay.written_ms, None, None))
+    total = sum(ms for _, ms, _, _ in stages)
+    lines, before = [], 0.0
+    for name, ms, expected, off in stages:
+        first, last = (round(_BAR * each / total) if total else 0 for each in (before, before + ms))
+        bar = " " * first + "█" * max(1, last - first)
+        lines.append(
+            (STAGES[name], f"{ms:,.1f} ms", f"{ms / total:.0%}" if total else NONE, _expected(expected, off), bar)
+        )
+        before += ms
+    lines.append(("in all", f"{total:,.1f} ms", "", "", ""))
+    return Table(("  stage", "took", "share", "expected", ""), [(f"  {line[0]}", *line[1:]) for line in lines], "<>>><")
+
+
+def _expected(expected_ms: float | None, times_off: float | None) -> str:
+    if expected_ms is None:
+        return ""
+    off = "" if times_off is None else f", {times_off:.0f} times off"
+    return f"{expected_ms:,.1f} ms{off}"
 
 
 def titled(rows: Iterable[tuple[str, str]]) -> Facts:
