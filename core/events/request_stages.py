@@ -20,18 +20,18 @@ class RequestStages(NamedTuple):
     """As of `core.generation.IntakeTimes`; so are the next two. They are 0 for further attempts."""
     body: int = 0
     prepare: int = 0
-    queue: int = 0
+    queued: int = 0
     """In the router's queue, for a worker with a slot."""
-    hold: int = 0
+    held: int = 0
     """Held for the worker that is best for it, while that one computed other prompts."""
     route: int = 0
     """Being decided, and waiting for any worker to be there."""
     link: int = 0
     """On the way to the worker and back, and in its process but not in its engine; or with the worker until it broke
     off, if no token came."""
-    elsewhere: int = 0
+    remote: int = 0
     """Until another worker had computed the prompt, or had not."""
-    engine_queue: int = 0
+    behind: int = 0
     """In the engine's queue. UNREPORTED by workers of earlier versions: `prefill` holds it, and `link`."""
     prefill: int = 0
     """From the engine's first pass of it to its first token."""

@@ -1,4 +1,4 @@
-"""StageTimes: the stages of an attempt with their estimates, the prefills beside it, and a client that read late."""
+"""StageTimes: the recorded stages of an attempt, the prefills beside it, and a client that took the answer late."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ from core.events import AnswerDelayed, RequestFinished
 from core.events.request_stages import PER_MS, RequestStages
 from replay.explain.explanation import (
     AnswerDelay,
-    CandidateRow,
     ConcurrentPrefill,
-    StageTime,
 )
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
 
-OFF = 5.0
-OFF_MIN_MS = 10.0
-"""An estimate is off if the time differs from it by this factor, and by so many milliseconds."""
 ROUNDING_MS = 2
 """Bound of what two times of one clock in whole milliseconds can be apart."""
 
@@ -38,26 +33,6 @@ def recorded_stages(recording: Recording, tried: RequestAttempt) -> RequestStage
         if isinstance(event, RequestFinished):
             return RequestStages.of(event.stages)
     return None
-
-
-def stage_times(stages: RequestStages, chosen: CandidateRow | None) -> list[StageTime]:
-    """The stages that took time, in their order, with the estimates that the decision was made on."""
-    timed = None if chosen is None else chosen.timed
-    expected = {} if timed is None else {"engine_queue": timed.outstanding_ms, "prefill": timed.own_ms}
-    found = []
-    for name, tenths in stages._asdict().items():
-        if tenths > 0:
-            ms, estimate = tenths / PER_MS, expected.get(name)
-            found.append(StageTime(name=name, ms=ms, expected_ms=estimate, times_off=_times_off(ms, estimate)))
-    return found
-
-
-def _times_off(ms: float, expected_ms: float | None) -> float | None:
-    """The factor between the two, if it is OFF or more."""
-    if expected_ms is None or abs(ms - expected_ms) < OFF_MIN_MS:
-        return None
-    factor = max(ms, expected_ms) / max(1.0, min(ms, expected_ms))
-    return factor if factor >= OFF else None
 
 
 def concurrent_prefills(
@@ -83,7 +58,7 @@ def concurrent_prefills(
 
 def _window(tried: RequestAttempt, stages: RequestStages) -> _Window:
     """The way to the worker is a part of `link` that is not known: the window is without it on both sides."""
-    queued = max(0, stages.elsewhere) + max(0, stages.engine_queue)
+    queued = max(0, stages.remote) + max(0, stages.behind)
     start = tried.now_ms + (stages.link + queued) / PER_MS
     return _Window(start, tried.now_ms + (queued + stages.prefill) / PER_MS)
 

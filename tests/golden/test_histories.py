@@ -25,7 +25,6 @@ ANSWER_CHARS_MAX = 4_000
 MADE = {"seconds", "decisions_per_s", "wall_s"}
 """Keys that say of the run, and nothing of the history."""
 ADDED = {
-    "stages",
     "concurrent",
     "delay",
     "log_late_ms",

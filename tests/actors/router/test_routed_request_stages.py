@@ -42,7 +42,7 @@ def test_each_stage_has_its_time() -> None:
     advance(it, 200)
     it.output(request, 2, finish="stop")
     assert stages(it)[1] == RequestStages(
-        loop=10, body=20, prepare=400, queue=3000, link=100, engine_queue=500, prefill=300, decode=2000
+        loop=10, body=20, prepare=400, queued=3000, link=100, behind=500, prefill=300, decode=2000
     )
     (ended,) = [event for event in it.published(RequestFinished) if event.request == "r1"]  # type: ignore[union-attr]
     assert isinstance(ended, RequestFinished)
@@ -56,7 +56,7 @@ def test_a_worker_of_an_earlier_version_reports_none() -> None:
     advance(it, 90)
     first(it, request)
     it.output(request, 2, finish="stop")
-    assert stages(it) == [RequestStages(engine_queue=UNREPORTED, prefill=900)]
+    assert stages(it) == [RequestStages(behind=UNREPORTED, prefill=900)]
 
 
 def test_reported_times_never_exceed_those_of_the_replica() -> None:
@@ -66,7 +66,7 @@ def test_reported_times_never_exceed_those_of_the_replica() -> None:
     advance(it, 90)
     first(it, request, engine_us=(80_000, 70_000))
     it.output(request, 2, finish="stop")
-    assert stages(it) == [RequestStages(engine_queue=200, prefill=700)]
+    assert stages(it) == [RequestStages(behind=200, prefill=700)]
 
 
 def test_a_prompt_that_another_worker_computed() -> None:
@@ -80,7 +80,7 @@ def test_a_prompt_that_another_worker_computed() -> None:
     )  # fmt: skip
     first(it, request, engine_us=(10_000, 30_000), prefill=report)
     it.output(request, 2, finish="stop")
-    assert stages(it) == [RequestStages(link=400, elsewhere=4200, engine_queue=100, prefill=300)]
+    assert stages(it) == [RequestStages(link=400, remote=4200, behind=100, prefill=300)]
 
 
 def test_attempts_add_up() -> None:
@@ -96,7 +96,7 @@ def test_attempts_add_up() -> None:
     first(it, request, engine_us=(0, 40_000))
     it.output(request, 3, finish="stop")
     one, two = stages(it)
-    assert one == RequestStages(loop=10, body=20, prepare=400, link=100, engine_queue=100, prefill=300, decode=700)
+    assert one == RequestStages(loop=10, body=20, prepare=400, link=100, behind=100, prefill=300, decode=700)
     assert two == RequestStages(prefill=400)
     assert one.total + two.total == 430 + 1600
 
@@ -114,5 +114,5 @@ def test_a_held_request() -> None:
     hold_us = held.sent_us - held.arrived_us
     it.output(held, 2, finish="stop")
     assert hold_us > 100 * MS
-    assert stages(it)[-1].hold == hold_us // 100
+    assert stages(it)[-1].held == hold_us // 100
     assert stages(it)[-1].route == 0

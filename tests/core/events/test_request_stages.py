@@ -12,7 +12,7 @@ from core.events.routing import PROGRESS_VERSION
 from core.ids import SourceId, StreamName, StreamSeq
 
 STAGES = RequestStages(
-    loop=40, body=3, prepare=120, queue=20_000, hold=3_000, route=8, link=11, engine_queue=900, prefill=4_000,
+    loop=40, body=3, prepare=120, queued=20_000, held=3_000, route=8, link=11, behind=900, prefill=4_000,
     decode=60_000,
 )  # fmt: skip
 ENDED = RequestFinished(
@@ -70,7 +70,7 @@ def test_a_record_of_an_earlier_program_has_none() -> None:
 def test_they_add_up_without_what_was_not_reported() -> None:
     """A later program may add some, which are cut."""
     assert RequestStages.of((*STAGES, 5)) == STAGES
-    unreported = STAGES._replace(engine_queue=UNREPORTED, prefill=4_900)
+    unreported = STAGES._replace(behind=UNREPORTED, prefill=4_900)
     assert unreported.total == STAGES.total == sum(STAGES)
     assert STAGES.first_token == STAGES.total - 60_000
 
@@ -79,6 +79,6 @@ def test_people_read_milliseconds_by_name() -> None:
     """Those that took time."""
     (line,) = message_lines(StreamName("routing"), StreamSeq(1), 0, decode_message(sealed(ENDED)))
     assert line["stages"] == {
-        "loop": 4.0, "body": 0.3, "prepare": 12.0, "queue": 2000.0, "hold": 300.0, "route": 0.8, "link": 1.1,
-        "engine_queue": 90.0, "prefill": 400.0, "decode": 6000.0,
+        "loop": 4.0, "body": 0.3, "prepare": 12.0, "queued": 2000.0, "held": 300.0, "route": 0.8, "link": 1.1,
+        "behind": 90.0, "prefill": 400.0, "decode": 6000.0,
     }  # fmt: skip
