@@ -100,8 +100,9 @@ def _first(wait: _Wait) -> str:
     if attempt.log_late_ms >= LOG_AWAY_MS:
         away = f"; the log was away, and stored the decision {attempt.log_late_ms / 1000:,.1f} s late"
     spent: dict[str, float] = {}
+    again = any(part.kind == "unanswered" and _length_ms(part) >= OFF_MIN_MS for part in wait.parts)
     for part in wait.parts:
-        phrase = _phrase(attempt, part)
+        phrase = _computing(attempt, part, again=again) if part.kind == "prefill" else _phrase(attempt, part)
         spent[phrase] = spent.get(phrase, 0.0) + _length_ms(part)
     causes = sorted(spent, key=lambda phrase: -spent[phrase])
     if not took or not causes:
@@ -128,8 +129,6 @@ def _phrase(attempt: AttemptExplanation, part: CoursePart) -> str:  # noqa: PLR0
             return _behind(attempt, part)
         case "remote":
             return _elsewhere(attempt)
-        case "prefill":
-            return _computing(attempt, part)
         case "queued":
             why = "full" if attempt.queued is None else attempt.queued.why
             return f"waiting in the router, since {_why_waited(why)}"
@@ -185,10 +184,11 @@ def _near(phases: FirstTokenPhases | None) -> str:
     return f", where {count} more {'was' if count == 1 else 'were'} sent within {phases.near_ms} ms"
 
 
-def _computing(attempt: AttemptExplanation, part: CoursePart) -> str:
+def _computing(attempt: AttemptExplanation, part: CoursePart, *, again: bool) -> str:
+    """`again`: another worker may have computed it in part, and made no token."""
     cached = attempt.real_cached_tokens or 0
     computed = max(0, attempt.prompt_tokens - cached)
-    what = f"computing {_tokens(computed)} of its prompt on {attempt.worker_name}"
+    what = f"computing {_tokens(computed)} of its prompt{' again' if again else ''} on {attempt.worker_name}"
     if attempt.prefill is not None and attempt.prefill.outcome not in {"", "pulled"}:
         what += f" after all ({attempt.prefill.outcome})"
     lost = attempt.predicted_cached_tokens - cached

@@ -9,6 +9,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,12 +92,19 @@ def assert_whole(found: dict[str, Any], timed: Timed) -> None:
     assert abs(total - timed.whole_ms) <= max(PARTIAL_MS, PARTIAL * timed.whole_ms), (total, timed, parts)
 
 
+@asynccontextmanager
+async def _running(folder: Path, workers: int, engine_args: dict[str, Any]) -> AsyncIterator[Running]:
+    """A deployment with so many workers, whose engines differ from the others in these."""
+    file = folder / "deployment.yaml"
+    parts = [{"engine": "simulated", "count": workers, "engine_args": ENGINE_ARGS | engine_args}]
+    file.write_text(json.dumps({"version": 1, "workers": parts}))
+    async with up(folder / "data", "-f", str(file)) as running:
+        yield running
+
+
 async def test_stages_add_up_and_name_the_cause(tmp_path: Path) -> None:
     """Each cause twice, one after the other: no request meets another one's trouble."""
-    file = tmp_path / "one.yaml"
-    workers = [{"engine": "simulated", "count": 1, "engine_args": ENGINE_ARGS}]
-    file.write_text(json.dumps({"version": 1, "workers": workers}))
-    async with up(tmp_path / "data", "-f", str(file)) as running:
+    async with _running(tmp_path, 1, {}) as running:
         for number in range(3):
             await asyncio.to_thread(ask, running, f"warm-{number}", f"warm {number} " * 200)
         for turn in range(2):
@@ -106,6 +115,103 @@ async def test_stages_add_up_and_name_the_cause(tmp_path: Path) -> None:
             await _paused_engine(running, f"paused-{turn}")
             await _neighbour(running, f"held-{turn}")
             await _queue(running, f"queue-{turn}")
+
+
+async def test_a_log_that_is_away_and_a_lost_cache(tmp_path: Path) -> None:
+    """The same with a small cache, while the log stands still."""
+    async with _running(tmp_path, 1, {"capacity_blocks": 1024}) as running:
+        await asyncio.to_thread(ask, running, "warm", "warm " * 200)
+        for turn in range(2):
+            await _log_away(running, f"away-{turn}")
+            await _evicted(running, f"evicted-{turn}")
+
+
+async def test_a_lost_worker(tmp_path: Path) -> None:
+    """One of two is killed, in the middle of an answer and before the first token."""
+    async with _running(tmp_path, 2, {}) as running:
+        await asyncio.to_thread(ask, running, "warm", "warm " * 200)
+        for turn in range(2):
+            await _migrated(running, f"moved-{turn}")
+            await _recomputed(running, f"again-{turn}")
+
+
+async def test_slow_tokenizing(tmp_path: Path) -> None:
+    """A long text for an engine that computes in no time."""
+    fast = {"prefill_us_per_token": 0.01, "context_max": 1_000_000, "batched_tokens_max": 1_000_000}
+    async with _running(tmp_path, 1, fast | {"capacity_blocks": 70_000}) as running:
+        await asyncio.to_thread(ask, running, "warm", "warm " * 200)
+        for turn in range(2):
+            text = " ".join(str(number * 7919 + turn) for number in range(40_000))
+            timed = await asyncio.to_thread(ask, running, f"text-{turn}", text)
+            found = await explanation(running, f"text-{turn}")
+            assert_whole(found, timed)
+            assert " of it rendering and tokenizing its prompt" in found["summary"][0], found["summary"]
+
+
+async def _log_away(running: Running, name: str) -> None:
+    """The decision waits in the front end; the request does not."""
+    with _stopped(running.part("nats")["pid"]):
+        timed = await asyncio.to_thread(ask, running, name, f"{name} " * 1500)
+        await asyncio.sleep(1.5)
+    found = await explanation(running, name)
+    assert_whole(found, timed)
+    assert "; the log was away, and stored the decision " in found["summary"][0], found["summary"]
+
+
+async def _evicted(running: Running, name: str) -> None:
+    """The router believes in blocks that others pushed out, since it did not read so."""
+    text = f"{name} " * 2000
+    await asyncio.to_thread(ask, running, f"{name}-first", text)
+    await explanation(running, f"{name}-first")
+    with _stopped(running.part("nats")["pid"]):
+        for number in range(6):
+            await asyncio.to_thread(ask, running, f"{name}-{number}", f"{number} {name} " * 1500)
+        timed = await asyncio.to_thread(ask, running, name, text)
+    found = await explanation(running, name)
+    assert_whole(found, timed)
+    assert ", of which its cache had lost " in found["summary"][0], found
+
+
+async def _migrated(running: Running, name: str) -> None:
+    """Its worker is killed in the middle of the answer; the first token came from a warm cache."""
+    text = f"{name} " * 2500
+    await asyncio.to_thread(ask, running, f"{name}-first", text)
+    asking = asyncio.create_task(asyncio.to_thread(ask, running, name, text, max_tokens=1500))
+    await asyncio.sleep(0.4)
+    await _kill_its_worker(running)
+    timed = await asking
+    found = await explanation(running, name)
+    assert_whole(found, timed)
+    assert found["summary"][0].startswith("The answer broke off, and went on after "), found["summary"]
+    await eventually(lambda: len(running.workers()) == 2, "both workers")
+
+
+async def _recomputed(running: Running, name: str) -> None:
+    """Its worker is killed before the first token, and another begins anew."""
+    asking = asyncio.create_task(asyncio.to_thread(ask, running, name, f"{name} {time.monotonic_ns()} " * 800))
+    await asyncio.sleep(0.25)
+    await _kill_its_worker(running)
+    timed = await asking
+    found = await explanation(running, name)
+    assert_whole(found, timed)
+    first = found["summary"][0]
+    assert " of its prompt again on " in first or "lost to attempts before this one" in first, found
+
+
+async def _kill_its_worker(running: Running) -> None:
+    """The one worker that has a request."""
+    parts = [part for part in running.run()["parts"] if part["kind"] == "worker"]
+    (busy,) = [part for part in parts if running.state(part["name"])["requests"]]
+    os.kill(busy["pid"], signal.SIGKILL)
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def _own_prefill(running: Running, name: str) -> None:

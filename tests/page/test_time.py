@@ -144,7 +144,7 @@ def test_recorded_stages_are_drawn_from_the_first_byte_to_the_last(browser: Brow
         show(page, found)
         waterfall = page.locator("#waterfall")
         assert [bar.get_attribute("class") for bar in waterfall.locator(".measured i").all()] == [
-            "earlier", "reading", "tokenizing", "router", "held", "way", "wait", "computed", "decode", "way",
+            "earlier", "reading", "tokenizing", "router", "held", "way", "wait", "computed", "decode", "occupied",
         ]  # fmt: skip
         assert [bar.get_attribute("class") for bar in waterfall.locator(".ghost i").all()] == ["computed"]
         expect(waterfall.locator(".measured .track")).to_have_attribute(

@@ -25,7 +25,7 @@ const KINDS = {
   prefill: ["computed", "prefill"],
   unanswered: ["bad", "without a token"],
   decode: ["decode", "decode"],
-  written: ["way", "written late"],
+  written: ["occupied", "written late"],
 };
 const AT_WORKER = ["link", "behind", "remote", "prefill", "unanswered"];
 const colourOf = (kind) => (KINDS[kind] ?? ["earlier"])[0];
