@@ -121,7 +121,7 @@ def _share(ms: float, took_ms: float) -> str:
     return f"{100 * ms / took_ms:.0f} %"
 
 
-def _phrase(attempt: AttemptExplanation, part: CoursePart) -> str:  # noqa: PLR0911  # a phrase for each kind
+def _phrase(attempt: AttemptExplanation, part: CoursePart) -> str:  # a phrase for each kind
     """The part, as words behind a number of milliseconds; of an attempt that ended a wait."""
     worker = attempt.worker_name
     match part.kind:
