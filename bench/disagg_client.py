@@ -84,6 +84,9 @@ class TimedConsumer:
     def on_routed(self, worker_name: str) -> None:
         """The worker does not matter here."""
 
+    def intake(self) -> None:
+        """Its requests come from no client."""
+
 
 async def ask(router: Router, asked: GenerateRequest, timed: Timed, first: asyncio.Event | None = None) -> None:
     """The answer has been read to its end."""

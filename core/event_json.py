@@ -11,6 +11,7 @@ import msgspec
 from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
 from core.events import EVENT_VERSION, DecisionCounts, DivergenceFound, Points, PromptBase, UnknownEvent
+from core.events.request_stages import PER_MS, RequestStages
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -98,6 +99,12 @@ def _version(value: int | msgspec.UnsetType) -> int:
     return EVENT_VERSION if isinstance(value, msgspec.UnsetType) else value
 
 
+def _stages(value: tuple[int, ...]) -> dict[str, float]:
+    """Milliseconds by name; without those that took no time, and those that were not reported."""
+    stages = RequestStages.of(value)
+    return {} if stages is None else {name: each / PER_MS for name, each in stages._asdict().items() if each > 0}
+
+
 def _base(value: PromptBase) -> dict[str, Any]:
     return {**msgspec.structs.asdict(value), "hashes": _hashes(value.hashes), "column": value.column.hex()}
 
@@ -123,6 +130,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "columns": dict,
     "base": _base,
     "reads": _version,
+    "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
 ABSENT = frozenset({"base"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -164,6 +164,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens that the engine took from its own cache; set once, with the first tokens."""
     prefill: PrefillReport | None = None
     """Set once, with the first tokens, by a worker that can have prompts computed elsewhere."""
+    engine_us: tuple[int, int] | None = None
+    """Time of the request in the engine's queue, and from its first pass to its first token, by the engine's clock; set
+    once, with the first tokens. None from workers of earlier versions, and from engines that do not tell it."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of `tokens`, if they were asked for."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -178,6 +181,18 @@ def is_plain_token(output: Output) -> bool:
     return len(tokens) == 1 and output == Output(tokens=tokens)
 
 
+class IntakeTimes(NamedTuple):
+    """The time of a request in its front end before the router had it, in microseconds."""
+
+    loop_us: int
+    """From when the kernel had the request's head to when its route began: the event loop was busy, or the connection
+    with an earlier request."""
+    body_us: int
+    """From there until the body was whole: its client was sending."""
+    prepare_us: int
+    """From there to the router: decoding, rendering, tokenizing, and the wait for a thread that does so."""
+
+
 class OutputConsumer(Protocol):
     """Receives one generation's outputs as they come, and knows how the answer ended for its client."""
 
@@ -190,3 +205,6 @@ class OutputConsumer(Protocol):
 
     def on_routed(self, worker_name: str) -> None:
         """The request was sent to the worker of this name; called once for each attempt, and must not fail."""
+
+    def intake(self) -> IntakeTimes | None:
+        """The time of the request in its front end until now; None if that is not known."""

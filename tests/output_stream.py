@@ -32,6 +32,9 @@ class BufferedConsumer:
     def on_routed(self, worker_name: str) -> None:
         """Its reader names no worker."""
 
+    def intake(self) -> None:
+        """Its requests come from no client."""
+
 
 def generate(
     router: Router, model: str, request: GenerateRequest, outcome: Callable[[], str | None] = lambda: None

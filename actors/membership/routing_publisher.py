@@ -154,7 +154,7 @@ class RoutingPublisher:
     def _progress(self, event: Event, version: int) -> Event:
         """The first token or end, in the version that those read who read that version of decisions."""
         if version < SHORT_VERSION:
-            return replace(event, v=1)
+            return replace(event, v=1, stages=()) if type(event) is RequestFinished else replace(event, v=1)
         self.version_written = SHORT_VERSION
         return event
 

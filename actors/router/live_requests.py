@@ -232,6 +232,7 @@ class LiveRequests:
             session=self._session_key(tenant, request.session),
             session_parent=self._session_key(tenant, request.session_parent),
             deadline_ms=request.deadline_ms,
+            intake=consumer.intake(),
         )
         return LiveRequest(routed, progress, consumer, self._shell, self._clock)
 

@@ -777,6 +777,7 @@ class RequestScheduler:
     def _hold(self, request: RoutedRequest) -> None:
         """The request is held. It is sent at once if no other is held, its prompt is light and the best worker is
         free."""
+        request.hold_began_us = self._now_us
         if request.held_since_us < 0:
             request.held_since_us = self._now_us
         if not len(self.held) and request.prompt_tokens <= LIGHT_TOKENS:

@@ -9,8 +9,9 @@ import msgspec
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
+from core.events.request_stages import UNREPORTED, US_PER_TENTH
 from core.events.routing import PROGRESS_VERSION
-from core.generation import GenerateRequest, Output
+from core.generation import GenerateRequest, IntakeTimes, Output
 from core.ids import RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
 from core.prompt import Prompt
@@ -25,6 +26,8 @@ LEAVING_MAX = 8
 """Workers in a row, without a new token, that left in good order: these were not harmed, and cost next to no time."""
 LOST_MAX = 32
 """Workers that one answer may lose in all. It bounds an answer that ends an engine every few tokens."""
+US_PER_MS = 1000
+_NO_INTAKE = IntakeTimes(0, 0, 0)
 
 
 class RetryBudget:
@@ -135,6 +138,22 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     """The log has its RequestQueued."""
     held_since_us: int = -1
     """Time at which it was held first; -1 if it never was."""
+    intake: IntakeTimes | None = None
+    """Its time in the front end, before the arrival."""
+    ended_us: int = -1
+    """End of the attempt before the present one; -1 for the first."""
+    hold_began_us: int = -1
+    """Time at which it was held for the present attempt; -1 if it was not."""
+    queue_us: int = 0
+    """Time of the present attempt in the queue …"""
+    hold_us: int = 0
+    """… held …"""
+    route_us: int = 0
+    """… and the rest until it was sent."""
+    elsewhere_us: int = 0
+    """Time in which another worker was to compute the present attempt's prompt."""
+    engine_us: tuple[int, int] | None = None
+    """`Output.engine_us` of the present attempt."""
     resume_until_us: int = 0
     """Time until which it waits for a worker if there is none."""
 
@@ -191,6 +210,16 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
         """The attempt is under way."""
         self.phase, self.routed, self.asked, self.sent_us = Phase.RUNNING, routed, None, now_us
         self.first_token_us, self.cached_tokens, self.attempt_tokens, self.flowing = -1, 0, 0, False
+        self.elsewhere_us, self.engine_us = 0, None
+        since_us = self.ended_us
+        if since_us < 0:
+            since_us = self.arrived_us
+            self.queue_us = max(0, self.slot_since_us - since_us)
+        else:
+            self.queue_us = 0
+        self.hold_us = now_us - self.hold_began_us if self.hold_began_us >= 0 else 0
+        self.route_us = now_us - since_us - self.queue_us - self.hold_us
+        self.hold_began_us = -1
 
     def pass_on(self, output: Output) -> None:
         """New tokens of an attempt that flows go to the client."""
@@ -210,6 +239,9 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     def prefilled_event(self, output: Output, at_us: int) -> RequestPrefilled:
         """The first token of the present attempt came. The publisher writes it in a version that all replicas read."""
         self.first_token_us, self.cached_tokens = at_us, output.cached_tokens or 0
+        self.engine_us, report = output.engine_us, output.prefill
+        if report is not None and report.job:
+            self.elsewhere_us = US_PER_MS * (report.wait_ms + report.pull_ms)
         return RequestPrefilled(
             request=self.id,
             attempt=self.attempt,
@@ -222,6 +254,8 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     def finished_event(self, outcome: str, at_us: int, detail: str) -> RequestFinished:
         """The present attempt has ended. The version is as above."""
         assert self.routed is not None
+        stages = self._stages(at_us)
+        self.ended_us = at_us
         return RequestFinished(
             request=self.id,
             attempt=self.attempt,
@@ -233,7 +267,28 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
             duration_ms=self._since_arrival_ms(at_us),
             detail=detail,
             v=PROGRESS_VERSION,
+            stages=stages,
         )
+
+    def _stages(self, at_us: int) -> tuple[int, ...]:
+        """The present attempt's `RequestStages`, up to now."""
+        intake = self.intake if self.attempt == 0 and self.intake is not None else _NO_INTAKE
+        before = (*intake, self.queue_us, self.hold_us, self.route_us)
+        if self.first_token_us < 0:
+            behind = (at_us - self.sent_us, 0, 0, 0, 0)
+        else:
+            left_us = self.first_token_us - self.sent_us
+            elsewhere_us = min(left_us, self.elsewhere_us)
+            left_us -= elsewhere_us
+            decode_us = at_us - self.first_token_us
+            if self.engine_us is None:
+                behind = (0, elsewhere_us, UNREPORTED * US_PER_TENTH, left_us, decode_us)
+            else:
+                queued_us, computed_us = self.engine_us
+                computed_us = min(left_us, computed_us)
+                queued_us = min(left_us - computed_us, queued_us)
+                behind = (left_us - computed_us - queued_us, elsewhere_us, queued_us, computed_us, decode_us)
+        return tuple([(each + US_PER_TENTH // 2) // US_PER_TENTH for each in before + behind])
 
     def client_error(self, error: NoWorkers | CallerError) -> Exception:
         """The error for the client. It is GenerationFailed if the client has tokens: then the request is neither at

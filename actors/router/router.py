@@ -36,7 +36,14 @@ from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from core.clock import Clock
 from core.events import Event, LoadReported, ReplicaJoined
 from core.events.kv import PREFILL
-from core.events.routing import INTERNAL, PROGRAM_VERSION, ROUTED_VERSION, TURNED_AWAY, RequestTurnedAway
+from core.events.routing import (
+    INTERNAL,
+    PROGRAM_VERSION,
+    ROUTED_VERSION,
+    TURNED_AWAY,
+    AnswerDelayed,
+    RequestTurnedAway,
+)
 from core.failure import detail_of, is_in_log
 from core.generation import GenerateRequest, OutputConsumer
 from core.ids import WorkerId
@@ -335,6 +342,12 @@ class Router:
                 tenant=tenant,
                 detail=detail_of(error),
             )
+        )
+
+    def delayed(self, request: str, written_ms: int, stalled_ms: int, unsent_bytes: int) -> None:
+        """The log has that the client took its answer late."""
+        self.membership.publish(
+            AnswerDelayed(request=request, written_ms=written_ms, stalled_ms=stalled_ms, unsent_bytes=unsent_bytes)
         )
 
     # --- what the scheduler reads ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ class OutputBuffer:
     output unchanged.
     """
 
-    __slots__ = ("_cached_tokens", "_finish", "_logprobs", "_once", "_only", "_prefill", "_tokens")
+    __slots__ = ("_cached_tokens", "_engine_us", "_finish", "_logprobs", "_once", "_only", "_prefill", "_tokens")
 
     def __init__(self) -> None:
         self._only: Output | None = None
@@ -28,6 +28,7 @@ class OutputBuffer:
         """None if at most one output waits."""
         self._finish: str | None = None
         self._cached_tokens: int | None = None
+        self._engine_us: tuple[int, int] | None = None
         self._prefill: PrefillReport | None = None
         self._logprobs: list[TokenLogprobs] = []
         self._once: Output | None = None
@@ -60,7 +61,7 @@ class OutputBuffer:
         self._tokens += output.tokens
         self._finish = output.finish
         if output.cached_tokens is not None:
-            self._cached_tokens = output.cached_tokens
+            self._cached_tokens, self._engine_us = output.cached_tokens, output.engine_us
         if output.prefill is not None:
             self._prefill = output.prefill
         if output.logprobs:
@@ -78,6 +79,7 @@ class OutputBuffer:
             finish=self._finish,
             cached_tokens=self._cached_tokens,
             prefill=self._prefill,
+            engine_us=self._engine_us,
             logprobs=tuple(self._logprobs),
             prompt_logprobs=self._once.prompt_logprobs if self._once else (),
             embedding=self._once.embedding if self._once else b"",

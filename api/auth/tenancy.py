@@ -58,6 +58,10 @@ class Tenancy:
         """The backend's, of a request in the name of the key's tenant."""
         self._backend.failed(request, model, effective_tenant(tenant or None) or "", error)
 
+    def delayed(self, request: str, written_ms: int, stalled_ms: int, unsent_bytes: int) -> None:
+        """The backend's."""
+        self._backend.delayed(request, written_ms, stalled_ms, unsent_bytes)
+
     def ready(self) -> Readiness:
         """The backend's."""
         return self._backend.ready()

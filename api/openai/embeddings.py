@@ -206,6 +206,7 @@ class EmbeddingConsumer:
     def __init__(self, unary_request: UnaryRequest) -> None:
         self.found: Output | None = None
         self.on_routed = unary_request.on_routed
+        self.intake = unary_request.intake
 
     def __repr__(self) -> str:
         return f"<EmbeddingConsumer {self.found!r}>"

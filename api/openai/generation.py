@@ -16,11 +16,12 @@ from api.openai.request.choice import Choice, ChoiceDelta
 from api.openai.request.preprocessor import PreparedRequest
 from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
+from api.server.answer_delivery import AnswerDelivery
 from api.server.exchange import HttpExchange
 from core.clock import Clock
 from core.errors import ContrailError
 from core.failure import reason_for
-from core.generation import Output
+from core.generation import IntakeTimes, Output
 from core.models import GenerationFailed
 
 STARTED_AT_ONCE = 8
@@ -113,6 +114,17 @@ class Generation:
             raise GenerationFailed("the worker's stream ended before the generation did")
         if not self._streamed:
             await self.exchange.answer(await self._encode_whole())
+
+    def follow_delivery(self, delivery: AnswerDelivery, backend: Backend) -> None:
+        """The answer was written; the log gets to know if its client takes it late."""
+        exchange = self.exchange
+        if self._last_ns is not None and exchange.probe is not None:
+            delivery.follow(
+                exchange.transport,
+                exchange.probe,
+                self._last_ns,
+                lambda delay: backend.delayed(exchange.request_id, *delay),
+            )
 
     def count(self, outcome: str) -> None:
         """The request is over: it is counted with this outcome."""
@@ -285,3 +297,7 @@ class ChoiceConsumer:
     def on_routed(self, worker_name: str) -> None:
         """The answer's headers name the worker, if they may."""
         self._generation.exchange.on_routed(worker_name)
+
+    def intake(self) -> IntakeTimes | None:
+        """The time of the generation's request in this front end."""
+        return self._generation.exchange.intake.times()

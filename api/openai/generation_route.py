@@ -24,6 +24,7 @@ from api.openai.response_encoder import ResponseEncoder
 from api.openai.types.backend import Backend
 from api.openai.types.request_types import ChatRequest, CompletionRequest
 from api.parsers.tool_choice import with_tools
+from api.server.answer_delivery import AnswerDelivery
 from api.server.caller import effective_tenant
 from api.server.errors import ApiError, metric_outcome, report_error
 from api.server.exchange import ClientDisconnected, HttpExchange
@@ -95,10 +96,12 @@ class GenerationRoute(Generic[Body]):
         self._intake = intake
         self._reader = BodyReader(adapter.body_type, intake)
         self._adapter = adapter
+        self._delivery = AnswerDelivery()
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = HttpExchange.of(scope)
+        exchange.intake.begin()
         try:
             generation = await self._accept(exchange, arrived_ms)
         except ClientDisconnected:
@@ -173,6 +176,7 @@ class GenerationRoute(Generic[Body]):
             return "abort"
         except ContrailError as error:
             return await self._break_off(generation, error)
+        generation.follow_delivery(self._delivery, self._backend)
         return prepared.finish or "error"
 
     async def _break_off(self, generation: Generation, error: ContrailError) -> str:

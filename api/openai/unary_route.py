@@ -28,6 +28,7 @@ class UnaryRequest:
         self.headers = exchange.headers
         self.request_id = exchange.request_id
         self.on_routed = exchange.on_routed
+        self.intake = exchange.intake.times
         self.size = 0
         """Bytes of the body."""
         self.model = ""
@@ -62,6 +63,7 @@ class UnaryRoute(Generic[Body]):
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         arrived_ms = self._clock.monotonic_ms()
         exchange = HttpExchange.of(scope)
+        exchange.intake.begin()
         unary_request = UnaryRequest(exchange)
         outcome = "error"
         try:

@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from api.server.body_budget import FREE_BYTES_MAX, BodyLease
 from api.server.errors import ApiError, stopping, too_large
+from api.server.request_intake import RequestIntake
+from api.server.tcp_probe import TcpProbe
 from core.clock import Clock
 from core.models import DeadlineExceeded
 
@@ -88,6 +90,9 @@ class HttpExchange(RequestResponseCycle):
         self.request_id = ""
         self.model: str | None = None
         """The model that the request asks for, empty until that is known; None if the request is not the API's."""
+        self.intake = RequestIntake()
+        self.probe: TcpProbe | None = None
+        """Of its connection."""
         self.trace: RoutingTrace | None = None
         """None if answers do not name their worker."""
         self.extra_headers: list[tuple[bytes, bytes]] = []

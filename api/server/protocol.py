@@ -25,6 +25,7 @@ from api.server.errors import RETRY_AFTER_S, ApiError
 from api.server.eviction import choose_evicted, client_network
 from api.server.exchange import EXCHANGE_KEY, HttpExchange, head_and_body
 from api.server.limits import HEAD_BYTES_MAX, HEADERS_MAX, PIPELINE_MAX, SLOW_READER_S, TURNED_AWAY_MAX, ListenerState
+from api.server.tcp_probe import TcpProbe
 
 VERSIONS = ("1.1", "1.0")
 
@@ -80,6 +81,8 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = server_state.limits
+        self.probe: TcpProbe
+        """Of the connection, once it is made."""
         self.since_s = self.loop.time()
         """When the present head or body began, or when the connection fell idle."""
         self.network = b""
@@ -109,6 +112,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        self.probe = TcpProbe(transport)
         self.network = client_network(self.client[0]) if self.client else b""
         too_many = len(self.connections) - self._limits.connections_max
         if too_many > 0:
@@ -131,6 +135,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.probe.close()
         self.pipeline.clear()
         if self._active is not None and not self._active.response_complete:
             self._active.on_disconnect()
@@ -221,6 +226,8 @@ class HttpProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         cycle.on_unread = self._linger
+        cycle.intake.on_head(self.probe)
+        cycle.probe = self.probe
         self.cycle = self.scope["state"][EXCHANGE_KEY] = cycle
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
@@ -261,6 +268,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         cycle = self.cycle
+        if isinstance(cycle, HttpExchange):
+            cycle.intake.on_whole()
         if cycle.response_complete:
             self.since_s = self.loop.time()
         else:

@@ -27,6 +27,7 @@ from core.events.kv import (
 )
 from core.events.routing import (
     CONTINUED_VERSION,
+    AnswerDelayed,
     DecisionCounts,
     DivergenceFound,
     LocalChanged,
@@ -49,6 +50,7 @@ from core.events.routing import (
 )
 
 __all__ = [
+    "AnswerDelayed",
     "BlocksEvent",
     "BlocksRemoved",
     "BlocksStored",

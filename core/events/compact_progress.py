@@ -6,6 +6,7 @@ do not know. Version 1 is a map; its classes here turn into the same events.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -34,8 +35,9 @@ class CompactFinished(msgspec.Struct, frozen=True, gc=False, tag_field="type", t
 
 
 def _map_of(kind: type[EventBase]) -> Any:
-    """The struct of version 1, a map. Its `v` is that of the other forms: it says that the event is another object."""
-    values = [field for field in fields(kind) if field.name != "v"]
+    """The struct of version 1, a map of the values before `v`. Its `v` is that of the other forms: it says that the
+    event is another object."""
+    values = list(takewhile(lambda field: field.name != "v", fields(kind)))
     required = [(field.name, field.type) for field in values if field.default is NODEFAULT]
     others = [(field.name, field.type, field.default) for field in values if field.default is not NODEFAULT]
     version = ("version", Annotated[int, msgspec.Meta(lt=PROGRESS_VERSION)], msgspec.field(default=1, name="v"))
@@ -61,5 +63,5 @@ def encode_prefilled(event: RequestPrefilled) -> bytes:
 
 
 def encode_finished(event: RequestFinished) -> bytes:
-    """The same of an end."""
-    return _FINISHED + _encode(event) if event.v >= PROGRESS_VERSION else _encode(FinishedMap(*astuple(event)))
+    """The same of an end; version 1 has no stages."""
+    return _FINISHED + _encode(event) if event.v >= PROGRESS_VERSION else _encode(FinishedMap(*astuple(event)[:-1]))

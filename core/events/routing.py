@@ -1,7 +1,8 @@
 """Events of replicas (stream routing): their lives and settings, and the requests that they queue, route and end.
 
-RequestQueued and RequestTurnedAway inform: no fold keeps anything of them, no decision rests on them, and a request
-that finds a free place when it arrives has neither.
+RequestQueued, RequestTurnedAway and AnswerDelayed inform: no fold keeps anything of them, and no decision rests on
+them. A request that finds a free place when it arrives has neither of the first two, and one with a client that reads
+has not the third.
 """
 
 from __future__ import annotations
@@ -358,6 +359,8 @@ class RequestRouted(EventBase, frozen=True):
             raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")
 
 
+DELAYED_MS = 5
+"""An answer that its client takes within this time needs no AnswerDelayed."""
 PROGRESS_VERSION = 2
 """The version of `RequestPrefilled` and `RequestFinished` that is an array (`core.events.compact_progress`)."""
 
@@ -375,8 +378,8 @@ class RequestPrefilled(EventBase, frozen=True, array_like=True, tag=False):
     """Report of the worker on where the prompt was computed; None without prefill workers."""
 
 
-class RequestFinished(EventBase, frozen=True, array_like=True, tag=False):
-    """An attempt ended, well or not."""
+class _FinishedValues(EventBase, frozen=True, array_like=True, tag=False):
+    """The values of an end up to its version, which programs without `stages` read."""
 
     request: str
     attempt: int
@@ -390,6 +393,26 @@ class RequestFinished(EventBase, frozen=True, array_like=True, tag=False):
     """-1 if no token came."""
     duration_ms: int
     detail: str = ""
+
+
+class RequestFinished(_FinishedValues, frozen=True, kw_only=True, array_like=True, tag=False):
+    """An attempt ended, well or not."""
+
+    stages: tuple[int, ...] = ()
+    """`core.events.request_stages.RequestStages`; empty from earlier programs, and in version 1. It informs: no fold
+    and no decision rests on it. It stands behind the version, where earlier programs pass over it."""
+
+
+class AnswerDelayed(EventBase, frozen=True):
+    """The client took its answer late: more than DELAYED_MS behind the last token, or with such a break before."""
+
+    request: str
+    written_ms: int
+    """From the last token until the client's system had the whole answer, or its connection ended."""
+    stalled_ms: int
+    """The time in all for which the client's system took nothing, since the client did not read."""
+    unsent_bytes: int
+    """Bytes that waited when the last token came."""
 
 
 class RequestMigrated(EventBase, frozen=True):
@@ -483,6 +506,7 @@ RoutingEvent = (
     | RequestRouted
     | RequestPrefilled
     | RequestFinished
+    | AnswerDelayed
     | RequestMigrated
     | RequestRejected
     | RequestQueued

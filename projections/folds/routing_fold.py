@@ -11,6 +11,7 @@ import msgspec
 
 from core.codec import Message
 from core.events import (
+    AnswerDelayed,
     DecisionCounts,
     DivergenceFound,
     LocalChanged,
@@ -218,7 +219,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
                 self._end(part.replica, f"left: {event.reason}")
             case ReplicaLost():
                 pass  # counts only from its own source
-            case RequestMigrated() | RequestRejected() | RequestQueued() | RequestTurnedAway():
+            case RequestMigrated() | RequestRejected() | RequestQueued() | RequestTurnedAway() | AnswerDelayed():
                 pass  # these leave no state, nor do those
             case ReplicaReported() | DivergenceFound():
                 pass

@@ -68,7 +68,7 @@ class ExcerptMessages:
         """Of the payloads of messages beside its own."""
         self._ids = {tried.request for tried in request.tries}
         self._workers = {tried.worker for tried, _ in request.decisions if tried.worker}
-        self._end = max(_last_seq(tried) for tried in request.tries)
+        self._end = max(self._last_seq(tried) for tried in request.tries)
         """Behind this message of the routing stream nothing is about the request."""
         self.places.update(self._with_courses(self._own()))
         for group in self._beside():
@@ -102,6 +102,9 @@ class ExcerptMessages:
             for record in self._recording.archive.read(ROUTING, self._read_up_to(event) + 1, tried.seq):
                 if owner(record.subject) == tried.replica:
                     yield ROUTING, record.seq
+
+    def _last_seq(self, tried: RequestAttempt) -> int:
+        return max(tried.at, tried.prefilled_at, tried.ended_at, *self._recording.requests.delays_of(tried)) // PLACES
 
     def _first_seq(self) -> int:
         known = (seq for tried in self._request.tries for seq in (tried.seq, tried.queued_seq, tried.migrated_seq))
@@ -237,10 +240,6 @@ class ExcerptMessages:
                 records = self._recording.archive.read(stream, max(1, seq - SEARCH_MAX), seq + 1)
                 touching = [record.seq for record in records if _touches(record, prompt, is_its_worker=False)]
                 yield from ((stream, at) for at in reversed(touching))
-
-
-def _last_seq(tried: RequestAttempt) -> int:
-    return max(tried.at, tried.prefilled_at, tried.ended_at) // PLACES
 
 
 def _is_of(message: object, tried: RequestAttempt) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import RequestFinished, RequestMigrated, RequestRejected, RequestRouted
+from core.events.request_stages import RequestStages
 from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -22,7 +23,7 @@ from replay.explain.cost_breakdown import (
     session_order,
     time_estimate,
 )
-from replay.explain.course import request_course
+from replay.explain.course import course_parts, request_course
 from replay.explain.decision_inputs import DecisionInputs, ExcludedWorkers, decision_inputs, routed_event
 from replay.explain.explanation import (
     AttemptExplanation,
@@ -35,8 +36,9 @@ from replay.explain.explanation import (
 from replay.explain.freshness import decided_ms, measure_freshness
 from replay.explain.prefill_trace import prefill_hint, prefill_outcome, prefill_report, trace_prefill_job
 from replay.explain.sentences import chances, decision_reason, runner_up
+from replay.explain.stage_times import answer_delay, concurrent_prefills, recorded_stages
 from replay.explain.summary import summarize
-from replay.explain.waiting import arrival_ms, explain_hold, first_token_phases, queue_rejection, queue_wait
+from replay.explain.waiting import NEAR_MS, arrival_ms, explain_hold, first_token_phases, queue_rejection, queue_wait
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
@@ -63,26 +65,29 @@ def explain(recording: Recording, request: str, tenant: str | None = None, *, wh
         raise CallerError(f"the log knows no request {text!r}{of}; `contrail events --stream routing` lists them")
     last = next((tries for tries in reversed(uses) if any(tried.worker for tried in tries)), [])
     attempts, unread = list[AttemptExplanation](), list[str]()
+    recorded = list[RequestStages | None]()
     first_now_ms: int | None = None
     for tried in last:
         event = routed_event(recording, tried) if tried.worker else None
         if event is not None:
             first_now_ms = arrival_ms(recording, tried, event.now_ms) if first_now_ms is None else first_now_ms
-            attempts.append(_attempt(recording, tried, event, first_now_ms, whole=whole))
+            recorded.append(recorded_stages(recording, tried))
+            attempts.append(_attempt(recording, tried, event, first_now_ms, recorded[-1], whole=whole))
             attempts[-1].compared = _compared(attempts)
         elif tried.worker:
             unread.append(_unread(recording, tried))
+    parts = course_parts(attempts, recorded)
     refused = sorted((tried for tries in uses for tried in tries if not tried.worker), key=lambda tried: tried.at)
     rejections = [_rejection(recording, tried) for tried in refused[-REJECTIONS_MAX:]]
     return Explanation(
         request=request,
         model=uses[-1][0].model,
-        summary=summarize(attempts, rejections) if not unread else [],
+        summary=summarize(attempts, rejections, parts) if not unread else [],
         attempts=attempts,
         rejections=rejections,
         uses=len(uses),
         unread=unread,
-        course=request_course(attempts) if not unread else None,
+        course=request_course(attempts, parts) if not unread else None,
     )
 
 
@@ -92,7 +97,13 @@ def _unread(recording: Recording, tried: RequestAttempt) -> str:
 
 
 def _attempt(
-    recording: Recording, tried: RequestAttempt, event: RequestRouted, first_now_ms: int, *, whole: bool | None
+    recording: Recording,
+    tried: RequestAttempt,
+    event: RequestRouted,
+    first_now_ms: int,
+    stages: RequestStages | None,
+    *,
+    whole: bool | None,
 ) -> AttemptExplanation:
     on, names = decision_inputs(recording, tried, event, whole=whole), recording.names
     made_ms = decided_ms(recording, tried, event)
@@ -142,6 +153,10 @@ def _attempt(
     attempt.prefill = None if report is None else prefill_outcome(report, event.worker, names)
     attempt.job = trace_prefill_job(recording, tried, report, made_ms)
     _ended(recording, tried, attempt)
+    attempt.log_late_ms = max(0, tried.time_ms - made_ms)
+    attempt.delay = answer_delay(recording, tried)
+    if stages is not None:
+        attempt.concurrent = concurrent_prefills(recording, tried, stages, NEAR_MS)
     return attempt
 
 

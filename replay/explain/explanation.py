@@ -342,6 +342,27 @@ class FirstTokenPhases(msgspec.Struct, frozen=True, kw_only=True):
     near_ms: int = 0
 
 
+class ConcurrentPrefill(msgspec.Struct, frozen=True, kw_only=True):
+    """Another prompt that the worker had to compute at the same time."""
+
+    request: str
+    tokens: int
+    """That it was expected to compute."""
+    certain: bool
+    """True if the engine certainly computed both at once; else it had both, in an order that no record tells."""
+
+
+class AnswerDelay(msgspec.Struct, frozen=True, kw_only=True):
+    """The client took the answer late."""
+
+    written_ms: int
+    """From the last token until the client's system had the whole answer."""
+    stalled_ms: int
+    """The time in all for which the client's system took nothing: the client did not read."""
+    unsent_bytes: int
+    """Bytes that waited for it when the last token came."""
+
+
 class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted against real reuse, and the event that was missing or late."""
 
@@ -430,6 +451,12 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     pause_ms: int | None = None
     """… and then the time from when the attempt before this one broke off to this one's first token."""
     phases: FirstTokenPhases | None = None
+    concurrent: list[ConcurrentPrefill] = []
+    """Prompts that the worker had to compute beside this one; none without stages."""
+    delay: AnswerDelay | None = None
+    """Set if the client took the answer late."""
+    log_late_ms: int = 0
+    """The time from the decision until the log stored it: the log was away, or slow."""
     reuse: CachePrediction | None = None
     hint: PrefillHint | None = None
     """The prefill worker that the decision preferred."""
@@ -444,24 +471,27 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
 
 
 class CoursePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a request's time, in milliseconds from its arrival at the router."""
+    """A part of a request's time, in milliseconds from its arrival at the router; below 0 before it."""
 
     kind: str
-    """`queued` and `held` in the router; `behind` others at the worker; `remote`: the prompt is computed by another
-    worker, and fetched; `prefill`, `decode`; `unanswered`: an attempt without a token; `between` two attempts;
-    `pause`: the client gets nothing, until another attempt goes on with the answer."""
+    """A stage of `core.events.request_stages.RequestStages`; or `unanswered`: an attempt without a token; `between` two
+    attempts; `written`: a late client gets the rest; `pause`: the client gets nothing, until another attempt goes on
+    with the answer."""
     attempt: int
     worker: str
     """The worker of that attempt."""
     from_ms: float
     to_ms: float
+    recorded: bool = False
+    """True of a stage in the record of the attempt's end; else the part is as long as the log proves."""
 
 
 class Course(msgspec.Struct, frozen=True, kw_only=True):
     """The course of a request over all its attempts."""
 
     parts: list[CoursePart]
-    """One behind the other, without a gap; they add up to the time that the router had the request."""
+    """One behind the other, without a gap. They add up to the client's time where stages are recorded, else to the time
+    that the router had the request."""
     expected: list[CoursePart]
     """The router's estimates at its decisions, `behind` and `prefill`; none of policies that do not estimate."""
     pauses: list[CoursePart]

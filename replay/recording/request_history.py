@@ -228,7 +228,9 @@ _Place = tuple[str, int]
 class RequestHistory:
     """Attempts in columns, a row each, and refusals beside them."""
 
-    def __init__(self, workers: Numbering | None = None, replicas: Numbering | None = None) -> None:
+    def __init__(  # noqa: PLR0915  # it makes each column
+        self, workers: Numbering | None = None, replicas: Numbering | None = None
+    ) -> None:
         """The numbers of workers and replicas in the columns are of these numberings."""
         self.workers = Numbering() if workers is None else workers
         self.replicas = Numbering() if replicas is None else replicas
@@ -268,6 +270,8 @@ class RequestHistory:
         self._prior_of: dict[int, _PriorAttempt] = {}
         """By row, the attempt before it."""
         self._remote: set[int] = set()
+        self._delays: dict[_Place, list[int]] = {}
+        """The events that say that a client took an answer late."""
         self._open: dict[_Key, int] = {}
         self._waiting: dict[_Place, _Wait] = {}
         self._moved: dict[_Key, int] = {}
@@ -357,14 +361,21 @@ class RequestHistory:
                 self._reject(number, ms, replica, event, event.attempt)
             case "RequestTurnedAway":
                 self._turn_away(number, ms, replica, event)
-            case "RequestMigrated":
-                self._moved[event.request, event.attempt, replica] = number // PLACES
+            case "RequestMigrated" | "AnswerDelayed":
+                self._follow_up(number, replica, event)
             case "ReplicaRestated":
                 self._restate(number, ms, replica, event)
             case "ReplicaLeft":
                 self._gone(number, ms, replica)
             case _:
                 pass  # concerns no request
+
+    def _follow_up(self, number: int, replica: int, event: PartialEvent) -> None:
+        """An attempt goes on with an answer, or a client took its answer late."""
+        if event.type == "RequestMigrated":
+            self._moved[event.request, event.attempt, replica] = number // PLACES
+        else:
+            self._delays.setdefault((event.request, replica), []).append(number)
 
     def _routed_any(self, number: int, ms: int, replica: int, event: PartialEvent) -> None:
         """A decision of any version counts, if it can be read."""
@@ -669,6 +680,13 @@ class RequestHistory:
             if workers[row] == worker:
                 found.append(self.attempt(row))
         return found
+
+    def delays_of(self, attempt: RequestAttempt) -> list[int]:
+        """The first event behind the attempt's end that says that the client took the answer late; it may be that of a
+        later request of the same id."""
+        found = self._delays.get((attempt.request, self.replicas.get(attempt.replica, -1)), [])
+        first = bisect_right(found, attempt.ended_at or NEVER)
+        return found[first : first + 1] if attempt.ended_seq else []
 
     def own_under_way(self, replica: str, at: int) -> list[RequestAttempt]:
         """The attempts that the replica had under way before that event, by its own messages."""

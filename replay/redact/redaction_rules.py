@@ -12,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import (
+    AnswerDelayed,
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
@@ -112,6 +113,7 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             | RequestRouted()
             | RequestPrefilled()
             | RequestFinished()
+            | AnswerDelayed()
             | RequestMigrated()
             | RequestRejected()
         ):
@@ -155,17 +157,22 @@ def _about_itself(
 
 
 def _of_request(
-    event: QueueEvent | RequestRouted | RequestPrefilled | RequestFinished | RequestMigrated | RequestRejected,
+    event: QueueEvent
+    | RequestRouted
+    | RequestPrefilled
+    | RequestFinished
+    | AnswerDelayed
+    | RequestMigrated
+    | RequestRejected,
     names: Pseudonyms,
 ) -> Event:
     names.note((event.request,))
     match event:
         case RequestRouted():
             return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer))
-        case RequestPrefilled():
-            return (
-                event if event.prefill is None else replace(event, prefill=redact_prefill_report(event.prefill, names))
-            )
+        case RequestPrefilled() | AnswerDelayed():
+            report = event.prefill if isinstance(event, RequestPrefilled) else None
+            return event if report is None else replace(event, prefill=redact_prefill_report(report, names))
         case RequestFinished():
             outcome = event.outcome if event.outcome in REQUEST_OUTCOMES else TEXT
             return replace(event, outcome=outcome, detail=names.text(event.detail))

@@ -181,6 +181,9 @@ class Discarding:
     def on_routed(self, worker_name: str) -> None:
         pass
 
+    def intake(self) -> None:
+        pass
+
 
 async def collect(router: Router, asked: GenerateRequest, model: str = "sim") -> tuple[list[int], list[Output]]:
     """All tokens of a generation, and its outputs."""

@@ -93,6 +93,7 @@ class ScriptedBackend:
         """What failed inside the API."""
         self.closed = 0
         self.changed = asyncio.Condition()
+        self.delays: list[tuple[str, int, int, int]] = []
         self.waiting: dict[str, str] = {}
 
     def models(self) -> list[ModelCard]:
@@ -149,6 +150,9 @@ class ScriptedBackend:
         """So many generations have ended."""
         async with asyncio.timeout(5), self.changed:
             await self.changed.wait_for(lambda: self.closed >= count)
+
+    def delayed(self, request: str, written_ms: int, stalled_ms: int, unsent_bytes: int) -> None:
+        self.delays.append((request, written_ms, stalled_ms, unsent_bytes))
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         self.failures.append((request, model, tenant, type(error)))

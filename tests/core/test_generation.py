@@ -14,6 +14,7 @@ BESIDE = {
     "finish": "stop",
     "cached_tokens": 0,
     "prefill": PREFILL,
+    "engine_us": (0, 0),
     "logprobs": (TokenLogprobs(1, -0.5),),
     "prompt_logprobs": (None,),
     "embedding": b"\0\0\0\0",

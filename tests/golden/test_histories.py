@@ -25,6 +25,9 @@ ANSWER_CHARS_MAX = 4_000
 MADE = {"seconds", "decisions_per_s", "wall_s"}
 """Keys that say of the run, and nothing of the history."""
 ADDED = {
+    "concurrent",
+    "delay",
+    "log_late_ms",
     "first_token_ms",
     "pause_ms",
     "summary",

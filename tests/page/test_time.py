@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from core.events import AnswerDelayed, RequestFinished, RequestPrefilled
+from core.events.request_stages import RequestStages
+from core.events.routing import PROGRESS_VERSION
 from core.settings import RoutingSettings
+from core.subjects import LOAD
 from replay.explain.explain import explain
 from replay.explain.explanation import Explanation
 from replay.recording.recording import Recording
@@ -16,7 +22,9 @@ from replay.simulate.options import Options
 from replay.simulate.simulation import simulate
 from tests.fixtures.passes import one_prompt_a_pass
 from tests.page.conftest import Served, looking, ready, serving
+from tests.projections.facts import joined, load, stored
 from tests.replay.simulate.families import ENGINE, families
+from tests.replay.staged import ASKED, HASHES, KV, A, Stage
 
 __all__ = ["one_prompt_a_pass"]
 
@@ -106,6 +114,50 @@ def test_the_course_of_a_request_is_one_bar_to_scale(timed: Served, browser: Bro
             expect(waterfall).to_contain_text(f"and {len(there) - 12} more")
         others.first.click()
         expect(page.locator("#decision h3 code")).to_have_text(named[0])
+
+
+def test_recorded_stages_are_drawn_from_the_first_byte_to_the_last(browser: Browser, tmp_path: Path) -> None:
+    """The bar begins before the router has the request, and ends with its late client; the estimate lies below."""
+    stage = Stage()
+    stage.say(KV, A, joined("a"), stored(*HASHES[:4]))
+    stage.say(LOAD, A, load())
+    stage.replica()
+    stage.settings(RoutingSettings(policy="time", prefill_us_per_token_m=1_000_000))
+    stage.clock.advance(30)
+    stage.route("r", ASKED)
+    stage.clock.advance(70)
+    stage.tell(RequestPrefilled(request="r", attempt=0, cached_tokens=16, ttft_ms=100))
+    stages = RequestStages(
+        loop=40, body=60, prepare=250, queued=100, held=200, link=20, behind=280, prefill=400, decode=900
+    )
+    stage.tell(
+        RequestFinished(
+            request="r", attempt=0, outcome="stop", prompt_tokens=25, output_tokens=9, cached_tokens=16,
+            ttft_ms=100, duration_ms=190, v=PROGRESS_VERSION, stages=stages,
+        ),
+        AnswerDelayed(request="r", written_ms=45, stalled_ms=40, unsent_bytes=900),
+    )  # fmt: skip
+    log = tmp_path / "run.contrail"
+    with stage.recording(log) as recording:
+        found = explain(recording, "r")
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        show(page, found)
+        waterfall = page.locator("#waterfall")
+        assert [bar.get_attribute("class") for bar in waterfall.locator(".measured i").all()] == [
+            "earlier", "reading", "tokenizing", "router", "held", "way", "wait", "computed", "decode", "occupied",
+        ]  # fmt: skip
+        assert [bar.get_attribute("class") for bar in waterfall.locator(".ghost i").all()] == ["computed"]
+        expect(waterfall.locator(".measured .track")).to_have_attribute(
+            "title",
+            "4 ms until it was read, 6 ms reading the body, 25 ms tokenizing, 10 ms queued, 20 ms held for its worker, "
+            "2 ms on the way there and back, 28 ms waiting at the engine, 40 ms prefill, 90 ms decode, "
+            "45 ms written late",
+        )
+        expect(waterfall.locator(".keys").first).to_contain_text("40 ms prefill, expected 9 ms")
+        assert waterfall.locator(".marks b").first.text_content() == "received"
+        assert waterfall.locator(".ticks .track span").first.get_attribute("style") == "left: 0%;"
+        if "SHOT" in os.environ:
+            waterfall.screenshot(path=os.environ["SHOT"])
 
 
 def test_a_pause_and_what_a_later_program_tells_are_drawn(timed: Served, browser: Browser) -> None:

@@ -17,6 +17,8 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable
 from typing import NamedTuple, assert_never
 
+from msgspec.structs import replace
+
 from actors.engines.engine import CacheChange
 from actors.engines.simulated.engine_state import (
     Abort,
@@ -71,6 +73,7 @@ def _submit(state: EngineState, item: Submit) -> None:
         seq = BlockHashSequence(request, state.settings, item.known, hold=item.hold, pull=item.pull)
     else:
         seq = TokenSequence(request, state.settings, hold=item.hold, pull=item.pull, reply=item.reply)
+    seq.arrived_us = state.now_us
     insort(state.waiting, (request.priority, state.arrived, seq))
 
 
@@ -251,10 +254,17 @@ def _one_more(state: EngineState, seq: EngineSequence, at_us: int) -> None:
     output = seq.go_on()
     if output is None:
         return
+    if output.cached_tokens is not None:
+        output = replace(output, engine_us=_engine_us(seq, at_us, state.settings.time_scale))
     if output.finish is not None:
         _leave(state, seq)
         state.pool.release(seq.blocks)
     state.add_output(request_id, output, at_us)
+
+
+def _engine_us(seq: EngineSequence, at_us: int, time_scale: float) -> tuple[int, int]:
+    """Real time in the queue, and from its first pass to its first token."""
+    return round((seq.began_us - seq.arrived_us) / time_scale), round((at_us - seq.began_us) / time_scale)
 
 
 def _leave(state: EngineState, seq: EngineSequence) -> None:

@@ -43,6 +43,8 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         if state.pool.free < seq.blocks_known - shared:
             break
         del state.waiting[0]
+        if not seq.thrown_out:
+            seq.began_us = work.start_us
         seq.settle_in(found, state.pool)
         if seq.pull:
             _fetch(state, seq)

@@ -39,9 +39,25 @@ def answer_hash(request: RequestId, place: int) -> int:
 class EngineSequence(ABC):
     """The scheduler's view of a request; the subclasses know the prompt's content."""
 
-    __slots__ = ("blocks", "cached_tokens", "computed", "contents", "decode_from", "hold", "length",
-                 "nameless", "names", "prompt_tokens", "pull", "request", "size", "thrown_out",
-                 "tokens_max")  # fmt: skip
+    __slots__ = (
+        "arrived_us",
+        "began_us",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "contents",
+        "decode_from",
+        "hold",
+        "length",
+        "nameless",
+        "names",
+        "prompt_tokens",
+        "pull",
+        "request",
+        "size",
+        "thrown_out",
+        "tokens_max",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -75,6 +91,10 @@ class EngineSequence(ABC):
         """Tokens from here on are computed in decode steps."""
         self.nameless = False
         """Blocks that the request fills are found by no other request."""
+        self.arrived_us = 0
+        """When the engine got it …"""
+        self.began_us = 0
+        """… and when the first pass with a part of it began."""
         self.thrown_out = 0
         """The number of times that the request lost its blocks to others."""
         self.names = names

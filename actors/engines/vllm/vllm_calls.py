@@ -73,9 +73,17 @@ def output(result: Any, sampling: Sampling, *, first: bool) -> Output:
         tokens=tuple(completion.token_ids),
         finish=None if finish is None else FINISHES[finish],
         cached_tokens=(result.num_cached_tokens or 0) if first else None,
+        engine_us=_engine_us(result.metrics) if first else None,
         logprobs=_logprobs_of(completion.logprobs or (), sampling.logprobs),
         prompt_logprobs=tuple(one and _of_token(one, sampling.prompt_logprobs) for one in prompt),
     )
+
+
+def _engine_us(stats: Any) -> tuple[int, int] | None:
+    """Time in the queue, and from the first pass to the first token; None without vLLM's statistics of the request,
+    and where a later release does not have them."""
+    queued, begun, first = (getattr(stats, name, 0.0) for name in ("queued_ts", "scheduled_ts", "first_token_ts"))
+    return (int((begun - queued) * 1e6), int((first - begun) * 1e6)) if 0 < queued <= begun <= first else None
 
 
 def embedding(result: Any) -> Output:

@@ -12,15 +12,22 @@ const STEPS = [1, 2, 5];
 
 // Parts by kind: the colour, and the words for its time. A kind that is not here is drawn grey, by its own name.
 const KINDS = {
+  loop: ["earlier", "until it was read"],
+  body: ["reading", "reading the body"],
+  prepare: ["tokenizing", "tokenizing"],
   queued: ["router", "queued"],
   held: ["held", "held for its worker"],
+  route: ["earlier", "being routed"],
   between: ["earlier", "between attempts"],
-  behind: ["wait", "behind others there"],
+  link: ["way", "on the way there and back"],
+  behind: ["wait", "waiting at the engine"],
   remote: ["remote", "prompt elsewhere"],
   prefill: ["computed", "prefill"],
   unanswered: ["bad", "without a token"],
   decode: ["decode", "decode"],
+  written: ["occupied", "written late"],
 };
+const AT_WORKER = ["link", "behind", "remote", "prefill", "unanswered"];
 const colourOf = (kind) => (KINDS[kind] ?? ["earlier"])[0];
 const wordsOf = (kind) => (KINDS[kind] ?? ["", words(kind)])[1];
 
@@ -86,8 +93,8 @@ function choice(near, onNear) {
 
 // Names over the bar, where there is room for them.
 function marks({ parts, ended }, scale, first) {
-  const sent = parts.find((part) => ["behind", "remote", "prefill", "unanswered"].includes(part.kind));
-  const named = [["received", 0], sent && ["sent", sent.from_ms], first !== null && ["first token", first], ended && ["end", parts.at(-1).to_ms]];
+  const sent = parts.find((part) => AT_WORKER.includes(part.kind));
+  const named = [["received", parts[0].from_ms], sent && ["sent", sent.from_ms], first !== null && ["first token", first], ended && ["end", parts.at(-1).to_ms]];
   const placed = [];
   for (const [text, ms] of named.filter(Boolean)) {
     const share = shareOf(scale, ms);
@@ -96,15 +103,15 @@ function marks({ parts, ended }, scale, first) {
   return placed.map(({ text, share }) => el("b", { class: share > 1 - MARK_SHARE ? "right" : "", vars: { left: `${100 * share}%` } }, text));
 }
 
-// Times under the bar, from the request's arrival.
+// Times under the bar, from the begin of the course.
 function ticks(scale) {
   const fewest = (scale.to - scale.from) / TICKS_MAX;
   const power = 10 ** Math.floor(Math.log10(Math.max(1, fewest)));
   const step = STEPS.map((each) => each * power).find((each) => each >= fewest) ?? 10 * power;
   const found = [];
-  for (let ms = Math.ceil(scale.from / step) * step; ms <= scale.to; ms += step) found.push(ms);
+  for (let ms = 0; ms <= scale.to - scale.from; ms += step) found.push(ms);
   return found.map((ms) => {
-    const share = shareOf(scale, ms);
+    const share = shareOf(scale, scale.from + ms);
     return el("span", { class: share > 0.92 ? "right" : "", vars: { left: `${100 * share}%` } }, ms ? duration(ms) : "0");
   });
 }

@@ -33,5 +33,8 @@ class Backend(Protocol):
         """The log has that the request failed inside this process, and of what kind `error` is, unless it has that
         from `run`. `model` may be one that is not known, or empty."""
 
+    def delayed(self, request: str, written_ms: int, stalled_ms: int, unsent_bytes: int) -> None:
+        """The log has that the client took its answer late (`core.events.routing.AnswerDelayed`)."""
+
     def ready(self) -> Readiness:
         """The readiness to serve requests, with the parts that are still awaited and their reasons."""

@@ -12,7 +12,14 @@ from api.cli.replay.text.estimate_text import estimate_lines, hold_lines, timed_
 from api.cli.replay.text.prefill_text import of_which, prefill_lines
 from projections.policy.cost import BLOCK_COST_POLICIES
 from replay.explain.explain import UNREAD
-from replay.explain.explanation import AttemptExplanation, CandidateRow, Explanation, FirstTokenPhases, QueueWait
+from replay.explain.explanation import (
+    AttemptExplanation,
+    CandidateRow,
+    Course,
+    Explanation,
+    FirstTokenPhases,
+    QueueWait,
+)
 from replay.explain.request_list import RequestList, RequestListEntry
 from replay.explain.sentences import POLICY_INPUTS
 from replay.explain.summary import WAITED_FOR
@@ -34,6 +41,8 @@ def explain_text(explanation: Explanation) -> Text:
     """The explanation; blocks and costs are in blocks, under `time` and `session` costs in milliseconds."""
     yield f"request {explanation.request}, model {explanation.model}"
     yield from explanation.summary
+    if explanation.course is not None and explanation.course.parts:
+        yield from ("", course_table(explanation.course), "")
     if explanation.uses > 1:
         yield f"{explanation.uses} requests had this id; this is the last one that was routed"
     moved = [attempt for attempt in explanation.attempts if attempt.told_tokens]
@@ -66,6 +75,53 @@ def _attempt(attempt: AttemptExplanation) -> Text:
     yield from ("", _candidate_table(attempt.candidates, _KNOWN, map(_known, attempt.candidates)))
     if any(row.in_flight.requests > 1 for row in attempt.candidates):
         yield f"  {SHARED}"
+
+
+_BAR = 40
+_OFF, _OFF_MIN_MS = 5.0, 10.0
+"""A part is off its estimate if it differs by this factor, and by so many milliseconds."""
+PARTS = {
+    "loop": "the front end's loop",
+    "body": "reading the body",
+    "prepare": "rendering, tokenizing",
+    "queued": "queued in the router",
+    "held": "held for its worker",
+    "route": "being routed",
+    "between": "between attempts",
+    "link": "to the worker and back",
+    "remote": "prompt elsewhere",
+    "behind": "waiting at the engine",
+    "prefill": "prefill",
+    "unanswered": "without a token",
+    "decode": "decode",
+    "written": "written late",
+}
+"""The kinds of a course's parts as words."""
+
+
+def course_table(course: Course) -> Table:
+    """The course as one bar, a line each part, with what was expected of it."""
+    begin, total = course.parts[0].from_ms, course.parts[-1].to_ms - course.parts[0].from_ms
+    expected = {(each.attempt, each.kind): each.to_ms - each.from_ms for each in course.expected}
+    lines = []
+    for part in course.parts:
+        first, last = (round(_BAR * (ms - begin) / total) for ms in (part.from_ms, part.to_ms))
+        first = min(first, _BAR - 1)
+        ms, attempt = part.to_ms - part.from_ms, f" #{part.attempt}" if part.attempt else ""
+        bar = " " * first + "█" * max(1, last - first)
+        estimate = _expected(ms, expected.get((part.attempt, part.kind)))
+        words = PARTS.get(part.kind, part.kind.replace("_", " "))
+        lines.append((f"  {words}{attempt}", f"{ms:,.1f} ms", f"{ms / total:.0%}", estimate, bar))
+    lines.append(("  in all", f"{total:,.1f} ms", "", "", ""))
+    return Table(("  course", "took", "share", "expected", ""), lines, "<>>><")
+
+
+def _expected(ms: float, expected_ms: float | None) -> str:
+    if expected_ms is None:
+        return ""
+    factor = max(ms, expected_ms) / max(1.0, min(ms, expected_ms))
+    off = f", {factor:.0f} times off" if factor >= _OFF and abs(ms - expected_ms) >= _OFF_MIN_MS else ""
+    return f"{expected_ms:,.1f} ms{off}"
 
 
 def titled(rows: Iterable[tuple[str, str]]) -> Facts:
