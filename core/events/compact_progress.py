@@ -63,5 +63,8 @@ def encode_prefilled(event: RequestPrefilled) -> bytes:
 
 
 def encode_finished(event: RequestFinished) -> bytes:
-    """The same of an end; version 1 has no stages."""
-    return _FINISHED + _encode(event) if event.v >= PROGRESS_VERSION else _encode(FinishedMap(*astuple(event)[:-1]))
+    """The same of an end; version 1 has no stages, and an end without any is written as before there were some."""
+    if event.stages and event.v >= PROGRESS_VERSION:
+        return _FINISHED + _encode(event)
+    values = astuple(event)[:-1]
+    return _FINISHED + _encode(values) if event.v >= PROGRESS_VERSION else _encode(FinishedMap(*values))

@@ -198,7 +198,7 @@ async def test_unknown_routes_and_methods_have_the_same_shape(api: Api) -> None:
     await refused(api, await api.http.get("/nowhere"), 404, text="/nowhere")
     await refused(api, await api.http.get("/metrics"), 404, text="metrics.json in its data folder")
     await refused(api, await api.http.get("/v1/chat/completions//"), 404)
-    await refused(api, await api.http.get("/docs"), 404)
+    await refused(api, await api.http.get("/redoc"), 404)
     wrong = await api.http.get(CHAT)
     assert wrong.headers["allow"] == "POST"
     await refused(api, wrong, 405, text="GET")

@@ -43,7 +43,7 @@ def sealed(event: RequestFinished) -> bytes:
 def test_the_stages_take_at_most_40_bytes_of_the_log() -> None:
     """A slow request, and one with every stage as long as three bytes hold."""
     without = len(encode_event(msgspec.structs.replace(ENDED, stages=())))
-    assert len(encode_event(ENDED)) - without == 21
+    assert len(encode_event(ENDED)) - without == 22
     longest = tuple([65_535] * len(RequestStages._fields))
     assert len(encode_event(msgspec.structs.replace(ENDED, stages=longest))) - without == 33
 
