@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -16,6 +17,39 @@ REPORT_EVERY_MS = 250
 """Load reports come this often at most …"""
 REPORT_IDLE_MS = 2000
 """… and this often at least."""
+RATE_WINDOW_MS = 120_000
+"""The reuse rate is a mean over so long: a talk stays on its worker for minutes, and pauses between its turns."""
+RATE_EVERY_MS = 2000
+"""It changes this often at most, so that it makes no report of its own."""
+MS_PER_S = 1000
+
+
+class ReuseRate:
+    """Prompt tokens a second over the last RATE_WINDOW_MS that the cache had, less twice those that it had not, and 0
+    at least: of talks nearly all counts, of prompts that only begin alike nothing. By sums that grow; they count as 0
+    before their start."""
+
+    def __init__(self) -> None:
+        self.tokens_per_s = 0
+        self._sums: deque[tuple[int, int, int]] = deque(maxlen=RATE_WINDOW_MS // RATE_EVERY_MS + 1)
+        """When sums were noted, in milliseconds, all prompt tokens and the cached ones; RATE_EVERY_MS apart at
+        least."""
+
+    def __repr__(self) -> str:
+        return f"<ReuseRate {self.tokens_per_s}/s>"
+
+    def note(self, now_ms: int, prompt_tokens: int, cached_tokens: int) -> int:
+        """The rate, with so many tokens in all by now. O(1)."""
+        sums = self._sums
+        if sums and now_ms - sums[-1][0] < RATE_EVERY_MS:
+            return self.tokens_per_s
+        sums.append((now_ms, prompt_tokens, cached_tokens))
+        while now_ms - sums[0][0] > RATE_WINDOW_MS:
+            sums.popleft()
+        _, prompt_before, cached_before = sums[0]
+        prompt, cached = prompt_tokens - prompt_before, cached_tokens - cached_before
+        self.tokens_per_s = max(0, 3 * cached - 2 * prompt) * MS_PER_S // RATE_WINDOW_MS
+        return self.tokens_per_s
 
 
 class LoadReporter:
@@ -35,6 +69,7 @@ class LoadReporter:
         self._publisher = publisher
         self._draining = draining
         self._totals = totals
+        self._reuse_rate = ReuseRate()
         self._reported_ms = -REPORT_IDLE_MS
         self._last: LoadReported | None = None
 
@@ -47,6 +82,8 @@ class LoadReporter:
     def report(self) -> None:
         """The log hears of the load, if it is news or due and the report before this is not waiting any more."""
         publisher, load, totals = self._publisher(), self._engine.load(), self._totals()
+        now = self._clock.monotonic_ms()
+        prompt_tokens, cached_tokens = totals.get("prompt_tokens", 0), totals.get("cached_tokens", 0)
         report = LoadReported(
             running=load.running,
             waiting=load.waiting,
@@ -55,11 +92,11 @@ class LoadReporter:
             draining=self._draining(),
             kv_n=publisher.kv.n_acked,
             kv_head=publisher.kv.head,
-            prompt_tokens=totals.get("prompt_tokens", 0),
-            cached_tokens=totals.get("cached_tokens", 0),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             blocks_unindexed=totals.get("blocks_unindexed", 0),
+            reuse_rate=self._reuse_rate.note(now, prompt_tokens, cached_tokens),
         )
-        now = self._clock.monotonic_ms()
         due = report != self._last or now - self._reported_ms >= REPORT_IDLE_MS
         offset_ms = self._clock.noted_offset_ms
         if due and publisher.report(replace(report, clock_offset_ms=offset_ms) if offset_ms else report):

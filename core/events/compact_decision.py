@@ -50,7 +50,8 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
     known: tuple[int, ...] | None
     """None: all 1."""
     wait_us: tuple[int, ...] | None = None
-    """As in `Columns`."""
+    """As in `Columns`; so is the next."""
+    reuse: tuple[int, ...] | None = None
 
     def columns(self) -> Columns:
         """All columns."""
@@ -67,6 +68,7 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
             zeros if self.waiting is None else self.waiting,
             ones if self.known is None else self.known,
             self.wait_us,
+            self.reuse,
         )
 
 
@@ -172,8 +174,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def encode_compact(event: RequestRouted) -> bytes:
     """The decision as a CompactDecision."""
-    values = astuple(event)
-    return _START + _encode(values[:-1] if values[-2] is not UNSET else values[:-2])
+    values = [*astuple(event)]
+    values.pop()
+    if values[-1] is UNSET:
+        values.pop()
+    if type(columns := event.columns) is Columns and columns.reuse is None:
+        values[_COLUMNS] = astuple(columns)[:-1]  # as programs wrote it that had no such column
+    return _START + _encode(values)
 
 
 def encode_short(event: RequestRouted) -> bytes:
@@ -206,4 +213,6 @@ def _short(columns: Columns) -> list[tuple[int, ...] | None]:
     ]
     if columns.wait_us is not None:
         short.append(columns.wait_us)
+        if columns.reuse is not None:
+            short.append(columns.reuse)
     return short

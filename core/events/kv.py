@@ -123,6 +123,9 @@ class LoadReported(EventBase, frozen=True):
     """Blocks since the worker joined that are not in the index: images, embeddings, other groups or sizes."""
     clock_offset_ms: int | UnsetType = UNSET
     """The worker's wall clock less the broker's, as it corrects it; left out below `streams.broker_clock.NOTED_MS`."""
+    reuse_rate: int = 0
+    """Prompt tokens a second that the cache had, less twice those that it had not, and 0 at least: a mean over two
+    minutes (`actors.worker.load_reporter`)."""
 
 
 KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost

@@ -29,10 +29,10 @@ read PROGRESS_VERSION, too."""
 ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
-PROGRAM_VERSION = "0.1.0"
+PROGRAM_VERSION = "0.2.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
-DECIDE_VERSION = 1
+DECIDE_VERSION = 2
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice; `projections.policy.rules` keeps the earlier ones."""
 
@@ -62,6 +62,9 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """1 if the worker's cache is known, 0 after a gap in its chain."""
     wait_us: tuple[int, ...] | None = None
     """The wait of a new prefill behind outstanding ones there; None under a policy that does not estimate times."""
+    reuse: tuple[int, ...] | None = None
+    """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`); None where the decision read none
+    but 0."""
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         found: tuple[int, ...] | None = self.get(name)
@@ -91,7 +94,9 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
     def keys(self) -> tuple[str, ...]:
         """The names of the columns that there are."""
-        return COLUMNS if self.wait_us is None else _COLUMN_NAMES
+        if self.wait_us is None:
+            return COLUMNS
+        return _COLUMN_NAMES[:-1] if self.reuse is None else _COLUMN_NAMES
 
     def items(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The columns with their names."""
@@ -103,8 +108,10 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
 
 _COLUMN_NAMES = Columns.__struct_fields__
-COLUMNS, TIMED_COLUMNS = _COLUMN_NAMES[:-1], _COLUMN_NAMES[-1:]
-"""Names of the columns of every decision, and of those under policies that estimate times."""
+REUSE = "reuse"
+COLUMNS, TIMED_COLUMNS = _COLUMN_NAMES[:-2], _COLUMN_NAMES[-2:]
+"""Names of the columns of every decision, and of those under policies that estimate times; the last of these only
+where workers report how much they reuse."""
 
 EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""

@@ -19,12 +19,29 @@ class LoadPart(msgspec.Struct):
     digest: int = 0
 
 
+REUSE_UNIT, REUSE_STEPS = 1024, 16
+"""So many tokens a second are one doubling, and so many steps."""
+
+
+def reuse_of(rate: int) -> int:
+    """Reuse of the talks that live on a worker that reports this rate: log2(1 + rate / REUSE_UNIT), in
+    sixteenths (REUSE_STEPS), with a straight line between powers of two. So one more talk counts by how many are there,
+    and not by how fast they are; and the record takes a byte for it."""
+    units = REUSE_UNIT + max(0, rate)
+    doublings = units.bit_length() - REUSE_UNIT.bit_length()
+    return doublings * REUSE_STEPS + (units * REUSE_STEPS >> doublings) // REUSE_UNIT - REUSE_STEPS
+
+
 class LoadFold(SourceFold[WorkerId, LoadPart]):
     """The fold of the load stream. A report stands alone, so a gap before it makes nothing void."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reports: dict[WorkerId, LoadReported] = {}
+        self.reuse: dict[WorkerId, int] = {}
+        """`reuse_of` the rate of each worker, where it is above 0."""
+        self.rates_reported = False
+        """True if any worker ever reported a reuse rate."""
         self.parts: dict[WorkerId, LoadPart] = {}
         """Of the workers that sent messages and have not ended."""
         self.watched: dict[WorkerId, int] = {}
@@ -49,6 +66,11 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
 
     def _report(self, worker: WorkerId, report: LoadReported) -> None:
         self.reports[worker] = report
+        self.rates_reported |= report.reuse_rate != 0
+        if reuse := reuse_of(report.reuse_rate):
+            self.reuse[worker] = reuse
+        else:
+            self.reuse.pop(worker, None)
         if worker in self.watched:
             self.changed[worker] = None
 
@@ -70,10 +92,13 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
 
     def _weight(self, part: LoadPart) -> int:
         report = self.reports.get(part.worker)
-        reported = (report.running, report.waiting, report.draining) if report else ()
-        return stamp(part.chain, mix(part.worker, *reported))
+        if report is None:
+            return stamp(part.chain, mix(part.worker))
+        rate = (report.reuse_rate,) * (report.reuse_rate != 0)  # so logs of earlier programs keep their digests
+        return stamp(part.chain, mix(part.worker, report.running, report.waiting, report.draining, *rate))
 
     def _end(self, source: WorkerId, reason: str) -> None:
+        self.reuse.pop(source, None)
         if self.reports.pop(source, None) is not None and source in self.watched:
             self.changed[source] = None
         self._bury(source, self.parts.pop(source, None), reason)

@@ -23,7 +23,7 @@ from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId
 from core.settings import TIERS
 from core.snapshot_manifest import At
 from core.subjects import JOBS
-from projections.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION, READ_FOLD_VERSIONS
 from projections.folds.approximate_index import ApproximateIndex, WorkerBlocks
 from projections.folds.jobs_fold import JobsFold, JobsPart
 from projections.folds.kv_fold import KvFold, Member
@@ -204,7 +204,7 @@ def _head_at(state: State, stream: StreamName, position: Position) -> bytes:
 def _check_versions(found: _Version) -> None:
     if not SNAPSHOT_VERSION_WITHOUT_JOBS <= found.v <= SNAPSHOT_VERSION:
         raise Corrupt(f"a snapshot of form {found.v}; this program reads none beyond {SNAPSHOT_VERSION}")
-    if found.fold_version != FOLD_VERSION:
+    if found.fold_version not in READ_FOLD_VERSIONS:
         raise Corrupt(f"a snapshot of fold version {found.fold_version}; this program folds by {FOLD_VERSION}")
 
 

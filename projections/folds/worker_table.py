@@ -105,6 +105,7 @@ class WorkerTable:
         self.tails: Objects = np.empty(count, object)
         """The numbers as a candidate's bytes end."""
         self.blocks, self.requests, self.prefill_tokens, self.waiting = column(), column(), column(), column()
+        self.reuse: Column = column()
         self.draining: Flags = np.zeros(count, bool)
         self.outstanding: Column = column()
         """The number of outstanding prefills."""
@@ -169,7 +170,7 @@ class WorkerTable:
             self.wide[row] = None
             return
         self.blocks[row], self.requests[row], self.prefill_tokens[row], self.waiting[row] = numbers
-        self.draining[row] = report.draining
+        self.draining[row], self.reuse[row] = report.draining, loads.reuse.get(worker, 0)
         self.tails[row] = tail_bytes((*numbers, report.draining))
         if (prefills := in_flight.prefills.get(worker)) or self.outstanding.item(row):
             self._write_prefills(row, sorted(prefills.values()) if prefills else ())

@@ -25,6 +25,7 @@ from core.ids import WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
+from projections.folds.load_fold import REUSE_STEPS
 from projections.folds.worker_table import (
     NUMBER_MAX,
     OUTSTANDING_COLUMNS,
@@ -40,9 +41,16 @@ from projections.policy.cost import (
     ESTIMATING_POLICIES,
     REQUEST_COST_POLICIES,
     ScoredCandidate,
+    reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
-from projections.policy.policies import TEMPERATURE_POLICIES, draw_by_temperature, of_two, tie_key
+from projections.policy.policies import (
+    OVERLAP_POLICIES,
+    TEMPERATURE_POLICIES,
+    draw_by_temperature,
+    of_two,
+    tie_key,
+)
 from projections.policy.prefill_backlog import NO_BACKLOG, SLACK_M, PrefillBacklog, wait_us
 from projections.policy.prefill_time import MILLI, PrefillTime
 from projections.policy.rules import RULES
@@ -58,7 +66,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[1]
+RULES_BY_COLUMNS = RULES[2]
 """The rules that this module follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -121,6 +129,7 @@ class _Load(NamedTuple):
     prefill_tokens: Column
     waiting: Column
     draining: Flags
+    reuse: Column
     tails: Objects
     """The bytes with which each candidate ends."""
 
@@ -129,7 +138,7 @@ class _Load(NamedTuple):
         """None if a number is beyond the bound."""
         found = _Load(
             table.blocks.copy(), table.requests.copy(), table.prefill_tokens.copy(), table.waiting.copy(),
-            table.draining.copy(), table.tails.copy(),
+            table.draining.copy(), table.reuse.copy(), table.tails.copy(),
         )  # fmt: skip
         for worker, own in view.pending_events.in_flight_load.busy.items():
             row = table.rows.get(worker)
@@ -294,7 +303,7 @@ class _Waits(NamedTuple):
             column[row] = wait
         waiting = column.nonzero()[0]
         waits: dict[WorkerId, int] = dict(zip(table.ids[waiting].tolist(), column[waiting].tolist(), strict=True))
-        backlog = PrefillBacklog(time, waits).behind(request.held)
+        backlog = PrefillBacklog(time, waits, reuse=view.reuse()).behind(request.held)
         for worker in request.held:
             if worker in rows:
                 if abs(backlog.waits_us[worker]) > PRODUCT_MAX:
@@ -342,7 +351,7 @@ class _Costs(NamedTuple):
                 credit_m[row] = credit_m.item(row) * settings.stale_credit_m // MILLI
         prefill_m = np.maximum(needed_m - credit_m, 0)
         if seen.waits is not None:
-            return _time_costs(prefill_m, blocks, seen.waits, load, size, settings)
+            return _time_costs(prefill_m, blocks, seen.waits, load, prompt, settings)
         prefill_m += np.maximum(queued_m, 0)
         if settings.policy in BLOCK_COST_POLICIES:
             cost = settings.prefill_weight_m * prefill_m
@@ -366,9 +375,9 @@ def _credit_m(levels: tuple[Column, ...], settings: RoutingSettings) -> Column:
 
 
 def _time_costs(
-    prefill_m: Column, blocks: Column, waits: _Waits, load: _Load, size: int, settings: RoutingSettings
+    prefill_m: Column, blocks: Column, waits: _Waits, load: _Load, prompt: Prompt, settings: RoutingSettings
 ) -> _Costs | None:
-    base_us, per_token_m = waits.backlog.time
+    (base_us, per_token_m), size = waits.backlog.time, prompt.block_size
     if settings.policy != "time":
         return _Costs(np.maximum(waits.column - settings.session_wait_max_ms * MILLI, 0), prefill_m)
     per_active = settings.active_weight_m * per_token_m * size // MILLI
@@ -376,11 +385,12 @@ def _time_costs(
     most = int(own.max())
     if max(settings.own_weight_m, settings.own_request_weight_m * NUMBER_MAX) * most > PRODUCT_MAX:
         return None
-    if per_active * (NUMBER_MAX + TOKENS_MAX) > PRODUCT_MAX:
+    per_reuse = reuse_price_us(settings, prompt.tokens, per_token_m)
+    if max(per_active * (NUMBER_MAX + TOKENS_MAX), per_reuse * NUMBER_MAX) > PRODUCT_MAX:
         return None
     cost = waits.column + settings.own_weight_m * own // MILLI
     cost += settings.own_request_weight_m * own * load.requests // MILLI
-    cost += per_active * blocks // MILLI
+    cost += per_active * blocks // MILLI + per_reuse * load.reuse // REUSE_STEPS
     return _Costs(cost, prefill_m)
 
 
@@ -410,19 +420,21 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
     costs = _Costs.of(table, view, request, settings, seen)
     if costs is None:
         return None
-    order = _order(table, kept.rows, costs.cost, request, settings, view.routed(request.model), seed)
+    overlap = seen.prefixes.levels[0] if settings.policy in OVERLAP_POLICIES else None
+    order = _order(table, kept.rows, costs.cost, overlap, request, settings, view.routed(request.model), seed)
     encoded = _encoded(table, seen, costs, order, prompt)
     ranked = RankedCandidates(_Rows(table.fixed, load, seen.prefixes, *costs), order, encoded)
     believed = retention(ranked[0].candidate, view, settings) if settings.policy == APPROXIMATE else None
     backlog = NO_BACKLOG if waits is None else waits.backlog
-    return conclude(ranked, kept.excluded, view, request, now_ms, seed, backlog, believed, DECIDE_VERSION)
+    reuse = load.reuse[order].tolist() if backlog.reuse else ()
+    return conclude(ranked, kept.excluded, view, request, now_ms, seed, backlog, reuse, believed, DECIDE_VERSION)
 
 
 def _is_bounded(prompt: Prompt, settings: RoutingSettings) -> bool:
     weights_m = max(
         settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m, settings.own_weight_m,
-        settings.own_request_weight_m, settings.active_weight_m, settings.pending_credit_m, settings.stale_credit_m,
-        *settings.credits_m,
+        settings.own_request_weight_m, settings.active_weight_m, settings.reuse_weight_m,
+        settings.pending_credit_m, settings.stale_credit_m, *settings.credits_m,
     )  # fmt: skip
     return prompt.tokens <= TOKENS_MAX and prompt.blocks <= BLOCKS_MAX and weights_m <= WEIGHT_M_MAX
 
@@ -431,18 +443,19 @@ def _order(
     table: WorkerTable,
     rows: Column,
     cost: Column,
+    overlap: Column | None,
     request: RouteRequest,
     settings: RoutingSettings,
     turn: int,
     seed: int,
 ) -> Column:
-    """The rows as `rank` orders them."""
+    """The rows as `rank` orders them; equal costs by `overlap`, if it is given."""
     asked, keys = tie_key(request, settings), table.keys
     costs = cost[rows]
     places = costs.argsort()
     order: Column = rows[places]
     ascending: Column = costs[places]
-    _break_ties(order, ascending, asked, keys)
+    _break_ties(order, ascending, overlap, asked, keys)
     match settings.policy:
         case "round-robin":
             chosen = rows.item(turn % len(rows))
@@ -464,8 +477,9 @@ def _order(
     return order
 
 
-def _break_ties(order: Column, costs: Column, asked: bytes, keys: Objects) -> None:
-    """Rows of equal cost stand by their hashes, and by id if these are equal, too; `order` has them in any order."""
+def _break_ties(order: Column, costs: Column, overlap: Column | None, asked: bytes, keys: Objects) -> None:
+    """Rows of equal cost stand by their overlap, the largest first, if it is given, then by their hashes, and by id if
+    these are equal, too; `order` has them in any order."""
     equal = costs[1:] == costs[:-1]
     flags: Flags = np.zeros(len(costs), bool)
     flags[1:] = equal
@@ -473,7 +487,8 @@ def _break_ties(order: Column, costs: Column, asked: bytes, keys: Objects) -> No
     tied = flags.nonzero()[0]
     if len(tied):
         rows = order[tied]
-        order[tied] = rows[np.lexsort((rows, _ties(asked, keys[rows]), costs[tied]))]
+        depth = np.zeros(len(rows), np.int64) if overlap is None else -overlap[rows]
+        order[tied] = rows[np.lexsort((rows, _ties(asked, keys[rows]), depth, costs[tied]))]
 
 
 def _ties(asked: bytes, keys: Objects) -> NDArray[np.uint64]:

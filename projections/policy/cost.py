@@ -12,6 +12,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
     cost(w) = own_weight * own(w) + wait(w)
             + active_weight * (prefill of each token that fits into the active blocks on w)
             + own_request_weight * own(w) * (active requests on w)
+            + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
 those outstanding hold it up (`projections.policy.prefill_backlog`).
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
+from projections.folds.load_fold import REUSE_STEPS
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
@@ -108,6 +110,7 @@ def _score_by_time(
     per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
     per_active = settings.active_weight_m * per_token_m * size // MILLI
     bound_us = settings.session_wait_max_ms * MILLI
+    reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
     by_time, new = settings.policy == "time", tuple.__new__
     found = []
     for candidate in candidates:
@@ -124,7 +127,7 @@ def _score_by_time(
         if by_time:  # as estimate(…), without the call
             own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
             cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
-            cost += per_active * active_blocks // MILLI
+            cost += per_active * active_blocks // MILLI + per_reuse * reuse(worker, 0) // REUSE_STEPS
         else:
             cost = cost - bound_us if cost > bound_us else 0
         found.append(new(ScoredCandidate, (candidate, cost, prefill_m)))
@@ -138,12 +141,15 @@ class TimeCostTerms(NamedTuple):
     wait: int
     decode: int
     requests: int
+    reuse: int
+    """Of the talks that live there."""
 
 
 def estimate(
-    candidate: Candidate, prefill_m: int, settings: RoutingSettings, size: int, backlog: PrefillBacklog
+    candidate: Candidate, prefill_m: int, settings: RoutingSettings, tokens: int, size: int, backlog: PrefillBacklog
 ) -> TimeCostTerms:
-    """The terms for a candidate with these blocks of the request to prefill, in thousandths."""
+    """The terms for a candidate with these blocks of the request to prefill, in thousandths. `tokens` has all of its
+    prompt."""
     own = backlog.time.us(-(-prefill_m * size // MILLI))
     active_blocks = candidate.active_blocks - pending_beyond(candidate)  # what both hold is held once
     return TimeCostTerms(
@@ -151,7 +157,15 @@ def estimate(
         wait=backlog.waits_us.get(candidate.worker, 0),
         decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI,
         requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
+        reuse=reuse_price_us(settings, tokens, backlog.time.per_token_m)
+        * backlog.reuse.get(candidate.worker, 0)
+        // REUSE_STEPS,
     )
+
+
+def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> int:
+    """The price of a doubling of the reuse, for a prompt of so many tokens."""
+    return settings.reuse_weight_m * (per_token_m * tokens // MILLI) // MILLI
 
 
 class _Credits(dict[tuple[int, ...], int]):

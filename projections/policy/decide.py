@@ -87,12 +87,14 @@ def decide(
     if settings.policy in ESTIMATING_POLICIES:
         if outstanding is None:
             outstanding = view.outstanding()
-        backlog = PrefillBacklog.of(PrefillTime.of(settings, request.time), outstanding, now_ms, request.held)
+        time = PrefillTime.of(settings, request.time)
+        backlog = PrefillBacklog.of(time, outstanding, now_ms, request.held, rules.reuse(view))
     if left:
         scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
     believed = retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
-    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, believed, version)
+    reuse = [backlog.reuse.get(each.candidate.worker, 0) for each in ranked] if backlog.reuse else ()
+    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, reuse, believed, version)
 
 
 def decide_newest(
@@ -126,10 +128,12 @@ def conclude(
     now_ms: int,
     seed: int,
     backlog: PrefillBacklog,
+    reuse: Sequence[int],
     believed: CacheRetention | None,
     version: int,
 ) -> Decision:
-    """The decision for the first candidate of the ranking, or for no worker, with its digest."""
+    """The decision for the first candidate of the ranking, or for no worker, with its digest. `reuse` is that
+    of the candidates in this order, if any was read."""
     prompt = request.prompt
     prefer = NO_PREFERENCE
     if ranked and view.state.prefilling():
@@ -147,6 +151,8 @@ def conclude(
         everything = (*everything, request.session)
     if backlog is not NO_BACKLOG:
         everything = (*everything, backlog.time, [*backlog.waits_us.items()])  # by id
+    if any(reuse):
+        everything = (*everything, reuse)
     if believed is not None:
         everything = (*everything, believed)
     return Decision(
@@ -258,6 +264,10 @@ def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[
     workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
     levels = [*zip(*overlaps, strict=True)]
     waits = None if backlog is NO_BACKLOG else tuple(map(backlog.waits_us.get, workers, repeat(0)))
+    reuse = tuple(map(backlog.reuse.get, workers, repeat(0))) if backlog.reuse else ()
     knowns = tuple(map(int, known))
-    columns = Columns(costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits)
+    columns = Columns(
+        costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits,
+        reuse if any(reuse) else None,
+    )  # fmt: skip
     return to_column(workers), columns

@@ -23,6 +23,8 @@ SOFT_TABLE = (
 """2^32 * 2^(-i/16), rounded: powers of two by integers alone."""
 TEMPERATURE_POLICIES = frozenset({"kv", "time", "least-loaded", APPROXIMATE})
 """Policies that choose by temperature."""
+OVERLAP_POLICIES = frozenset({"kv", "time", APPROXIMATE})
+"""Policies under which equal costs go to the larger overlap: less of it is an estimate."""
 SESSION_TOKENS = 128
 """Without a session id, prompts that are equal up to this token count as one session."""
 
@@ -30,11 +32,25 @@ SESSION_TOKENS = 128
 def rank(
     scored: list[ScoredCandidate], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int
 ) -> list[ScoredCandidate]:
-    """The one that serves the request, then the others by cost, equal ones by the hash of request and worker; under
-    `session`, of session and worker.
+    """The one that serves the request, then the others by cost; of equal ones first, under OVERLAP_POLICIES, the one
+    with more cached blocks on its device, then by the hash of request and worker; under `session`, of session and
+    worker.
 
     `scored` is sorted by id and not empty; `turn` counts this replica's choices.
     """
+    return rank_ties(scored, request, settings, turn, seed, by_overlap=settings.policy in OVERLAP_POLICIES)
+
+
+def rank_ties(
+    scored: list[ScoredCandidate],
+    request: RouteRequest,
+    settings: RoutingSettings,
+    turn: int,
+    seed: int,
+    *,
+    by_overlap: bool,
+) -> list[ScoredCandidate]:
+    """`rank`, with ties to the larger overlap or not."""
     assert scored
     asked, costs = tie_key(request, settings), [*map(_cost, scored)]
 
@@ -45,6 +61,8 @@ def rank(
     order = list(range(len(scored)))
     if len(set(costs)) < len(costs):
         order.sort(key=tie)
+        if by_overlap:
+            order.sort(key=lambda at: -scored[at].candidate.overlap[0])
     order.sort(key=costs.__getitem__)
     match settings.policy:
         case "round-robin":

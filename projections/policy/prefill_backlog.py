@@ -33,6 +33,9 @@ class PrefillBacklog(NamedTuple):
     """By worker, in the order of ids; nothing for 0. What is held in the router included."""
     held_us: Mapping[WorkerId, int] = MappingProxyType({})
     """The part of each wait that is due to requests held in the router."""
+    reuse: Mapping[WorkerId, int] = MappingProxyType({})
+    """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`), by worker; nothing for 0. Version 1
+    of the rules reads none."""
 
     @staticmethod
     def of(
@@ -40,6 +43,7 @@ class PrefillBacklog(NamedTuple):
         outstanding: Mapping[WorkerId, Collection[OutstandingPrefill]],
         now_ms: int,
         held_us: Mapping[WorkerId, int] = MappingProxyType({}),
+        reuse: Mapping[WorkerId, int] = MappingProxyType({}),
     ) -> PrefillBacklog:
         """Of all workers that prefill; O(outstanding prefills * log of them)."""
         waits = {}
@@ -47,7 +51,7 @@ class PrefillBacklog(NamedTuple):
             wait = wait_us(outstanding[worker], time, now_ms)
             if wait:
                 waits[worker] = wait
-        return PrefillBacklog(time, waits).behind(held_us) if held_us else PrefillBacklog(time, waits)
+        return PrefillBacklog(time, waits, reuse=reuse).behind(held_us)
 
     def behind(self, held_us: Mapping[WorkerId, int]) -> PrefillBacklog:
         """The same with this much more, by worker, for what is held in the router."""
@@ -56,7 +60,7 @@ class PrefillBacklog(NamedTuple):
         waits = dict(self.waits_us)
         for worker, held in held_us.items():
             waits[worker] = waits.get(worker, 0) + held
-        return PrefillBacklog(self.time, dict(sorted(waits.items())), held_us)
+        return PrefillBacklog(self.time, dict(sorted(waits.items())), held_us, self.reuse)
 
     def outstanding_us(self, worker: WorkerId) -> int:
         """Expected wait of a new prefill behind those that are with the worker."""

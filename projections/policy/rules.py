@@ -3,7 +3,7 @@
 A decision is made, and made again, under the version that it records. The modules beside this one hold the newest
 rules. A change of them that can give another decision needs a new version:
 
-1. The functions as they were move to a module `rules_vN`, and `RULES[N]` names them there.
+1. The functions as they were stay, in a module `rules_vN` or, if they are few lines, here; `RULES[N]` names them.
 2. RULES gets the next version with the changed functions; DECIDE_VERSION names it, and PROGRAM_VERSION is raised.
 
 `tests/golden/test_decisions.py` fails while that is not done.
@@ -11,7 +11,8 @@ rules. A change of them that can give another decision needs a new version:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events.routing import DECIDE_VERSION
@@ -19,7 +20,7 @@ from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.policy.candidates import CandidateSet, find_candidates
 from projections.policy.cost import ScoredCandidate, score
-from projections.policy.policies import rank
+from projections.policy.policies import rank, rank_ties
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_choice import Preferred, PrefillInputs, preferred_worker, prefill_reason
 from projections.policy.view import Candidate, RouteRequest, View
@@ -36,10 +37,27 @@ class Rules(NamedTuple):
     find_candidates: Callable[[View, RouteRequest, RoutingSettings, int], CandidateSet]
     score: Score
     rank: Rank
+    reuse: Callable[[View], Mapping[WorkerId, int]]
+    """Reuse of the talks that live on a worker, which policies that estimate times read."""
     preferred_worker: Callable[[View, RouteRequest, int], Preferred]
     prefill_reason: Callable[[PrefillInputs], str]
 
 
-RULES: dict[int, Rules] = {1: Rules(find_candidates, score, rank, preferred_worker, prefill_reason)}
+def _no_reuse(_: View) -> Mapping[WorkerId, int]:
+    """Version 1 has no price for the talks that live on a worker."""
+    return MappingProxyType({})
+
+
+def _rank_by_hash(
+    scored: list[ScoredCandidate], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int
+) -> list[ScoredCandidate]:
+    """Version 1 decides between equal costs by the hash alone."""
+    return rank_ties(scored, request, settings, turn, seed, by_overlap=False)
+
+
+RULES: dict[int, Rules] = {
+    1: Rules(find_candidates, score, _rank_by_hash, _no_reuse, preferred_worker, prefill_reason),
+    2: Rules(find_candidates, score, rank, View.reuse, preferred_worker, prefill_reason),
+}
 """By the version that a decision records (`RequestRouted.decide_version`)."""
 assert max(RULES) == DECIDE_VERSION

@@ -173,6 +173,10 @@ class View(NamedTuple):
             found.setdefault(worker, []).extend(own.values())
         return found
 
+    def reuse(self) -> dict[WorkerId, int]:
+        """Reuse of the talks that live on a worker, of those where it is above 0. O(workers)."""
+        return self.state.loads.reuse.copy()
+
     def computing(self, prompt: Prompt) -> list[InFlight]:
         """Requests in prefill that share the prompt's first block: the blocks that they compute can be reused."""
         known = self.pending_events.computed

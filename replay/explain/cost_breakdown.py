@@ -25,7 +25,6 @@ from projections.policy.cost import (
     pending_beyond,
 )
 from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, two_of
-from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.rules import RULES
 from replay.explain.counterfactuals import weight_terms
 from replay.explain.decision_inputs import DecisionInputs
@@ -39,6 +38,7 @@ class CostTerms(NamedTuple):
     decode: float = 0.0
     request: float = 0.0
     wait: float = 0.0
+    reuse: float = 0.0
 
 
 def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
@@ -51,26 +51,26 @@ def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
         weights = (settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m)
         return CostTerms(*(weight * term / MILLI**2 for weight, term in zip(weights, per, strict=True)))
     if settings.policy == "time":
-        found = _split_estimate(scored, settings, on.event.block_size, on.backlog)
+        found = _split_estimate(on, scored)
         if found is not None:
-            return CostTerms(found.own / MILLI, found.decode / MILLI, found.requests / MILLI, found.wait / MILLI)
+            own, wait, decode, requests, reuse = (term / MILLI for term in found)
+            return CostTerms(own, decode, requests, wait, reuse)
     return None
 
 
 WEIGHTS = {
-    "time": ("own_weight", "active_weight", "own_request_weight"),
+    "time": ("own_weight", "active_weight", "own_request_weight", "reuse_weight"),
     "session": ("session_wait_max_ms",),
 }
 """The settings that make a cost, by policy."""
 SET, LEARNED, DEFAULT = "set", "learned", "default"
 
 
-def _split_estimate(
-    scored: ScoredCandidate, settings: RoutingSettings, size: int, backlog: PrefillBacklog
-) -> TimeCostTerms | None:
+def _split_estimate(on: DecisionInputs, scored: ScoredCandidate) -> TimeCostTerms | None:
     """The terms of a candidate's cost under `time`, in microseconds; None if they are not all of it, because it was
     made with other settings."""
-    parts = estimate(scored.candidate, scored.prefill_m, settings, size, backlog)
+    event = on.event
+    parts = estimate(scored.candidate, scored.prefill_m, on.settings, event.prompt_tokens, event.block_size, on.backlog)
     return parts if sum(parts) == scored.cost else None
 
 
@@ -81,9 +81,11 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         return None
     exact = all(_adds_up(on, scored) for scored in on.ranked)
     given = settings.to_mapping()
+    if not any(on.backlog.reuse.get(scored.candidate.worker) for scored in on.ranked):
+        del given["reuse_weight"]  # nothing to weigh, or a version of the rules that has no such term
     return EstimateBasis(
         exact=exact,
-        weights={name: float(given[name]) for name in WEIGHTS.get(settings.policy, ())} if exact else {},
+        weights={name: float(given[name]) for name in WEIGHTS.get(settings.policy, ()) if name in given and exact},
         weights_known=on.settings_known,
         base_ms=on.backlog.time.base_us / MILLI,
         per_token_us=on.backlog.time.per_token_m / MILLI,
@@ -100,7 +102,7 @@ def _estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
 
 def _adds_up(on: DecisionInputs, scored: ScoredCandidate) -> bool:
     if on.settings.policy == "time":
-        return _split_estimate(scored, on.settings, on.event.block_size, on.backlog) is not None
+        return _split_estimate(on, scored) is not None
     beyond_us = on.backlog.waits_us.get(scored.candidate.worker, 0) - on.settings.session_wait_max_ms * MILLI
     return scored.cost == max(0, beyond_us)
 
@@ -120,6 +122,7 @@ def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -
         outstanding_ms=on.backlog.outstanding_us(candidate.worker) / MILLI,
         held_ms=on.backlog.held_us.get(candidate.worker, 0) / MILLI,
         decode_tokens=(candidate.active_blocks - pending_beyond(candidate)) * size,
+        reuse=on.backlog.reuse.get(candidate.worker, 0),
     )
 
 
@@ -144,7 +147,7 @@ def compare_costs(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandi
 
 def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) -> Iterator[_CostDifference]:
     size = on.event.block_size
-    mine, other = (_split_estimate(each, on.settings, size, on.backlog) for each in (ours, theirs))
+    mine, other = (_split_estimate(on, each) for each in (ours, theirs))
     if mine is None or other is None:
         return
     more = _computed_tokens(ours, size) - _computed_tokens(theirs, size)
@@ -157,6 +160,8 @@ def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) 
     fewer = f"{abs(blocks):,} {'fewer' if blocks < 0 else 'more'} active blocks"
     yield _CostDifference(gain_us, f"has {fewer} ({score_text(abs(gain_us))})")
     yield _CostDifference(other.requests - mine.requests, _holding_up(ours, theirs, other.requests - mine.requests))
+    gain_us = other.reuse - mine.reuse
+    yield _CostDifference(gain_us, f"has {'fewer' if gain_us > 0 else 'more'} talks ({ms_text(abs(gain_us))})")
 
 
 def _by(more: int) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import RequestRouted
-from core.events.routing import LOCAL_REASONS
+from core.events.routing import LOCAL_REASONS, TIMED_COLUMNS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
@@ -163,8 +163,9 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
     """Outstanding prefills of the event's candidates, where the policy uses them."""
     if settings.policy not in ESTIMATING_POLICIES:
         return NO_BACKLOG
-    waits = dict(zip(map(WorkerId, from_column(event.candidates)), event.columns.get("wait_us", ()), strict=False))
-    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held)
+    workers = [*map(WorkerId, from_column(event.candidates))]
+    waits, reuse = (dict(zip(workers, event.columns.get(name, ()), strict=False)) for name in TIMED_COLUMNS)
+    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held, reuse)
 
 
 def _recorded_in_flight(candidate: Candidate) -> WorkerInFlight:

@@ -191,6 +191,7 @@ def _row(
         decode_cost=costs.decode,
         request_cost=costs.request,
         wait_cost=costs.wait,
+        reuse_cost=costs.reuse,
         timed=estimated,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,

@@ -26,6 +26,8 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     a request."""
     decode_tokens: int
     """Tokens in the active blocks there."""
+    reuse: int = 0
+    """Doublings of the reuse of the talks that live there (`projections.folds.load_fold.reuse_of`), in sixteenths."""
 
 
 class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +35,7 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
 
     own_weight * own_ms + (outstanding_ms + held_ms) + active_weight * decode_tokens * per_token_us / 1000
     + own_request_weight * own_ms * active_requests
+    + reuse_weight * (reuse / 16) * prompt_tokens * per_token_us / 1000
 
     Each term is rounded down to a microsecond, the price of a block to a nanosecond. Under `session` the cost is the
     wait beyond session_wait_max_ms.
@@ -285,9 +288,11 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     overlap_device: int
     """Of `overlap`, those on the device."""
     wait_cost: float = 0.0
-    """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up."""
+    """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up …"""
+    reuse_cost: float = 0.0
+    """… and the price of the talks that live there."""
     timed: TimeEstimate | None = None
-    """The estimates, of policies that estimate; under `time` the four costs add up to `cost` to the microsecond, or
+    """The estimates, of policies that estimate; under `time` the five costs add up to `cost` to the microsecond, or
     are 0 where the log does not have the weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""

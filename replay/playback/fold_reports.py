@@ -16,7 +16,8 @@ from msgspec import UnsetType
 from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from projections.digest import FOLD_VERSION
+from core.subjects import LOAD
+from projections.digest import FOLD_VERSION, READ_FOLD_VERSIONS
 from projections.folds.state import DigestPoint, State
 from replay.playback.late_folds import LateFolds
 from replay.playback.state_cursors import CursorSource, StateCursor
@@ -39,12 +40,15 @@ class FoldReport(NamedTuple):
     """Chain digest of the message at `seq`, as the replica had read it."""
     begin: tuple[int, int] | None = None
     """Epoch and first message of its fold, if it states that it lacks earlier ones."""
+    has_rates: bool = True
+    """False if its fold of loads has no reuse rates."""
 
 
 def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: ReplicaReported) -> Iterator[FoldReport]:
-    """All of one report; none if it is of folds of another version."""
-    if event.fold_version != FOLD_VERSION:
+    """All of one report; none if it is of folds of a version that this program does not compare."""
+    if event.fold_version not in READ_FOLD_VERSIONS:
         return
+    has_rates = event.fold_version == FOLD_VERSION
     begins = {} if isinstance(event.begins, UnsetType) else event.begins
     for stream, points in event.points.items():
         begin = begins.get(stream)
@@ -52,7 +56,7 @@ def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: Repl
             digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
             head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
             yield FoldReport(
-                replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head, begin
+                replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head, begin, has_rates
             )
 
 
@@ -105,7 +109,7 @@ class FoldCheck:
     def note(self, event: ReplicaReported) -> None:
         """The event is in the range that is played."""
         self.unreported += len(event.incomplete)
-        if event.fold_version != FOLD_VERSION:
+        if event.fold_version not in READ_FOLD_VERSIONS:
             self.not_judged["version"] += sum(len(points.seqs) for points in event.points.values())
 
     def compare(
@@ -120,6 +124,9 @@ class FoldCheck:
         read_alike = point.head == report.head
         if not point.complete and (report.stream in cut or not read_alike or unknown.allow(report.stream, report.seq)):
             self.not_judged["incomplete"] += 1
+            return True
+        if report.stream == LOAD and not report.has_rates and state.loads.rates_reported:
+            self.not_judged["version"] += 1
             return True
         self.compared += 1
         if point.complete and point.digest == report.digest:

@@ -30,7 +30,7 @@ from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
-from projections.digest import FOLD_VERSION
+from projections.digest import READ_FOLD_VERSIONS
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode, positions
 from projections.folds.state import State, is_folded
@@ -328,7 +328,7 @@ class Recording:
         keyframe = self._keyframe_before(cursor)
         for manifest in reversed(self.archive.snapshots()):
             seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
-            fits = manifest.fold_version == FOLD_VERSION and not manifest.why_no_start and self._fits(manifest)
+            fits = manifest.fold_version in READ_FOLD_VERSIONS and not manifest.why_no_start and self._fits(manifest)
             if fits and _is_before(seqs, cursor) and self.is_true(manifest):
                 if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
                     return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
@@ -337,7 +337,7 @@ class Recording:
 
     def _excerpt_bases(self) -> Iterator[_FoldBase]:
         for manifest in self.archive.snapshots():
-            if manifest.fold_version == FOLD_VERSION and self.is_true(manifest):
+            if manifest.fold_version in READ_FOLD_VERSIONS and self.is_true(manifest):
                 seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
                 yield _FoldBase(seqs, partial(self.archive.snapshot, manifest))
 

@@ -15,7 +15,7 @@ from actors.engines.simulated.engine_step import EngineState, StepResult, check_
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_events import EVENT_HASHES_MAX
 from actors.transport.worker_connection import WorkerDeclined
-from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS
+from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event, LoadReported, WorkerJoined, WorkerLost
 from core.events.kv import DECODE
 from core.generation import NO_HINT, Hint, Output
@@ -26,6 +26,7 @@ from projections.policy.binding_plan import is_one_pass
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.virtual_time import Agenda
+from replay.simulate.workload import US_PER_MS
 
 
 class BlockCopies:
@@ -185,6 +186,7 @@ class SimulatedWorker:
         self._prefills: dict[RequestId, tuple[int, int]] = {}
         """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
+        self._reuse_rate = ReuseRate()
         self.computed_tokens = 0
         """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
 
@@ -346,6 +348,7 @@ class SimulatedWorker:
             kv_head=self._kv.head,
             prompt_tokens=self._totals[0],
             cached_tokens=self._totals[1],
+            reuse_rate=self._reuse_rate.note(now_us // US_PER_MS, *self._totals),
         )
         if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
             self._load.append([report])

@@ -18,6 +18,7 @@ from core.ids import StreamName, from_column
 from core.settings import APPROXIMATE
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.policy.candidates import LAST_RESORT_REASONS
+from projections.policy.cost import ScoredCandidate
 from projections.policy.decide import Decision
 from projections.policy.rules import RULES
 from replay.playback.playback import RecordedDecision, RecordedRefusal
@@ -69,6 +70,7 @@ TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
     "waiting": (Input.REPORT,),
     "known": _CACHED,
     "wait_us": (Input.IN_FLIGHT, Input.SETTINGS),
+    "reuse": (Input.REPORT,),
     "cost": (Input.SETTINGS,),
     "choice": (Input.SETTINGS,),
     "order": (Input.SETTINGS,),
@@ -260,14 +262,20 @@ class _Excuses:
         return bool(self.used) or (not self._shows_all and self._hold_for_hidden(Term("digest", "", "", "")))
 
     def _follows_from_costs(self) -> bool:
-        """True unless the rules would order the recorded candidates otherwise by their recorded costs."""
+        """True unless the rules would order the recorded candidates otherwise by their recorded costs, and by their
+        overlaps where these are equal."""
         at, event, decision = self._at, self._event, self._decision
         if not isinstance(at, RecordedDecision) or not isinstance(event, RequestRouted) or decision is None:
             return True
         if not self._shows_all or set(self._ours) != set(self._theirs):
             return True  # hidden candidates, or some that the log does not show
         costs = dict(zip(self._ours, event.columns.get("cost", ()), strict=False))
-        scored = [each._replace(cost=costs.get(each.candidate.worker, each.cost)) for each in decision.ranked]
+        overlaps = dict(zip(self._ours, event.columns.get("overlap", ()), strict=False))
+        scored = []
+        for candidate, cost, prefill_m in decision.ranked:
+            overlap = (overlaps.get(candidate.worker, candidate.overlap[0]), *candidate.overlap[1:])
+            recorded = candidate._replace(overlap=overlap)
+            scored.append(ScoredCandidate(recorded, costs.get(candidate.worker, cost), prefill_m))
         scored.sort(key=lambda each: each.candidate.worker)
         turn = at.view.routed(event.model)
         ranked = RULES[event.decide_version].rank(scored, at.request, at.settings, turn, event.seed)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from core.events import PromptBase, RequestRejected, RequestRouted
-from core.events.routing import COLUMNS, TIMED_COLUMNS
+from core.events.routing import COLUMNS, REUSE, TIMED_COLUMNS
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
@@ -38,6 +38,7 @@ from replay.verify.evidence import Evidence, Unverifiable
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
+    "reuse",
 )  # fmt: skip
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
@@ -56,6 +57,7 @@ TERMS = {
     "waiting": "requests waiting there",
     "known": "whether its cache is known",
     "wait_us": "how long prefills there would hold it up, in microseconds",
+    "reuse": "what the talks reuse that live there",
     "cost": "cost",
     "choice": "the choice",
     "order": "the order of the candidates",
@@ -217,10 +219,18 @@ def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str]
     places = {worker: place for place, worker in enumerate(theirs)}
     both = [(worker, place, places[worker]) for place, worker in enumerate(ours) if worker in places]
     for term in (*BEFORE_COST, "cost"):
-        before, now = recorded.columns.get(term, ()), recomputed.columns.get(term, ())
+        before, now = _column(recorded, term), _column(recomputed, term)
         for worker, one, other in both:
             if one < len(before) and other < len(now) and before[one] != now[other]:
                 yield Term(term, worker, before[one], now[other])
+
+
+def _column(event: RequestRouted, term: str) -> tuple[int, ...]:
+    """Its column of that name. One of reuse that is left out has no other than 0."""
+    found: tuple[int, ...] | None = event.columns.get(term)
+    if found is None:
+        found = (0,) * len(event.columns["cost"]) if term == REUSE else ()
+    return found
 
 
 def counts(excluded: dict[str, tuple[int, bytes]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ _OF_CACHE = ("overlap", "overlap_all", "known")
 _OF_IN_FLIGHT = ("pending", "active_blocks", "active_requests", "wait_us", "prefill")
 _ALIKE = {
     "cache": _OF_CACHE,
-    "report": ("waiting",),
+    "report": ("waiting", "reuse"),
     "membership": ("candidates", "excluded"),
     "in flight": _OF_IN_FLIGHT,
 }
@@ -125,7 +125,7 @@ class ReplacedStates:
             return None
         if of == "cache":
             return self._in_kv(worker, self._is_cached_as_recorded)
-        return self._in(LOAD, worker, self._waits_as_recorded) if of == "report" else None
+        return self._in(LOAD, worker, self._is_reported_as_recorded) if of == "report" else None
 
     # --- what the record says ----------------------------------------------------------------------------------
 
@@ -141,9 +141,13 @@ class ReplacedStates:
         found = (overlap[0], overlap[-1], int(member.cache_known))
         return found == tuple(self._recorded(term, worker) for term in _OF_CACHE)
 
-    def _waits_as_recorded(self, state: State, worker: str) -> bool:
+    def _is_reported_as_recorded(self, state: State, worker: str) -> bool:
         report = state.loads.reports.get(WorkerId(worker), NO_REPORT)
-        return not report.draining and report.waiting == self._recorded("waiting", worker)
+        if report.draining or report.waiting != self._recorded("waiting", worker):
+            return False
+        if "wait_us" not in self._columns or self._at.event.decide_version == 1:
+            return True  # neither other policies nor the first rules read it
+        return state.loads.reuse.get(WorkerId(worker), 0) == (self._recorded("reuse", worker) or 0)
 
     def _membership(self, worker: str) -> ReplacedHistory | None:
         """The same of a worker that is there in the record or in the log, and not in both."""

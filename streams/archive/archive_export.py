@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Mapping
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
@@ -123,13 +123,13 @@ async def archive(
     requested: Range = Range(),  # noqa: B008 - immutable
     progress: Progress = lambda _done, _of: None,
     *,
-    fold_version: int | None = None,
+    fold_versions: Container[int] | None = None,
 ) -> ExportedRange:
     """The writer has every message in the range, the snapshot before it with the messages between, and the snapshots
-    within. Of `fold_version` only, if it is given. Unavailable if the log goes away or is made anew meanwhile."""
+    within. Of `fold_versions` only, if they are given. Unavailable if the log goes away or is made anew meanwhile."""
     states = await _states(log)
     reach = await _reach(log, states, requested)
-    usable = await _usable(log, store, states, writer.chain_key, fold_version)
+    usable = await _usable(log, store, states, writer.chain_key, fold_versions)
     base = await _first_whole(store, _before(usable, requested.start, reach))
     starts = {stream: _start(base, stream) for stream in states}
     ends = {stream: _end(state, requested.end, stream, reach) for stream, state in states.items()}
@@ -220,13 +220,14 @@ async def _reach(log: EventLog, states: States, requested: Range) -> DecisionRea
 
 
 async def _usable(
-    log: EventLog, store: SnapshotReader, states: States, chain_key: bytes, fold_version: int | None
+    log: EventLog, store: SnapshotReader, states: States, chain_key: bytes, fold_versions: Container[int] | None
 ) -> list[Manifest]:
     """The snapshots that the log bears out, oldest first."""
     newest_first = [
         manifest
         async for manifest in store.newest_first()
-        if fold_version in {None, manifest.fold_version} and await _is_borne_out(log, states, chain_key, manifest)
+        if (fold_versions is None or manifest.fold_version in fold_versions)
+        and await _is_borne_out(log, states, chain_key, manifest)
     ]
     return newest_first[::-1]
 
@@ -306,7 +307,7 @@ async def cut(
     requested: Range = Range(),  # noqa: B008 - immutable
     progress: Progress = lambda _done, _of: None,
     *,
-    fold_version: int | None = None,
+    fold_versions: Container[int] | None = None,
 ) -> ExportedRange:
     """As `streams.archive.archive_export.archive`, from an archive. A writer without a key gets the heads of chains
     from what follows the range in the source; of a chain that goes on there with a gap it gets none. Corrupt if the
@@ -314,7 +315,7 @@ async def cut(
     for _ in source.check():  # a snapshot that cannot be read is passed over below: here it is damage
         pass
     archived = await archive(
-        ArchiveLog(source), ArchiveSnapshots(source), writer, requested, progress, fold_version=fold_version
+        ArchiveLog(source), ArchiveSnapshots(source), writer, requested, progress, fold_versions=fold_versions
     )
     if not writer.chain_key:
         _set_heads(source, writer)

@@ -481,8 +481,9 @@ def test_columns_are_read_like_a_dictionary() -> None:
     """So readers need not know which version a decision has."""
     timed = COMPACT.columns
     assert isinstance(timed, Columns)
-    plain = replace(timed, wait_us=None)
-    for columns, names in ((timed, (*COLUMNS, *TIMED_COLUMNS)), (plain, COLUMNS)):
+    plain, priced = replace(timed, wait_us=None), replace(timed, reuse=(0, 5))
+    names_of = ((timed, (*COLUMNS, "wait_us")), (plain, COLUMNS), (priced, (*COLUMNS, *TIMED_COLUMNS)))
+    for columns, names in names_of:
         assert (tuple(columns), columns.keys(), len(columns)) == (names, names, len(names))
         assert dict(columns) == columns == {**columns}
         assert [*columns.values()] == [column for _, column in columns.items()] == [columns[name] for name in names]

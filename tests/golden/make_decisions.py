@@ -52,6 +52,7 @@ SETTINGS = (
         own_weight_m=1000, own_request_weight_m=200, active_weight_m=400, prefill_base_us=3000,
         prefill_us_per_token_m=40_000, tie_margin_m=3000,
     ),
+    RoutingSettings(device_credit_m=0, reuse_weight_m=0, own_request_weight_m=0, active_weight_m=0),
     RoutingSettings(policy="session", session_wait_max_ms=9),
     RoutingSettings(policy="session", session_wait_max_ms=0, prefill_us_per_token_m=25_000),
     RoutingSettings(policy=APPROXIMATE),
@@ -131,7 +132,8 @@ class DecisionLog:
                     stage.say(KV, worker, stored(*blocks))
         if dice.random() < 0.3:
             draining = dice.random() < 0.1
-            stage.say(LOAD, dice.choice(DECODE), load(dice.choice((0, 0, 1, 1, 3, 5, 8, 300)), draining=draining))
+            waiting, rate = dice.choice((0, 0, 1, 1, 3, 5, 8, 300)), dice.choice((0, 1, 800, 20_000))
+            stage.say(LOAD, dice.choice(DECODE), load(waiting, draining=draining, reuse_rate=rate))
         if dice.random() < 0.5:
             self._change_local(dice.choice((R, S)))
         if dice.random() < 0.02:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.events import RequestPrefilled, RequestRejected
-from core.events.routing import PROGRAM_VERSION
+from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION
 from core.ids import from_column
 from core.settings import APPROXIMATE, POLICIES
 from core.subjects import ROUTING
@@ -105,6 +105,7 @@ def test_the_log_has_every_state(path: Path) -> None:
         *(("", reason) for reason in ("other_model", "other_block_size", "not_connected", "draining", "overloaded")),
         *(("", reason) for reason in ("suspected", "failed", "last resort", "another attempt", "all recorded")),
         ("", "some recorded"),
+        *(("time", fact) for fact in ("reuse", "equal") if int(path.stem.removeprefix("decisions_v")) > 1),
     }
     refused = [event for event in events if isinstance(event, RequestRejected)]
     assert {event.reason for event in refused} == {"overloaded", "no_workers"}
@@ -149,6 +150,7 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
         "equal": len(set(columns["cost"])) < len(columns["cost"]),
         "prefer": bool(event.prefer),
         "wait": any(columns.get("wait_us", ())),
+        "reuse": any(columns.get("reuse", ())),
         "held": bool(event.held) and event.policy in ESTIMATING_POLICIES,
         "learned": bool(event.prefill_time),
         "given time": settings.prefill_us_per_token_m > 0,
@@ -190,9 +192,9 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 )
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[2\], raise DECIDE_VERSION and PROGRAM_VERSION"):
-        check(1)
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match=r"RULES\[3\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+        check(DECIDE_VERSION)
 
 
 def test_a_change_of_one_policy_fails(monkeypatch: pytest.MonkeyPatch) -> None:

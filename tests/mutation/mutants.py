@@ -216,6 +216,28 @@ MUTANTS: tuple[Mutant, ...] = (
         "cost += per_active * active_blocks // MILLI",
         "cost += per_active * active_requests // MILLI",
     ),
+    Mutant("time-without-reuse", "costs", f"{POLICY}/cost.py", " + per_reuse * reuse(worker, 0) // REUSE_STEPS", ""),
+    Mutant(
+        "time-reuse-weight",
+        "costs",
+        f"{POLICY}/cost.py",
+        "settings.reuse_weight_m * (per_token_m",
+        "settings.active_weight_m * (per_token_m",
+    ),
+    Mutant(
+        "reuse-undigested",
+        "costs",
+        f"{POLICY}/decide.py",
+        "    if any(reuse):\n        everything",
+        "    if False:\n        everything",
+    ),
+    Mutant(
+        "reuse-stays",
+        "folds",
+        f"{FOLDS}/load_fold.py",
+        "            self.reuse.pop(worker, None)\n",
+        "            pass\n",
+    ),
     Mutant(
         "session-bound",
         "costs",
@@ -230,6 +252,13 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{POLICY}/policies.py",
         'return f"{request.id}/{request.attempt}/".encode()',
         'return f"{request.id}/0/".encode()',
+    ),
+    Mutant(
+        "tie-smaller-overlap",
+        "ties",
+        f"{POLICY}/policies.py",
+        "-scored[at].candidate.overlap[0]",
+        "scored[at].candidate.overlap[0]",
     ),
     Mutant("tie-by-id", "ties", f"{POLICY}/policies.py", "        order.sort(key=tie)\n", "        pass\n"),
     Mutant(
@@ -1727,7 +1756,12 @@ MUTANTS: tuple[Mutant, ...] = (
             "columns-margin-first": ("near.item(int(_ties(asked, keys[near]).argmin()))", "near.item(0)"),
             "columns-order-of-others": ("order[1 : place + 1] = order[:place].copy()", "order[place] = order[0]"),
             "columns-tie-of-last": ("    flags[:-1] |= equal\n", ""),
-            "columns-tie-by-cost": ("_ties(asked, keys[rows]), costs[tied])", "_ties(asked, keys[rows]))"),
+            "columns-tie-by-cost": (
+                "_ties(asked, keys[rows]), depth, costs[tied])",
+                "_ties(asked, keys[rows]), depth)",
+            ),
+            "columns-tie-smaller-overlap": ("is None else -overlap[rows]", "is None else overlap[rows]"),
+            "columns-without-reuse": (" + per_reuse * load.reuse // REUSE_STEPS", ""),
             "columns-tie-bytes": ('">u8").astype', '"<u8").astype'),
             "columns-header": (
                 "    if count < 16:",
@@ -1767,7 +1801,11 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "table-wide-at-bound": ("max(numbers) > NUMBER_MAX:", "max(numbers) >= NUMBER_MAX:", BOUNDED),
             "table-wide-stays": ("        self.wide.pop(row, None)\n", "", BOUNDED),
-            "table-draining": ("        self.draining[row] = report.draining\n", ""),
+            "table-draining": (
+                "self.draining[row], self.reuse[row] = report.draining, loads",
+                "self.reuse[row] = loads",
+            ),
+            "table-reuse": ("report.draining, loads.reuse.get(worker, 0)", "report.draining, 0"),
             "table-tails": (
                 "        self.tails[row] = tail_bytes((*numbers, report.draining))\n",
                 "        self.tails[row] = self.tails[row] or tail_bytes((*numbers, report.draining))\n",

@@ -16,7 +16,7 @@ from core.event_json import time_text
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, SNAPSHOTS
-from projections.digest import FOLD_VERSION
+from projections.digest import READ_FOLD_VERSIONS
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
 from streams.archive.archive_format import is_key_of
@@ -48,7 +48,7 @@ async def copy_log(
         bounds = await _bounds(log, range_, SystemClock().wall_ms())
         store = SnapshotStore(log, namespace, key.chain_key)
         report = show_progress() if progress is None else progress
-        found = await archive(log, store, writer, bounds.range, report, fold_version=FOLD_VERSION)
+        found = await archive(log, store, writer, bounds.range, report, fold_versions=READ_FOLD_VERSIONS)
         writer.finish(writer.contents(bounds.from_ms, bounds.to_ms))
     return found
 

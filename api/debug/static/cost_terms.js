@@ -17,6 +17,7 @@ const OF = {
     ["held_ms", "router", "for others held"],
     ["decode_cost", "decode", "active blocks"],
     ["request_cost", "others", "requests held up"],
+    ["reuse_cost", "recent", "talks there"],
   ],
   session: [
     ["outstanding_ms", "wait", "wait there"],
@@ -49,11 +50,12 @@ export function bar(row, most, terms) {
 }
 
 // How such a cost is reckoned, by the names of its settings.
-export function formula({ policy, settings, prefill_time: time }, terms) {
+export function formula({ policy, settings, prefill_time: time, candidates: rows }, terms) {
   if (policy === "session") return el("p", { class: "fine" }, `The cost is how much longer than session_wait_max_ms ${settings.session_wait_max_ms} the wait is.`);
   if (policy !== "time" || !terms) return null;
   const lasts = `${amount(time.base_ms)} ms and ${amount(time.per_token_us)} µs per token, ${SOURCES[time.source]}`;
   return el("p", { class: "fine", id: "formula" }, `Score = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
     `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
-    `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests.`);
+    `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
+    rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there.` : ".");
 }

@@ -107,6 +107,7 @@ def test_its_decision_is_what_it_was() -> None:
     view = View(folded(RequestRouted), ReplicaId(ROUTER), PendingEvents(), {"stale": frozenset([WorkerId(SHAKY)])})
     assert view.cursor == routed.cursor
     asked = RouteRequest(RequestId("first"), 0, "tiny", PROMPT, "tenant", 1)
-    decision = decide(view, asked, RoutingSettings(policy="kv", decode_weight_m=500), routed.now_ms, routed.seed)
+    settings = RoutingSettings(policy="kv", decode_weight_m=500)
+    decision = decide(view, asked, settings, routed.now_ms, routed.seed, version=routed.decide_version)
     assert (decision.digest, decision.worker) == (routed.digest, STEADY)
     assert (decision.prefer, decision.prefer_tokens) == (routed.prefer, routed.prefer_tokens) == (PREFILL, 96)

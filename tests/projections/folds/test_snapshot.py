@@ -50,7 +50,7 @@ from tests.projections.speaker import CHAIN_KEY, Said, Speaker
 A, R = worker_id(1), "ee" * 8
 OLD_STREAMS = STREAMS[:-1]
 """Those of times without jobs."""
-FORM_1, FORM_2, FORM_3, FORM_4 = "f3203fb9d8601d1e", "991511d74cfc6534", "205843e27f9eb527", "98fc381ce1fd543e"
+FORM_1, FORM_2, FORM_3, FORM_4 = "79b78f7db0727c92", "9c8a4e0e3fa24f7f", "d7fd09c6e3b4d6c3", "923f4d694be852c6"
 """Digests of the snapshots below: others need another SNAPSHOT_VERSION, or old snapshots misread. The heads of chains
 are in them, so that a field that is new in an event changes them, too, and no form."""
 
@@ -272,9 +272,9 @@ def test_what_is_no_snapshot_is_refused(damage: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "told"), [("SNAPSHOT_VERSION", 1, "form 2"), ("FOLD_VERSION", 99, "fold version")]
+    ("name", "version", "told"), [("SNAPSHOT_VERSION", 1, "form 2"), ("READ_FOLD_VERSIONS", (99,), "fold version")]
 )
-def test_another_version_is_refused(name: str, version: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(name: str, version: object, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the form or of the fold, before anything of it is read."""
     content = written(opened())
     monkeypatch.setattr(snapshot_module, name, version)

@@ -170,7 +170,8 @@ class RandomFleet:
 
     def _report(self) -> None:
         waiting = self.dice.randrange(3) if self.dice.random() < 0.9 else 300
-        self.site.say(LOAD, self._some(), load(waiting, draining=self.dice.random() < 0.04))
+        rate = self.dice.choice((0, 0, self.dice.randrange(50_000), 1 << 26))
+        self.site.say(LOAD, self._some(), load(waiting, draining=self.dice.random() < 0.04, reuse_rate=rate))
 
     def _store(self) -> None:
         dice = self.dice

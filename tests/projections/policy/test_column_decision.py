@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from core.block_spans import single, stretch
+from core.events.routing import DECIDE_VERSION
 from core.ids import Epoch, RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -71,7 +72,7 @@ def test_few_workers_are_decided_on_one_by_one() -> None:
 
 def test_other_rules_are_decided_by(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that this module does not follow is executed as it stands."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace())
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace())
     assert not is_by_columns(decided(site))
 
 

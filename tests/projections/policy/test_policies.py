@@ -7,10 +7,12 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from core.codec import encode_event
+from core.events import WorkerLeft
 from core.events.routing import COLUMNS, TIMED_COLUMNS
-from core.ids import RequestId, WorkerId, new_id
+from core.ids import RequestId, WorkerId, from_column, new_id
 from core.keys import session_key
 from core.prompt import Prompt
 from core.settings import POLICIES, RoutingSettings
@@ -78,8 +80,44 @@ def test_time_by_hand(site: Site) -> None:
     }
     assert (decision.worker, decision.prefill_tokens) == (B, 41)
     for scored in decision.ranked:
-        terms = estimate(scored.candidate, scored.prefill_m, BY_TIME, 4, decision.backlog)
+        terms = estimate(scored.candidate, scored.prefill_m, BY_TIME, ASKED.tokens, 4, decision.backlog)
         assert sum(terms) == scored.cost
+
+
+def test_talks_that_live_on_a_worker_have_a_price(site: Site) -> None:
+    """By the logarithm of what they reuse a second. It stands in the record; version 1 of the rules knew none."""
+    site.say(LOAD, B, load(reuse_rate=3000))
+    site.say(LOAD, C, load(reuse_rate=2000))
+    site.say(LOAD, C, load())
+    given_ = structs.replace(BY_TIME, reuse_weight_m=2000)
+    decision = decided(site, given_)
+    price_us = 2 * (20_500 * 81 // 1000) * 31 // 16
+    assert costs(decision) == {A: 4 * OWN_US, B: 4 * OWN_US + price_us, C: 4 * OWN_US, D: 4 * OWN_US}
+    wanted = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
+    event = record(decision, wanted, given_, 1)
+    assert dict(zip(from_column(event.candidates), event.columns["reuse"], strict=True))[B] == 31
+    before = decide(site.view, wanted, given_, NOW_MS, 0, version=1)
+    assert costs(before) == dict.fromkeys((A, B, C, D), 4 * OWN_US)
+    assert "reuse" not in record(before, wanted, given_, 1).columns
+    site.say(LOAD, B, WorkerLeft(reason="left"))
+    assert decided(site, given_).backlog.reuse == {}
+
+
+@pytest.mark.parametrize("policy", ["kv", "time"])
+def test_equal_costs_go_to_the_larger_overlap(site: Site, policy: str) -> None:
+    """Then to the hash, which alone decided under version 1, and decides among costs within a margin."""
+    given_ = RoutingSettings(policy=policy, device_credit_m=0)
+    names = [f"r{number}" for number in range(20)]
+    by_hash = [decided(site, given_, request=name).worker for name in names]
+    site.cache(B, ASKED, 3)
+    site.cache(D, ASKED, 7)
+    for name, worker in zip(names, by_hash, strict=True):
+        found = decided(site, given_, request=name)
+        assert len({*costs(found).values()}) == 1
+        assert [each.candidate.worker for each in found.ranked[:2]] == [D, B]
+        wanted = RouteRequest(RequestId(name), 0, "tiny", ASKED)
+        assert decide(site.view, wanted, given_, NOW_MS, 0, version=1).worker == worker
+        assert decided(site, structs.replace(given_, tie_margin_m=1), request=name).worker == worker
 
 
 def test_time_weighs_a_wait_against_what_a_cache_saves(site: Site) -> None:
@@ -102,7 +140,7 @@ def test_time_credits_what_is_being_computed(site: Site) -> None:
     own_m = 81 * 250 - 15 * 900
     found = {each.candidate.worker: each for each in decided(site, BY_TIME).ranked}
     assert (found[C].prefill_m, found[A].prefill_m) == (own_m, 81 * 250)
-    terms = estimate(found[C].candidate, found[C].prefill_m, BY_TIME, 4, decided(site, BY_TIME).backlog)
+    terms = estimate(found[C].candidate, found[C].prefill_m, BY_TIME, ASKED.tokens, 4, decided(site, BY_TIME).backlog)
     assert terms.decode == BLOCK_NS * (17 - 15) // 1000
     site.exclude("stale", [C])
     assert {each.candidate.worker: each.prefill_m for each in decided(site, BY_TIME).ranked}[C] == 81 * 250 - 6750
@@ -114,7 +152,7 @@ def test_a_record_by_time_says_the_wait(site: Site) -> None:
         site.say(ROUTING, OTHER, routed(f"x{worker}", worker, BUSY, now_ms=NOW_MS))
     decision = decided(site, BY_TIME)
     event = record(decision, RouteRequest(RequestId("r"), 0, "tiny", ASKED), BY_TIME, 1)
-    assert tuple(event.columns) == (*COLUMNS, *TIMED_COLUMNS)
+    assert tuple(event.columns) == (*COLUMNS, *TIMED_COLUMNS[:1])
     wait_us = 1050 * (8000 + 77 * 20_500 // 1000) // 1000
     assert (event.wait_us, event.columns["wait_us"]) == (wait_us, (wait_us,) * 4)
     site.pending_events.emit(event, None)

@@ -11,6 +11,7 @@ from api.cli.replay.verify import line_of
 from bench.replay_log import KEY, SETTINGS, Scale, made
 from core.errors import CallerError, Corrupt
 from core.events import BlocksStored, SettingsChanged
+from core.events.routing import DECIDE_VERSION
 from core.prompt import hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -52,7 +53,7 @@ def test_a_bug_in_the_rules_is_found_at_its_first_decision(path: Path, monkeypat
     """And told to be one: all that the decision rests on is the same."""
     with Recording.open(path, KEY) as recording:
         first = next(iter(Playback(recording, gaps=Gaps())))
-        monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+        monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
         found = find_first_difference(recording)
     assert found is not None
     assert (found.difference.request, found.difference.seq) == (first.event.request, first.seq)
@@ -161,7 +162,7 @@ def test_another_version_parts_where_it_decides_otherwise(
         assert (same.compared, same.parting) == (SCALE.decisions, None)
         half = compare_versions(recording, lines, start=40)
         assert 0 < half.compared < SCALE.decisions
-        monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+        monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
         other = compare_versions(recording, lines)
         assert other.parting is not None
         assert (other.parting.same, other.parting.what) in {(0, "choice"), (0, "cost")}
@@ -189,8 +190,8 @@ def test_decisions_of_which_one_program_lacks_the_rules_are_no_difference(
     with Recording.open(path, KEY) as recording:
         whole = written(tmp_path / "newer.jsonl")
         with monkeypatch.context() as older:
-            older.setitem(RULES, 0, RULES[1])
-            older.delitem(RULES, 1)
+            older.setitem(RULES, 0, RULES[DECIDE_VERSION])
+            older.delitem(RULES, DECIDE_VERSION)
             older.setattr(evidence, "PROGRAM_VERSION", "0.0.9")
             lacking = written(tmp_path / "older.jsonl")
             with pytest.raises(CallerError, match="none of the decisions"):

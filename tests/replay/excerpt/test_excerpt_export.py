@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from api.cli.replay.export import export
 from core.errors import CallerError, Corrupt
+from core.events.routing import DECIDE_VERSION
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.policy.rules import RULES
@@ -132,12 +133,12 @@ def test_without_the_key_the_seal_is_not_checked(lossy: Path, tmp_path: Path) ->
 def test_a_bug_in_the_rules_is_found_in_it(lossy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs with the other sign."""
     cut(lossy, moved(lossy), tmp_path / "cut")
-    right = RULES[1]
+    right = RULES[DECIDE_VERSION]
 
     def flipped(*args: Any, **given: Any) -> Any:
         return [each._replace(cost=-each.cost) for each in right.score(*args, **given)]
 
-    monkeypatch.setitem(RULES, 1, right._replace(score=flipped))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, right._replace(score=flipped))
     with Recording.open(tmp_path / "cut", KEY) as recording:
         found = verify(recording)
     assert found.different == found.decisions > 0

@@ -29,15 +29,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "ad97e5899288bbd6b07ba62e5a5c619e",
-    "two that lag": "2bea59dfa65dddba96ba3d74c0969767",
-    "workers that fail": "a299fdce3df847190e50b9d80135e938",
-    "twenty workers": "a3137d1c558f778fb857dacbf08dbbca",
-    "prefill workers": "b20d65f941184f6f2faf84947c0fd70a",
-    "closed loop": "c9ca68ee1481b62543e7be905366187b",
-    "kv": "e9714b6762374cc49b041bccfdb32592",
-    "approximate": "bc9ec2843a9000b144c57458f08e520c",
-    "least loaded": "30e96701c54c5d84000a42260f746a75",
+    "time": "38511d7e63b84e5bbacd54d3614c1418",
+    "two that lag": "12c7ee700fe21a2da57a274c123898ad",
+    "workers that fail": "d2205114a59b418d24611f4ca8415754",
+    "twenty workers": "f4db281e54502047e3f7513f477038e1",
+    "prefill workers": "7fca4283e3f5d17bf11aaabc0519972b",
+    "closed loop": "b38155c29c1dfeba434913a40696386e",
+    "kv": "e7e85a0fa55a39fd12fc533dd3a67d77",
+    "approximate": "b61aa5933e1c215a7b743dfbbeebc991",
+    "least loaded": "e9da9debcb101137fe1eb77d45d13cc1",
 }
 
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from core.codec import encode_event, encode_message
 from core.events import LocalChanged
 from core.events.jobs import JobsRestated
+from core.events.routing import DECIDE_VERSION
 from core.ids import Epoch, SourceId, StreamName, WorkerId, to_column
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
@@ -75,13 +76,19 @@ def lose(stage: Stage, stream: StreamName, source: str) -> None:
 
 def plant(monkeypatch: pytest.MonkeyPatch, worker: str, change: Callable[[Candidate], Candidate]) -> None:
     """A bug: the rules see this worker otherwise."""
-    whole = RULES[1].find_candidates
+    whole = RULES[DECIDE_VERSION].find_candidates
 
     def wrong(*given: Any) -> CandidateSet:
         left, excluded = whole(*given)
         return CandidateSet([change(each) if each.worker == worker else each for each in left], excluded)
 
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(find_candidates=wrong))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(find_candidates=wrong))
+
+
+def see_reuse(monkeypatch: pytest.MonkeyPatch, found: dict[str, int]) -> None:
+    """A bug: the rules see so much reuse on these workers."""
+    rules = RULES[DECIDE_VERSION]._replace(reuse=lambda _: {WorkerId(each): found[each] for each in found})
+    monkeypatch.setitem(RULES, DECIDE_VERSION, rules)
 
 
 def cached(it: Candidate) -> Candidate:
@@ -154,6 +161,21 @@ def test_a_gap_excuses_the_terms_that_rest_on_it(
         assert (found.different, found.not_judged) == (1, {})
         assert found.differences[0].term == TERMS[change]
         assert found.differences[0].term_worker == worker
+
+
+@pytest.mark.parametrize("gap", [lost_cache, lost_report, lost_request])
+def test_only_a_lost_report_excuses_what_talks_reuse(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: Callable[[Stage], None]
+) -> None:
+    """Of its own worker. A difference names both, also where one of the two decisions knew none."""
+    stage.settings(RoutingSettings())
+    gap(stage)
+    for worker, is_excused in ((A, gap is lost_report), (B, False)):
+        see_reuse(monkeypatch, {worker: 900})
+        found = verified(stage, tmp_path)
+        assert (found.different, sum(found.not_judged.values())) == ((0, 1) if is_excused else (1, 0))
+        terms = [(each.term, each.term_worker, each.term_recorded, each.term_recomputed) for each in found.differences]
+        assert terms == [("reuse", worker, 0, 900)] * found.different
 
 
 @pytest.mark.parametrize("change", [cached, busy])

@@ -11,6 +11,7 @@ from msgspec import structs
 from actors.consistency.digest_checkpoints import DigestCheckpoints
 from core.codec import encode_event, encode_message
 from core.events import LocalChanged, ReplicaLeft, ReplicaRestated, SettingsChanged
+from core.events.routing import DECIDE_VERSION
 from core.ids import Epoch, SourceId, StreamName
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING
@@ -59,7 +60,7 @@ def verified(it: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = N
 
 def plant(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
     """A bug in the rules: this term of the first worker is one more than it should be."""
-    whole = RULES[1].find_candidates
+    whole = RULES[DECIDE_VERSION].find_candidates
 
     def wrong(*given: Any) -> CandidateSet:
         left, excluded = whole(*given)
@@ -69,7 +70,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
             changed = left[0]._replace(active_requests=left[0].active_requests + 1)
         return CandidateSet([changed, *left[1:]], excluded)
 
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(find_candidates=wrong))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(find_candidates=wrong))
 
 
 def test_decisions_on_a_deleted_message_are_not_judged_until_it_is_restated(stage: Stage, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from core.codec import encode_event, encode_message
 from core.events import ReplicaLeft, RequestRejected, RequestRouted, WorkerLost
+from core.events.routing import DECIDE_VERSION
 from core.ids import LOST_SUFFIX, Epoch, ReplicaId, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -80,7 +81,7 @@ def test_a_clock_that_is_off_hides_no_difference(
     """Before: of a replica 60 s behind, every decision with a flipped sign was not judged: "history was replaced"."""
     stage.clock.advance(10 * 3_600_000)
     stage.skew_ms = -behind_ms
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=flipped))
     for number in range(20):
         stage.say(KV, A, stored(100 + number))
         stage.route(f"late-{number}", ASKED, after_ms=5)
@@ -95,7 +96,7 @@ def test_a_broker_s_clock_that_is_off_hides_no_difference(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shifted: StreamName
 ) -> None:
     """Before: with one stream's times 1 s later, no difference was found at all."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=flipped))
     for number in range(20):
         stage.say(KV, A, stored(100 + number))
         stage.route(f"late-{number}", ASKED, after_ms=5)
@@ -215,7 +216,7 @@ def test_the_cache_of_a_worker_that_was_lost_is_explained_beyond_what_is_known_t
 def test_a_wrong_choice_behind_what_a_lost_worker_had_sent_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=flipped))
     decide_before_a_worker_was_lost(stage, acknowledged=4)
     monkeypatch.undo()
     found = verified(stage, tmp_path)
@@ -273,7 +274,7 @@ def test_an_unknown_worker_of_another_model(stage: Stage, tmp_path: Path, monkey
     stage._chains[KV, C] = n + 1, bytes(16)  # a message that never reached the log
     stage.say(KV, C, stored(77))
     stage.say(KV, A, stored(78))
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=flipped))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=flipped))
     stage.route("x", ASKED)
     monkeypatch.undo()
     found = verified(stage, tmp_path)
@@ -291,7 +292,7 @@ def test_an_unknown_worker_of_another_model_is_no_hidden_candidate(
     stage._records.pop()  # the log lost it
     if is_noticed:
         stage.say(KV, C, stored(78))
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=last_is_dearer))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=last_is_dearer))
     stage.route("x", ASKED)
     monkeypatch.undo()
     stage.say(KV, C, stored(79))

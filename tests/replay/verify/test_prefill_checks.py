@@ -16,7 +16,7 @@ from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.codec import Message
 from core.events import ReplicaJoined, RequestPrefilled, RequestRouted, WorkerLeft
 from core.events.jobs import PrefillCancelled, PrefillPulled, PrefillRequested
-from core.events.routing import PROGRAM_VERSION, PROGRESS_VERSION
+from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION, PROGRESS_VERSION
 from core.ids import StreamName
 from core.subjects import JOBS, ROUTING
 from projections.policy.prefill_choice import PrefillInputs, prefill_reason
@@ -189,7 +189,7 @@ def test_rules_that_changed_are_a_difference(run: Recording, monkeypatch: pytest
     def all_short(inputs: PrefillInputs) -> str:
         return prefill_reason(inputs._replace(min_tokens=1_000_000))
 
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(prefill_reason=all_short))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(prefill_reason=all_short))
     found = verify(run)
     assert (found.prefills.different, found.prefills.verified) == (5, 1)
     assert {each.term for each in found.prefills.differences} == {"reason"}
@@ -198,16 +198,16 @@ def test_rules_that_changed_are_a_difference(run: Recording, monkeypatch: pytest
 def test_a_verdict_is_made_again_by_its_own_rules(
     run: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Version 2 needs twice the tokens: what it had computed here follows from it, and not from version 1."""
+    """The next version needs twice the tokens: what it had computed here follows from it, and not from this one."""
 
     def of_two(inputs: PrefillInputs) -> str:
         return prefill_reason(inputs._replace(min_tokens=1_000_000))
 
-    monkeypatch.setitem(RULES, 2, RULES[1]._replace(prefill_reason=of_two))
-    lie = {"rules": 2, "reason": "short", "remote": False, "job": "", "worker": "", "outcome": ""}
+    monkeypatch.setitem(RULES, DECIDE_VERSION + 1, RULES[DECIDE_VERSION]._replace(prefill_reason=of_two))
+    lie = {"rules": DECIDE_VERSION + 1, "reason": "short", "remote": False, "job": "", "worker": "", "outcome": ""}
     other = changed(run, tmp_path / "it", ROUTING, RequestPrefilled, lambda it: _report(it, **lie), _was_pulled)
     assert (found_in(other).prefills.verified, found_in(other).prefills.different) == (6, 0)
-    monkeypatch.setitem(RULES, 2, RULES[1])
+    monkeypatch.setitem(RULES, DECIDE_VERSION + 1, RULES[DECIDE_VERSION])
     assert (found_in(other).prefills.verified, found_in(other).prefills.different) == (5, 1)
 
 
@@ -215,9 +215,9 @@ def test_a_verdict_is_made_again_by_its_own_rules(
     ("lie", "program", "term"),
     [
         ({"reason": "of_the_future"}, "9.0.0", "reason"),
-        ({"rules": 2}, PROGRAM_VERSION, "rules"),
+        ({"rules": DECIDE_VERSION + 1}, PROGRAM_VERSION, "rules"),
         ({"rules": 0}, "9.0.0", "rules"),
-        ({"rules": 2}, "9.0.0", ""),
+        ({"rules": DECIDE_VERSION + 1}, "9.0.0", ""),
     ],
 )
 def test_a_verdict_of_rules_that_are_not_here(

@@ -15,6 +15,7 @@ from core.ids import ReplicaId, RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
+from projections.folds.load_fold import reuse_of
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
@@ -27,6 +28,7 @@ from tests.replay.verify.test_differing_terms import (
     cached,
     lose,
     plant,
+    see_reuse,
     verified,
     waiting,
     written,
@@ -83,6 +85,28 @@ def test_a_load_report_that_was_sent_again_explains_what_waited(stage: Stage, tm
     stage.say(KV, B, stored(71))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (0, {"replaced": 1})
+
+
+@pytest.mark.parametrize("rate", [700, 800])
+def test_a_load_report_that_was_sent_again_explains_its_reuse_rate(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
+) -> None:
+    """Only the rate that the worker had reported."""
+    stage.settings(RoutingSettings())
+    again = stage.sealed(LOAD, A, load(reuse_rate=700))
+    stage.store(LOAD, A, again)
+    see_reuse(monkeypatch, {A: reuse_of(rate)})
+    stage.route("x", ASKED)
+    monkeypatch.undo()
+    stage.frames[LOAD].pop()
+    stage._records = [it for it in stage._records if it.stream != LOAD or it.seq <= len(stage.frames[LOAD])]
+    stage.say(LOAD, B, load(0))
+    stage.store(LOAD, A, again)
+    lose(stage, KV, B)
+    stage.say(KV, B, stored(71))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if rate == 700 else (1, {}))
+    assert [each.term for each in found.differences] == ["reuse"] * found.different
 
 
 @pytest.mark.parametrize("has_reported", [True, False])

@@ -32,6 +32,7 @@ from tests.replay.staged import KV, A, B, R, S, Stage
 
 SCALE = Scale(300, replicas=3, workers=4, prefixes=12, kept=20)
 NEWER = "9.0.0"
+NEXT = DECIDE_VERSION + 1
 
 
 def negated(*given: object) -> list[ScoredCandidate]:
@@ -41,8 +42,8 @@ def negated(*given: object) -> list[ScoredCandidate]:
 
 @pytest.fixture
 def two_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This program has a second version of the rules: the sign of the cost is another one."""
-    monkeypatch.setitem(RULES, 2, RULES[1]._replace(score=negated))
+    """This program has one more version of the rules: the sign of the cost is another one."""
+    monkeypatch.setitem(RULES, NEXT, RULES[DECIDE_VERSION]._replace(score=negated))
 
 
 def staged(program: str = PROGRAM_VERSION) -> Stage:
@@ -66,10 +67,12 @@ def test_a_log_of_two_versions_is_verified_wholly(tmp_path: Path) -> None:
     it = staged()
     it.replica(S, "r2", RoutingSettings(policy="kv"), program=NEWER)
     events = [
-        it.route(f"r{number}", prompt(*range(number, 40)), replica=(R, S)[number % 2], version=1 + number % 2)
+        it.route(
+            f"r{number}", prompt(*range(number, 40)), replica=(R, S)[number % 2], version=DECIDE_VERSION + number % 2
+        )
         for number in range(12)
     ]
-    assert {event.decide_version for event in events} == {1, 2}
+    assert {event.decide_version for event in events} == {DECIDE_VERSION, NEXT}
     found = judged(it, tmp_path)
     assert (found.decisions, found.verified, found.holds) == (12, 12, True)
 
@@ -78,19 +81,19 @@ def test_a_log_of_two_versions_is_verified_wholly(tmp_path: Path) -> None:
 def test_the_digest_of_a_decision_is_of_its_version(tmp_path: Path) -> None:
     """A decision that records the other version than the one that made it does not follow."""
     it = staged()
-    it.tell(structs.replace(it.decided("r", prompt(1, 2, 3)), decide_version=2))
+    it.tell(structs.replace(it.decided("r", prompt(1, 2, 3)), decide_version=NEXT))
     found = judged(it, tmp_path)
     assert (found.verified, found.different) == (0, 1)
 
 
 def test_a_sign_in_the_rules_of_an_earlier_version_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program has a version 2, and a bug in version 1: nothing of a log of version 1 is passed over."""
+    """The program has a later version, and a bug in the one before: nothing of a log of that one is passed over."""
     path = made(tmp_path / "log", SCALE)
-    monkeypatch.setitem(RULES, 2, RULES[1])
+    monkeypatch.setitem(RULES, NEXT, RULES[DECIDE_VERSION])
     with Recording.open(path, MADE_KEY) as recording:
         found = verify(recording)
         assert (found.verified, found.different, found.not_judged) == (SCALE.decisions, 0, {})
-        monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+        monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
         found = verify(recording)
     assert (found.not_judged, found.holds) == ({}, False)
     assert found.different > 0.9 * SCALE.decisions
@@ -100,14 +103,14 @@ def test_a_sign_in_the_rules_of_an_earlier_version_differs(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("program", "version", "term"),
     [
-        (NEWER, 2, ""),
-        ("0.1.1", 2, ""),
-        (PROGRAM_VERSION, 2, "rules"),
-        ("0.0.9", 2, "rules"),
-        ("", 2, "rules"),
-        ("newest", 2, "rules"),
+        (NEWER, NEXT, ""),
+        (f"{PROGRAM_VERSION}.1", NEXT, ""),
+        (PROGRAM_VERSION, NEXT, "rules"),
+        ("0.0.9", NEXT, "rules"),
+        ("", NEXT, "rules"),
+        ("newest", NEXT, "rules"),
         (NEWER, 0, "rules"),
-        (NEWER, 1, "cost"),
+        (NEWER, DECIDE_VERSION, "cost"),
     ],
 )
 def test_rules_that_are_not_here_need_a_newer_program(tmp_path: Path, program: str, version: int, term: str) -> None:
@@ -129,7 +132,7 @@ def test_the_version_of_a_program_is_known_from_a_snapshot(tmp_path: Path) -> No
     """Retention took the message with which the replica joined."""
     it = staged(NEWER)
     taken = it.snapshot()
-    it.tell(structs.replace(it.decided("r", prompt(1, 2, 3)), decide_version=2))
+    it.tell(structs.replace(it.decided("r", prompt(1, 2, 3)), decide_version=NEXT))
     with it.recording(tmp_path / "log", snapshot=taken) as recording:
         assert verify(recording).not_judged == {"version": 1}
 
@@ -141,24 +144,24 @@ def test_missing_messages_excuse_no_rules_that_are_not_here(tmp_path: Path) -> N
     it._chains[ROUTING, R] = n + 1, bytes(16)
     event = it.decided("known", prompt(1, 2, 3))
     it.tell(structs.replace(event, digest="0" * 16))
-    it.tell(structs.replace(it.decided("unknown", prompt(1, 2, 3)), decide_version=2))
+    it.tell(structs.replace(it.decided("unknown", prompt(1, 2, 3)), decide_version=NEXT))
     found = judged(it, tmp_path)
     assert (found.different, sum(found.not_judged.values())) == (1, 1)
     assert (found.differences[0].request, found.differences[0].term) == ("unknown", "rules")
-    assert (found.differences[0].term_recorded, found.differences[0].term_recomputed) == (2, DECIDE_VERSION)
+    assert (found.differences[0].term_recorded, found.differences[0].term_recomputed) == (NEXT, DECIDE_VERSION)
 
 
 @pytest.mark.usefixtures("two_versions")
 def test_a_refusal_is_made_again_by_its_own_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version stands in its event unless it is the first; rules that are not here are a difference."""
-    monkeypatch.setitem(RULES, 2, RULES[1]._replace(find_candidates=_none_but_draining))
+    monkeypatch.setitem(RULES, NEXT, RULES[DECIDE_VERSION]._replace(find_candidates=_none_but_draining))
     it = staged()
     it.tell(LocalChanged(worker=A, reasons=("not_connected",)), LocalChanged(worker=B, reasons=("not_connected",)))
-    for version, name in ((1, "one"), (2, "two")):
+    for version, name in ((1, "one"), (NEXT, "two")):
         it.tell(refused(it, name, version))
     event = refused(it, "three", 1)
     assert b"decide_version" not in encode_event(event)
-    it.tell(structs.replace(event, decide_version=3))
+    it.tell(structs.replace(event, decide_version=NEXT + 1))
     found = judged(it, tmp_path).refusals
     assert (found.verified, found.different, found.not_judged) == (2, 1, 0)
 
@@ -170,8 +173,8 @@ def refused(it: Stage, name: str, version: int) -> RequestRejected:
 
 
 def _none_but_draining(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
-    """Version 2 says `draining` of each that is left out."""
-    found = RULES[1].find_candidates(view, request, settings, now_ms)
+    """The next version says `draining` of each that is left out."""
+    found = RULES[DECIDE_VERSION].find_candidates(view, request, settings, now_ms)
     return found._replace(excluded={"draining": sorted(chain(*found.excluded.values()))})
 
 
@@ -179,16 +182,16 @@ def _none_but_draining(view: View, request: RouteRequest, settings: RoutingSetti
 def test_bisect_explain_and_what_if_decide_by_the_recorded_rules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One mechanism serves all: where version 2 made the decision, none of them finds a difference."""
+    """One mechanism serves all: where the next version made the decision, none of them finds a difference."""
     it = staged()
     for number in range(6):
-        it.route(f"r{number}", prompt(*range(number, 40)), version=2)
+        it.route(f"r{number}", prompt(*range(number, 40)), version=NEXT)
     with it.recording(tmp_path / "log") as recording:
         assert find_first_difference(recording) is None
         assert explain(recording, "r5", whole=True).attempts[0].again == "same"
         outcome = what_if(recording, [Scenario()])[0]
         assert (outcome.decisions, outcome.changed) == (6, 0)
-        monkeypatch.delitem(RULES, 2)
+        monkeypatch.delitem(RULES, NEXT)
         first = find_first_difference(recording)
         assert first is not None
         assert (first.difference.term, first.inputs_equal, first.near_total) == ("rules", True, 0)

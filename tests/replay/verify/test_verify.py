@@ -14,6 +14,7 @@ from msgspec import structs
 from bench.replay_log import KEY, SETTINGS, Scale, Site, made
 from core.codec import Message
 from core.events import BlocksStored, RequestRejected, RequestRouted
+from core.events.routing import DECIDE_VERSION
 from core.ids import ReplicaId, StreamName, to_column
 from core.prompt import HASH_BYTES, hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
@@ -214,7 +215,7 @@ def last_of_equals(
 
 def test_a_wrong_sign_shows_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the cost of the first decision that has one."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
     found = verified(path)
     assert not found.holds
     assert found.different > SCALE.decisions / 2
@@ -227,7 +228,7 @@ def test_a_wrong_sign_shows_at_once(path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_wrong_tie_break_shows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In decisions with equal costs, and in no others."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(rank=last_of_equals))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(rank=last_of_equals))
     found = verified(path)
     assert not found.holds
     assert {each.term for each in found.differences} == {"choice"}
@@ -241,7 +242,7 @@ def test_rules_that_fail_are_a_difference(path: Path, monkeypatch: pytest.Monkey
     def fails(*_: object) -> list[ScoredCandidate]:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(rank=fails))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(rank=fails))
     found = verified(path)
     assert found.different == SCALE.decisions
     assert found.differences[0].term == "failure"

@@ -13,6 +13,7 @@ from api.cli.replay.text.verify_text import difference_lines
 from bench import replay_log
 from bench.replay_log import KEY, Scale, made
 from core.events import RequestRouted
+from core.events.routing import DECIDE_VERSION
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.folds.snapshot import decode, encode
@@ -73,12 +74,12 @@ def test_differences_have_the_unit_of_their_policy(
     path: Path, policy: str, unit: str, thousand: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong cost is shown in microseconds where the policy estimates times, and in requests where it counts them."""
-    right = RULES[1].score
+    right = RULES[DECIDE_VERSION].score
 
     def wrong(*given: Any) -> list[ScoredCandidate]:
         return [each._replace(cost=each.cost + 1000) for each in right(*given)]
 
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=wrong))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=wrong))
     with Recording.open(path, KEY) as recording:
         found = verify(recording)
     shown = ["\n".join(difference_lines(it)) for it in found.differences if it.recorded.policy == policy]

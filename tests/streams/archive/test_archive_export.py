@@ -16,7 +16,7 @@ from core.events import RequestRejected
 from core.events.routing import COMPACT_VERSION, SHORT_VERSION
 from core.ids import StreamName, StreamSeq
 from core.subjects import LOAD, ROUTING, SNAPSHOTS, kv_stream, subject
-from projections.digest import FOLD_VERSION
+from projections.digest import FOLD_VERSION, READ_FOLD_VERSIONS
 from streams.archive.archive_export import ExportedRange, Range, archive, cut
 from streams.archive.archive_log import ArchiveLog
 from streams.archive.archive_reader import ArchiveReader
@@ -48,7 +48,7 @@ async def taken(
     """The range of the log in a file."""
     writer = ArchiveWriter(path, "test", CHAIN_KEY, "contrail test", 1)
     try:
-        archived = await archive(log or it.log, it.store, writer, ranged(start, end), fold_version=FOLD_VERSION)
+        archived = await archive(log or it.log, it.store, writer, ranged(start, end), fold_versions=READ_FOLD_VERSIONS)
     except BaseException:  # whatever it was, half a file is left to nobody
         writer.abandon()
         raise

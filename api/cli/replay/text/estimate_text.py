@@ -13,6 +13,8 @@ FORMULA = (
     "own_weight {own_weight:g} * prefill + wait + active_weight {active_weight:g} * prefill of the tokens in active "
     "blocks + own_request_weight {own_request_weight:g} * prefill * active requests"
 )
+OF_RATES = " + reuse_weight {reuse_weight:g} * prefill of the whole prompt * doublings of the reuse there"
+"""Its last term, where workers report reuse."""
 BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"
 SOURCES = {
     "set": "as set",
@@ -63,7 +65,8 @@ def _formula(it: EstimateBasis) -> str:
         return f"the recorded costs were {why}, and are not taken apart"
     known = "" if it.weights_known else "; these weights are the defaults, which give the recorded costs"
     if "own_weight" in it.weights:
-        return f"{FORMULA.format(**it.weights)}{known}"
+        talks = OF_RATES if "reuse_weight" in it.weights else ""
+        return f"{(FORMULA + talks).format(**it.weights)}{known}"
     return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
@@ -76,7 +79,8 @@ def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     held = ("+ held",) if _held(rows) else ()
     if not _by_terms(rows):
         return ("cost", "wait", *held)
-    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", "computes", "lasts, ms")
+    talks = ("+ talks",) if _has_reuse(rows) else ()
+    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, "computes", "lasts, ms")
 
 
 def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:
@@ -88,11 +92,16 @@ def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, .
         return (_ms(row.cost), *wait)
     own = "" if timed.own_ms is None else _ms(timed.own_ms)
     terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
+    terms += (_ms(row.reuse_cost),) * _has_reuse(rows)
     return (_ms(row.cost), *terms, count_text(timed.tokens, "token"), own)
 
 
 def _held(rows: Sequence[CandidateRow]) -> bool:
     return any(row.timed is not None and row.timed.held_ms for row in rows)
+
+
+def _has_reuse(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.timed is not None and row.timed.reuse for row in rows)
 
 
 def _by_terms(rows: Sequence[CandidateRow]) -> bool:

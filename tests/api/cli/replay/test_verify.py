@@ -16,6 +16,7 @@ from bench.replay_log import KEY, KV, Scale, made
 from core.codec import Message
 from core.errors import CallerError
 from core.events import BlocksStored
+from core.events.routing import DECIDE_VERSION
 from core.prompt import hashes_to_bytes
 from core.subjects import LOAD
 from projections.policy.cost import ScoredCandidate, score
@@ -64,8 +65,8 @@ def test_the_first_line_is_the_answer(log: Path) -> None:
 def test_none_judged_is_no_success(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status 3, `holds` is false, and the first line says it; 1 with --strict. To an older program without the
     rules of the log."""
-    monkeypatch.setitem(RULES, 0, RULES[1])
-    monkeypatch.delitem(RULES, 1)
+    monkeypatch.setitem(RULES, 0, RULES[DECIDE_VERSION])
+    monkeypatch.delitem(RULES, DECIDE_VERSION)
     monkeypatch.setattr(evidence, "PROGRAM_VERSION", "0.0.9")
     found = ask(log)
     assert found.exit_code == 3, found.output
@@ -136,7 +137,7 @@ def negated(*given: object) -> list[ScoredCandidate]:
 
 def test_a_difference_is_shown_with_both_sides_and_the_term(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit status 1; the first few in text, all that are kept in JSON, with what was recorded and recomputed."""
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
     found = ask(log)
     assert found.exit_code == 1
     lines = found.stdout.splitlines()
@@ -222,7 +223,7 @@ def test_what_is_written_can_be_compared_with(log: Path, tmp_path: Path, monkeyp
     assert all(line["recorded"] == line["recomputed"] for line in told)
     same = ask(log, "--against", str(lines), command="bisect")
     assert (same.exit_code, same.stdout.strip()) == (0, f"All {DECISIONS} decisions that both made are the same.")
-    monkeypatch.setitem(RULES, 1, RULES[1]._replace(score=negated))
+    monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(score=negated))
     other = ask(log, "--against", str(lines), command="bisect")
     assert other.exit_code == 1
     assert other.stdout.startswith(f"They part at {told[0]['request']}")
