@@ -129,7 +129,7 @@ class PlacementInputs:
         self._now_ms = now_ms
         self._outstanding = outstanding
         self._prefixes = PendingPrefixes(view)
-        self._reuse_m = view.reuse()
+        self._reuse = view.reuse()
         self._backlogs: dict[PrefillTime, PrefillBacklog] = {}
         self._candidates: dict[tuple[str, int], list[Candidate]] = {}
         """By model and block size: as one prompt saw them."""
@@ -144,7 +144,7 @@ class PlacementInputs:
         backlog = self._backlogs.get(time)
         if backlog is None:
             backlog = self._backlogs[time] = PrefillBacklog.of(
-                time, self._outstanding, self._now_ms, reuse=self._reuse_m
+                time, self._outstanding, self._now_ms, reuse=self._reuse
             )
         scored = score(self._seen(request), request, settings, self._view.local.get("stale", ()), backlog)
         size = request.prompt.block_size
