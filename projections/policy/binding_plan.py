@@ -143,9 +143,7 @@ class PlacementInputs:
         time = PrefillTime.of(settings, request.time)
         backlog = self._backlogs.get(time)
         if backlog is None:
-            backlog = self._backlogs[time] = PrefillBacklog.of(
-                time, self._outstanding, self._now_ms, reuse=self._reuse
-            )
+            backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms, reuse=self._reuse)
         scored = score(self._seen(request), request, settings, self._view.local.get("stale", ()), backlog)
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
