@@ -233,6 +233,7 @@ def test_first_tokens_and_ends_are_arrays_in_their_latest_version(report: Prefil
         assert is_encoding(encoding, event)
         assert not is_encoding(encoding, replace(event, v=1))
     fields = [msgspec.msgpack.decode(encoding) for encoding in encodings]
+    fields[1]["e"].append([])  # no stages, which are left out
     later = [pack(each | {"e": [*each["e"], "added later"]}) for each in fields]
     assert decode_message(sealed(pack({"type": "MoonRose"}), *later)).events[1:] == tuple(new)
 
@@ -391,7 +392,7 @@ def test_a_turn_of_a_talk_takes_800_bytes() -> None:
         return [sum(len(encode_message(SOURCE, 5_000, bytes(16), 2**40, part)) for part in cut) for cut in cuts]
 
     assert sizes(before) == [833, 914, 995]
-    assert sizes(latest) == [636, 717, 798]
+    assert sizes(latest) == [635, 716, 797]
 
 
 def test_a_compact_decision_is_the_same_event() -> None:
