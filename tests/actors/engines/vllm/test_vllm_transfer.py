@@ -312,7 +312,7 @@ async def test_two_pulls_of_one_id() -> None:
         names.append(asked.id)
         await gates[asked.tokens].wait()
         completion = SimpleNamespace(finish_reason="length", token_ids=[1], logprobs=None)
-        yield SimpleNamespace(outputs=[completion], prompt_logprobs=None)
+        yield SimpleNamespace(outputs=[completion], prompt_logprobs=None, metrics=None)
 
     engine._results = results  # type: ignore[method-assign, assignment]
     address = KvAddress(engine_id="e", host="h", port=1, layout="l", block_bytes=1, transport="tcp")
