@@ -12,7 +12,7 @@ from api.cli.renderer import Table, Text
 from api.config.data_folder import check_free, draft
 from core.errors import CallerError
 
-PACKAGED = Path(__file__).parents[1] / "shipped"
+PACKAGED = Path(__file__).parents[2] / "contrail_shipped"
 """Place of the files in an installed wheel."""
 SOURCE = Path(__file__).parents[2]
 """Place of the files in a checkout, of which an editable installation makes no copy."""

@@ -199,8 +199,8 @@ async def _recomputed(running: Running, name: str) -> None:
 
 
 async def _kill_its_worker(running: Running) -> None:
-    """The one worker that has a request."""
-    parts = [part for part in running.run()["parts"] if part["kind"] == "worker"]
+    """The one worker that has a request. One that is being started again has no address yet."""
+    parts = [part for part in running.run()["parts"] if part["kind"] == "worker" and part["ops"]]
     (busy,) = [part for part in parts if running.state(part["name"])["requests"]]
     os.kill(busy["pid"], signal.SIGKILL)
 

@@ -29,8 +29,8 @@ TURNS = 6
 TURN_TOKENS = 96
 GAP_S = 0.15
 """Between the answer to a turn of a talk and its next turn."""
-BAD = {"policy": "kv", "prefill_weight": 0.0}
-"""No cache is worth anything."""
+BAD = {"policy": "kv", "prefill_weight": 0.0, "tie_margin": 0.001}
+"""No cache is worth anything, not even between equal costs: within a margin the hash decides."""
 LONG_TOKENS = 640
 """Of the first turn of a talk of which a cache holds but a few: then it counts where the others are."""
 SMALL = dataclasses.replace(ENGINE, capacity_blocks=256)

@@ -81,4 +81,4 @@ def test_a_wheel_has_all_files(tmp_path: Path) -> None:
     assert ran.stdout.splitlines()[0] == str(tmp_path / "installed")
     written = {file.relative_to(tmp_path / "there").as_posix() for file in (tmp_path / "there").rglob("*.*")}
     assert written == set(shipped_files())
-    assert (tmp_path / "installed" / "api" / "shipped").is_dir()
+    assert (tmp_path / "installed" / "contrail_shipped").is_dir()
