@@ -507,8 +507,9 @@ def test_a_scenario_is_a_picture(page: Page) -> None:
         expect(half).to_have_attribute("aria-label", re.compile(rf"^{text}: p50 [\d.]+ m?s, p99 "))
         heights = half.locator("i").evaluate_all("bars => bars.map(bar => bar.getBoundingClientRect().height)")
         assert len(heights) == 48 and max(heights) > 5
-    moved = page.locator("#outcome table").last.locator("tbody tr").first
-    expect(moved).to_contain_text(re.compile(r"[\d.]+ m?s → [\d.]+ m?s"))
+    rows = page.locator("#outcome table").last.locator("tbody tr")  # one whose worker died may have no first token
+    moved = rows.filter(has_text=re.compile(r"[\d.]+ m?s → [\d.]+ m?s")).first
+    expect(moved).to_be_visible()
     request = moved.locator(".link").inner_text()
     moved.locator(".link").click()
     page.get_by_role("tab", name="Decision").click()
