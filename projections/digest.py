@@ -14,7 +14,7 @@ import xxhash
 MASK64 = (1 << 64) - 1
 
 FOLD_VERSION = 3
-"""Changed whenever the same log could give another digest; only digests of equal versions are compared."""
+"""Changed whenever the same log could give another digest; replicas compare only digests of equal versions."""
 READ_FOLD_VERSIONS = range(2, FOLD_VERSION + 1)
 """Folds of these differ by `LoadReported.reuse_rate` alone, which 2 lacks: a recording goes on from their snapshots and
 compares their digests while no worker reports any."""

@@ -1,16 +1,12 @@
-"""StageTimes: the recorded stages of an attempt, the prefills beside it, and a client that took the answer late."""
+"""The recorded stages of an attempt, the prefills beside it, and a client that took the answer late."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from core.events import AnswerDelayed, RequestFinished
 from core.events.request_stages import PER_MS, RequestStages
-from replay.explain.explanation import (
-    AnswerDelay,
-    ConcurrentPrefill,
-)
+from replay.explain.explanation import AnswerDelay, ConcurrentPrefill
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
 
@@ -69,13 +65,9 @@ def _meet(one: _Window, other: _Window, apart_ms: int) -> bool:
 
 def answer_delay(recording: Recording, tried: RequestAttempt) -> AnswerDelay | None:
     """The delay of a client that took the answer late; None where the log has none."""
-    for event in _delays(recording, tried):
-        return AnswerDelay(written_ms=event.written_ms, stalled_ms=event.stalled_ms, unsent_bytes=event.unsent_bytes)
-    return None
-
-
-def _delays(recording: Recording, tried: RequestAttempt) -> Iterator[AnswerDelayed]:
-    numbers = recording.requests.delays_of(tried)
-    for _, event in recording.events(numbers):
+    for _, event in recording.events(recording.requests.delays_of(tried)):
         if isinstance(event, AnswerDelayed) and event.request == tried.request:
-            yield event
+            return AnswerDelay(
+                written_ms=event.written_ms, stalled_ms=event.stalled_ms, unsent_bytes=event.unsent_bytes
+            )
+    return None

@@ -1675,7 +1675,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "columns-other-rules": (
                 " and RULES[DECIDE_VERSION] is RULES_BY_COLUMNS",
                 "",
-                "The program has one version of the rules.",
+                "The columns follow the newest rules of the program.",
             ),
             "columns-own-load": ("self.requests.item(row) + requests", "self.requests.item(row)"),
             "columns-own-tail": ("        self.tails[row] = tail_bytes((*numbers, self.draining.item(row)))\n", ""),

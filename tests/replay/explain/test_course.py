@@ -5,34 +5,21 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
-
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled
 from core.events.routing import RequestQueued
 from core.generation import PrefillReport
 from core.settings import RoutingSettings
-from core.subjects import LOAD
 from replay.explain.explain import explain
 from replay.explain.explanation import Course, CoursePart
 from replay.recording.recording import Recording
 from replay.simulate.options import Options
 from replay.simulate.simulation import simulate
 from tests.fixtures.passes import one_prompt_a_pass
-from tests.projections.facts import joined, load, prefilled, prompt, stored
+from tests.projections.facts import prefilled, prompt
 from tests.replay.simulate.families import ENGINE, families
-from tests.replay.staged import ASKED, HASHES, KV, A, Stage
+from tests.replay.staged import ASKED, A, Stage
 
 __all__ = ["one_prompt_a_pass"]
-
-
-@pytest.fixture
-def stage() -> Stage:
-    """One worker, with four of the six blocks that are asked for."""
-    it = Stage()
-    it.say(KV, A, joined("a"), stored(*HASHES[:4]))
-    it.say(LOAD, A, load())
-    it.replica()
-    return it
 
 
 def course(stage: Stage, tmp_path: Path) -> Course:

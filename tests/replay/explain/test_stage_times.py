@@ -9,30 +9,19 @@ import pytest
 from core.events import AnswerDelayed, RequestFinished, RequestPrefilled
 from core.events.request_stages import UNREPORTED, RequestStages
 from core.events.routing import PROGRESS_VERSION
-from core.subjects import LOAD
 from replay.excerpt.excerpt_export import write_excerpt
 from replay.explain.explain import explain
 from replay.explain.explanation import AnswerDelay, ConcurrentPrefill, Explanation
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
 from streams.archive.archive_reader import ArchiveReader
-from tests.projections.facts import joined, load, prompt, stored
-from tests.replay.staged import ASKED, HASHES, KEY, KV, A, Stage
+from tests.projections.facts import prompt
+from tests.replay.staged import ASKED, KEY, Stage
 
 NEIGHBOUR = prompt(60, 61)
 STAGES = RequestStages(loop=10, body=20, prepare=70, queued=100, link=10, behind=290, prefill=600, decode=1000)
 """10 ms before the router had it, 10 ms in its queue; the first token after 100 ms, the last after 200."""
 DELAYED = AnswerDelayed(request="r", written_ms=45, stalled_ms=40, unsent_bytes=900)
-
-
-@pytest.fixture
-def stage() -> Stage:
-    """One worker, with four of the six blocks that are asked for."""
-    it = Stage()
-    it.say(KV, A, joined("a"), stored(*HASHES[:4]))
-    it.say(LOAD, A, load())
-    it.replica()
-    return it
 
 
 def first(request: str, ttft_ms: int) -> RequestPrefilled:

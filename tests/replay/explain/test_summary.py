@@ -13,21 +13,10 @@ from core.events import Event, RequestFinished, RequestMigrated, RequestPrefille
 from core.events.routing import RequestQueued, RequestTurnedAway
 from core.generation import PrefillReport
 from core.settings import RoutingSettings
-from core.subjects import LOAD
 from replay.explain.explain import explain
 from replay.explain.summary import WAITED_FOR
-from tests.projections.facts import joined, load, prefilled, prompt, removed, stored
+from tests.projections.facts import prefilled, prompt, removed
 from tests.replay.staged import ASKED, HASHES, KV, A, Stage
-
-
-@pytest.fixture
-def stage() -> Stage:
-    """One worker, with four of the six blocks that are asked for."""
-    it = Stage()
-    it.say(KV, A, joined("a"), stored(*HASHES[:4]))
-    it.say(LOAD, A, load())
-    it.replica()
-    return it
 
 
 def first(name: str = "r", *, ttft_ms: int, attempt: int = 0, cached: int = 16) -> RequestPrefilled:
