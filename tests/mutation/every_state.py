@@ -18,7 +18,6 @@ from core.codec import CHAIN_START, digest
 from core.events import (
     CacheCleared,
     Event,
-    PromptBase,
     RequestFinished,
     RequestMigrated,
     RequestPrefilled,
@@ -30,12 +29,12 @@ from core.events.jobs import JobsRestated
 from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, PROGRESS_VERSION, SHORT_VERSION, ReplicaLost
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId, StreamName
-from core.prompt import HASH_BYTES, Prompt, column_digest, hashes_from_bytes, sampled
+from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.policy.prefill_choice import REMOTE
 from tests.golden.make_decisions import DecisionLog
-from tests.mutation.rare_states import RareStates
+from tests.mutation.rare_states import RareStates, continued
 from tests.projections.facts import (
     finished,
     joined,
@@ -189,7 +188,7 @@ class EveryStateLog(DecisionLog):
             name, asked_prompt, replica = f"c{self._events}-{number}", prompt(*tokens), dice.choice((R, S))
             event = stage.decided(name, asked_prompt, replica=replica, seed=dice.getrandbits(64))
             if before is not None and event.believed is None:
-                event = _continued(event, asked_prompt, before, kept)
+                event = continued(event, asked_prompt, before.seq, before.root, kept)
             seq = stage.tell(event, replica=replica)
             if event.believed is None and len(tokens) < LAST_TURN:
                 self._talks[family] = _Turn(seq, seq if before is None else before.root, tokens)
@@ -255,13 +254,6 @@ class EveryStateLog(DecisionLog):
             stage._chains[JOBS, REQUESTER] = n + 1, digest(lost, KEY.chain_key)
         self._jobs.clear()
         self._tell_job(JobsRestated(open=0))
-
-
-def _continued(event: RequestRouted, asked_prompt: Prompt, before: _Turn, blocks: int) -> RequestRouted:
-    """The decision as one that continues that turn, with which it shares so many blocks."""
-    hashes = asked_prompt.hashes()
-    base = PromptBase(before.seq, 0, blocks, before.root, 0, sampled(hashes, blocks), column_digest(hashes))
-    return structs.replace(event, v=CONTINUED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])
 
 
 def _in_form(event: Event, version: int) -> Event:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from msgspec import structs
 
 from core.codec import DIGEST_BYTES, digest, encode_event, encode_message
-from core.events import CacheCleared, Event, LocalChanged, RequestRouted, WorkerLeft
+from core.events import CacheCleared, Event, LocalChanged, PromptBase, RequestRouted, WorkerLeft
 from core.events.jobs import JobsRestated
 from core.events.kv import PREFILL
-from core.events.routing import DecisionCounts
+from core.events.routing import CONTINUED_VERSION, DecisionCounts
 from core.ids import ReplicaId, SourceId, StreamName
-from core.prompt import Prompt, hashes_from_bytes
+from core.prompt import HASH_BYTES, SHARES, Prompt, column_digest, hashes_from_bytes, sampled
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, answered_token, asked_token
 from tests.projections.facts import (
@@ -24,6 +24,7 @@ from tests.projections.facts import (
     prefilled,
     prompt,
     removed,
+    removed_chain,
     replica_restated,
     restated,
     stored,
@@ -40,6 +41,7 @@ PREFILLING = [worker_id(81), worker_id(82)]
 U = ReplicaId("bb" * 8)
 """A replica that states how many decisions it made and dropped."""
 SKEW_MS = 5000
+LONG_TALK_BLOCKS = 1 << SHARES
 UNKNOWN_TIER = "tape"
 
 
@@ -64,7 +66,7 @@ class RareStates:
             self._replace_a_message, self._repeat_a_message, self._interrupt_a_restatement, self._tell_of_a_new_tier,
             self._clear_runs, self._end_a_job_unread, self._route_again, self._restate_what_is_believed,
             self._expire_exactly, self._decline, self._leave, self._drain_what_a_scenario_leaves, self._state_counts,
-            self._set_clocks_wrong,
+            self._set_clocks_wrong, self._cut_a_run, self._continue_a_long_talk,
         ):  # fmt: skip
             make()
             stage.tell(stage.report(R))
@@ -297,6 +299,33 @@ class RareStates:
                 stage.tell(prefilled(f"k{skew_ms}-{number}"), finished(f"k{skew_ms}-{number}"))
                 stage.clock.advance(20)
             stage.say(KV, PREFILLING[1], CacheCleared(reason="reset"))
+
+    def _cut_a_run(self) -> None:
+        """The one holder of a run of blocks loses its end, and has it again."""
+        stage, tokens = self.stage, range(20_200, 20_208)
+        stage.settings(RoutingSettings(policy="kv"))
+        blocks = _blocks(*tokens)
+        for change in (stored_chain(*blocks), removed_chain(*blocks, first=5), stored_chain(*blocks, first=5)):
+            stage.say(KV, WORKERS[1], change)
+            self._route(prompt(*tokens), end=True)
+
+    def _continue_a_long_talk(self) -> None:
+        """A decision continues one of so many blocks that each of their samples has a depth of its own."""
+        tokens = range(20_300, 20_300 + LONG_TALK_BLOCKS)
+        asked_prompt = prompt(*tokens, 1)
+        self._route(prompt(*tokens))
+        seq = self.stage.frames[ROUTING][-1].seq
+        event = continued(
+            self.stage.decided("continued", asked_prompt, model=MODEL), asked_prompt, seq, seq, LONG_TALK_BLOCKS
+        )
+        self.stage.tell(event, finished("continued"))
+
+
+def continued(event: RequestRouted, asked_prompt: Prompt, seq: int, root: int, blocks: int) -> RequestRouted:
+    """The decision as one that continues the first of that message, with which it shares so many blocks."""
+    hashes = asked_prompt.hashes()
+    base = PromptBase(seq, 0, blocks, root, 0, sampled(hashes, blocks), column_digest(hashes))
+    return structs.replace(event, v=CONTINUED_VERSION, base=base, hashes=hashes[HASH_BYTES * blocks :])
 
 
 def _blocks(*numbers: int) -> list[int]:
