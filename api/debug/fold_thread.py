@@ -21,6 +21,8 @@ from api.debug.timeline.timeline_scan import TimelineScan
 from core.errors import ContrailError, Unavailable
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
+from projections.folds.frozen_state import FrozenState
+from replay.parallel import collector_paused
 from replay.recording.recording import Cursor, Recording
 from streams.archive.archive_reader import ArchiveReader
 
@@ -35,7 +37,7 @@ class RecordingState:
         self._newest: Recording | None = None
         self._settled: Recording | None = None
         """An older recording, kept while its messages suffice: a recording's index takes a second to make."""
-        self._keyframes: list[tuple[Cursor, bytes]] = []
+        self._keyframes: list[tuple[Cursor, FrozenState]] = []
 
     def __repr__(self) -> str:
         return f"<RecordingState {self.scan!r}, {self.folding!r}>"
@@ -101,11 +103,11 @@ class RecordingState:
             assert recording is not None
             recording.close()
 
-    def _keep(self, cursor: Cursor, content: bytes) -> None:
-        self._keyframes.append((cursor, content))
+    def _keep(self, cursor: Cursor, frozen: FrozenState) -> None:
+        self._keyframes.append((cursor, frozen))
         for recording in {self._newest, self._settled} - {None}:
             assert recording is not None
-            recording.keep(cursor, content)
+            recording.keep(cursor, frozen)
 
 
 SWITCH_S = 0.001
@@ -182,7 +184,8 @@ class FoldThread:
             if job is None:
                 return
             if job.done.set_running_or_notify_cancel():
-                _finish(job, self.recording_state)
+                with collector_paused():
+                    _finish(job, self.recording_state)
 
     def _step(self) -> None:
         assert self._background is not None

@@ -1,6 +1,6 @@
-"""Keyframes: the whole recording folded once, in small steps, with states encoded so often that jumps are fast.
+"""Keyframes: the whole recording folded once, in small steps, with states frozen so often that jumps are fast.
 
-A jump costs a keyframe's decoding and the fold from there; both are measured, and set the distance. Keyframes are
+A jump makes a state from a keyframe and folds from there; both are measured, and set the distance. Keyframes are
 further apart if they would not fit into KEYFRAMES_BYTES_MAX.
 """
 
@@ -13,12 +13,15 @@ from operator import attrgetter
 
 from core.errors import ContrailError
 from core.ids import Epoch, StreamName, StreamSeq
-from projections.folds.snapshot import decode, encoding
+from projections.folds.frozen_state import FrozenState, freezing
 from projections.folds.state import State
 from replay.recording.recording import Cursor, RecordedFrame, Recording
 
 JUMP_S = 0.05
-"""Bound of a jump by these measurements; reading and drawing take as long again, and the promise is 200 ms."""
+"""Bound of a jump by these measurements; reading and drawing take as long again, and the promise is 200 ms. Where
+making a state takes more than half of it, the fold behind it takes as long as that: the jump is twice its least."""
+MEASURED_AGAIN = 1.25
+"""Making a state is measured again when keyframes are larger by this factor than the one that was measured."""
 READING = 3
 """Cost of a message in a jump, in folds of a message: it is read and decoded, too."""
 DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
@@ -32,7 +35,7 @@ STEP_MESSAGES = 200
 FOLD_MAX = 8_000
 """Messages folded for one question at most, some 0.15 s; between keyframes it is half of that."""
 
-KeyframeSink = Callable[[Cursor, bytes], None]
+KeyframeSink = Callable[[Cursor, FrozenState], None]
 
 
 class StateNotFolded(ContrailError):
@@ -62,8 +65,10 @@ class KeyframeBuilder:
         self._state: State | None = None
         self._since = 0
         """Messages since the last keyframe."""
-        self._fold_s, self._decode_s = 0.0, 0.0
-        """Measured time of one message's fold, and of one keyframe's decoding."""
+        self._fold_s, self._thaw_s = 0.0, 0.0
+        """Measured time of one message's fold, and of making a state from a keyframe …"""
+        self._thawed_bytes = 0
+        """… of this size."""
 
     def __repr__(self) -> str:
         return f"<KeyframeBuilder {self.messages} of {self.total} messages, {self.keyframes} keyframes>"
@@ -117,24 +122,27 @@ class KeyframeBuilder:
 
     def _keyframe(self, state: State) -> Iterator[None]:
         left_bytes = KEYFRAMES_BYTES_MAX - self.keyframes_bytes
-        content = b"".join((yield from encoding(state)))
-        if len(content) > left_bytes:
+        frozen = yield from freezing(state, pack=True)
+        size = frozen.size
+        if size > left_bytes:
             self.distance = DISTANCE_MAX
             self._since = 0
             return
-        self._keep({stream: at.seq for stream, at in state.cursor.items()}, content)
+        self._keep({stream: at.seq for stream, at in state.cursor.items()}, frozen)
         self.keyframes += 1
-        self.keyframes_bytes += len(content)
+        self.keyframes_bytes += size
         self._since = 0
-        started_s = time.perf_counter()
-        decode(state.chain_key, content)
-        self._decode_s = time.perf_counter() - started_s
-        yield
-        self.distance = self._distance(len(content), left_bytes - len(content))
+        if size > MEASURED_AGAIN * self._thawed_bytes:
+            started_s = time.perf_counter()
+            frozen.thaw(state.chain_key)
+            self._thaw_s, self._thawed_bytes = time.perf_counter() - started_s, size
+            yield
+        self.distance = self._distance(size, left_bytes - size)
 
     def _distance(self, size: int, left_bytes: int) -> int:
         """Messages to the next keyframe."""
-        by_time = int(max(0.0, JUMP_S - self._decode_s) / (READING * self._fold_s))
+        thaw_s = self._thaw_s * size / self._thawed_bytes
+        by_time = int(max(thaw_s, JUMP_S - thaw_s) / (READING * self._fold_s))
         to_come = max(self.total, self._expected) - self.messages
         by_memory = to_come * size // max(1, left_bytes)
         return min(DISTANCE_MAX, max(DISTANCE_MIN, by_time, by_memory))

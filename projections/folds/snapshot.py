@@ -119,7 +119,7 @@ _version = msgspec.msgpack.Decoder(_Version)
 
 def encode(state: State) -> list[bytes]:
     """The state's bytes in pieces, to be joined; equal for equal states with equal runs. O(blocks * log blocks)."""
-    return _finished(encoding(state))
+    return run_through(encoding(state))
 
 
 def encoding(state: State) -> Generator[None, None, list[bytes]]:
@@ -136,7 +136,7 @@ def encoding(state: State) -> Generator[None, None, list[bytes]]:
 def decode(chain_key: bytes, content: bytes) -> State:
     """The state that was encoded. Corrupt if the bytes are none of ours, or of a version that this program does not
     go on from. Under half a second per million blocks."""
-    return _finished(decoding(chain_key, content))
+    return run_through(decoding(chain_key, content))
 
 
 def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
@@ -163,6 +163,16 @@ def decoding(chain_key: bytes, content: bytes) -> Generator[None, None, State]:
     return state
 
 
+def encode_folds(state: State) -> bytes:
+    """All of the state but the blocks of its index."""
+    return _encoder.encode(_head(state, [], []))
+
+
+def restore_folds(state: State, content: bytes) -> None:
+    """A state of which the index holds its blocks already has all else that was encoded."""
+    _restore(state, _decoder.decode(content))
+
+
 def positions(content: bytes) -> dict[StreamName, Position]:
     """The positions of the folds in the content, by its own head. Corrupt if the bytes are none of ours."""
     start = len(_MAGIC) + _LENGTH.size
@@ -176,7 +186,7 @@ def positions(content: bytes) -> dict[StreamName, Position]:
     return {StreamName(name): Position(Epoch(it.epoch), StreamSeq(it.seq)) for name, it in streams.items()}
 
 
-def _finished(step: Generator[None, None, T]) -> T:
+def run_through(step: Generator[None, None, T]) -> T:
     """The return value of the generator, run without a pause."""
     while True:
         try:

@@ -6,6 +6,8 @@ worker gets it only when the index has swept it out of all tables.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from core.ids import WorkerId
 
 MASKS_MAX = 1 << 16
@@ -47,6 +49,12 @@ class WorkerSets:
             self.turnover += 1
             self._workers[bit] = worker
         return bit
+
+    def resume(self, live: int, bits: Mapping[WorkerId, int]) -> None:
+        """Sets without a worker so far have these bits."""
+        assert not self.bits
+        self.live, self.bits, self.turnover = live, dict(bits), self.turnover + 1
+        self._workers = {bit: worker for worker, bit in bits.items()}
 
     def retire(self, worker: WorkerId) -> bool:
         """The worker's bit stands for no worker from now on; False if it had none."""

@@ -31,6 +31,7 @@ from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING, is_kv, owner
 from projections.digest import READ_FOLD_VERSIONS
+from projections.folds.frozen_state import FrozenState
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.snapshot import decode, positions
 from projections.folds.state import State, is_folded
@@ -75,7 +76,7 @@ class Recording:
         self.chain_key = _chain_key(archive, key)
         """Empty without a key."""
         self._heads: dict[StreamName, ChainHeads] = {}
-        self._keyframes: list[tuple[Cursor, bytes]] = []
+        self._keyframes: list[tuple[Cursor, FrozenState]] = []
         self._true: dict[int, bool] = {}
         """By the identity of a manifest: see `is_true`."""
         self._names: Participants | None = None
@@ -261,7 +262,7 @@ class Recording:
         base = self._base(cursor)
         if base is None and self.excerpt is not None:
             raise CallerError(self.excerpt_text)
-        return State(self.chain_key) if base is None else decode(self.chain_key, base.content())
+        return State(self.chain_key) if base is None else base.state()
 
     def cut(self, cursor: Mapping[StreamName, int]) -> dict[StreamName, str]:
         """Streams of which a fold up to the cursor lacks the head, since no snapshot has it, each with a sentence: what
@@ -313,10 +314,9 @@ class Recording:
         if state.cursor[stream].seq < seq:
             state.skip_to(stream, StreamSeq(seq))
 
-    def keep(self, cursor: Cursor, encoded: bytes) -> None:
-        """A keyframe: `encoded` is `projections.folds.snapshot.encode` of the state at the cursor; later ones come
-        later."""
-        self._keyframes.append((cursor, encoded))
+    def keep(self, cursor: Cursor, frozen: FrozenState) -> None:
+        """A keyframe, of the state at the cursor; later ones come later."""
+        self._keyframes.append((cursor, frozen))
 
     # -----------------------------------------------------------------------------------------------------------
 
@@ -331,26 +331,29 @@ class Recording:
             fits = manifest.fold_version in READ_FOLD_VERSIONS and not manifest.why_no_start and self._fits(manifest)
             if fits and _is_before(seqs, cursor) and self.is_true(manifest):
                 if keyframe is None or sum(seqs.values()) > sum(keyframe.cursor.values()):
-                    return _FoldBase(seqs, partial(self.archive.snapshot, manifest))
+                    return _FoldBase(seqs, partial(self._decoded, manifest))
                 break
         return keyframe
+
+    def _decoded(self, manifest: Manifest) -> State:
+        return decode(self.chain_key, self.archive.snapshot(manifest))
 
     def _excerpt_bases(self) -> Iterator[_FoldBase]:
         for manifest in self.archive.snapshots():
             if manifest.fold_version in READ_FOLD_VERSIONS and self.is_true(manifest):
                 seqs: Cursor = {StreamName(name): StreamSeq(at.seq) for name, at in manifest.cursor.items()}
-                yield _FoldBase(seqs, partial(self.archive.snapshot, manifest))
+                yield _FoldBase(seqs, partial(self._decoded, manifest))
 
     def _excerpt_states(self) -> list[State]:
         """The states of an excerpt; an empty one if this program reads none of them."""
-        found = [decode(self.chain_key, base.content()) for base in self._excerpt_bases()]
+        found = [base.state() for base in self._excerpt_bases()]
         return found or [State(self.chain_key)]
 
     def _keyframe_before(self, cursor: Mapping[StreamName, int]) -> _FoldBase | None:
         at = bisect_right(self._keyframes, sum(cursor.values()), key=lambda kept: sum(kept[0].values()))
-        for kept, encoded in reversed(self._keyframes[:at]):
+        for kept, frozen in reversed(self._keyframes[:at]):
             if _is_before(kept, cursor):
-                return _FoldBase(kept, lambda: encoded, is_keyframe=True)  # noqa: B023 - returned at once
+                return _FoldBase(kept, partial(frozen.thaw, self.chain_key), is_keyframe=True)
         return None
 
     def is_true(self, manifest: Manifest) -> bool:
@@ -393,10 +396,10 @@ class Recording:
 
 
 class _FoldBase(NamedTuple):
-    """A state that is at hand, not decoded."""
+    """A state that is at hand, not made yet."""
 
     cursor: Cursor
-    content: Callable[[], bytes]
+    state: Callable[[], State]
     is_keyframe: bool = False
     """True if it was folded from the recording's start, past any snapshots."""
 

@@ -113,8 +113,12 @@ async def test_stages_add_up_and_name_the_cause(tmp_path: Path) -> None:
             await _busy_loop(running, f"loop-{turn}")
             await _slow_reader(running, f"reader-{turn}")
             await _paused_engine(running, f"paused-{turn}")
-            await _neighbour(running, f"held-{turn}")
+            await _held(running, f"held-{turn}")
             await _queue(running, f"queue-{turn}")
+            with _settings(running, hold_max_ms=0):
+                await _neighbour(running, f"beside-{turn}")
+            with _settings(running, active_max=64):
+                await _engine_queue(running, f"engine-{turn}")
 
 
 async def test_a_log_that_is_away_and_a_lost_cache(tmp_path: Path) -> None:
@@ -269,20 +273,43 @@ async def _slow_reader(running: Running, name: str) -> None:
     assert "it was slow to read" in found["summary"][0], found["summary"]
 
 
+async def _held(running: Running, name: str) -> None:
+    """Another prompt is computed first, and the router holds the request until then."""
+    first = await _behind_a_long_prompt(running, name)
+    assert " of it held in the router, since its worker computed other prompts" in first, first
+
+
 async def _neighbour(running: Running, name: str) -> None:
-    """Another prompt is computed first: the router holds the request, or the engine lets it wait."""
+    """Another prompt is computed first, and the request waits for it in the engine."""
+    first = await _behind_a_long_prompt(running, name)
+    assert " of it waiting in the engine of decode-0, which " in first and " 1 other prompt of " in first, first
+
+
+async def _behind_a_long_prompt(running: Running, name: str) -> str:
+    """The first sentence about a short prompt that comes behind a long one."""
     before = asyncio.create_task(asyncio.to_thread(ask, running, f"{name}-before", f"{name} before " * 2500))
     await asyncio.sleep(0.2)
     timed = await asyncio.to_thread(ask, running, name, f"{name} " * 20)
     await before
     found = await explanation(running, name)
     assert_whole(found, timed)
-    first = found["summary"][0]
-    assert "held in the router, since its worker computed other prompts" in first or "other prompt" in first, first
+    return str(found["summary"][0])
 
 
 async def _queue(running: Running, name: str) -> None:
-    """All slots are taken by long answers."""
+    """All slots are taken by long answers, and the router sends no more."""
+    first = await _behind_long_answers(running, name)
+    assert " of it waiting in the router, since workers had all that they may have" in first, first
+
+
+async def _engine_queue(running: Running, name: str) -> None:
+    """The router sends more than the engine computes at once."""
+    first = await _behind_long_answers(running, name)
+    assert " of it waiting in the engine of decode-0" in first, first
+
+
+async def _behind_long_answers(running: Running, name: str) -> str:
+    """The first sentence about a request that comes behind more answers than are made at once."""
     others = [
         asyncio.create_task(asyncio.to_thread(ask, running, f"{name}-{number}", f"{number} {name}", max_tokens=1200))
         for number in range(16)
@@ -292,4 +319,17 @@ async def _queue(running: Running, name: str) -> None:
     await asyncio.gather(*others)
     found = await explanation(running, name)
     assert_whole(found, timed)
-    assert "waiting in the router" in found["summary"][0] or "waiting in the engine" in found["summary"][0], found
+    return str(found["summary"][0])
+
+
+@contextmanager
+def _settings(running: Running, **settings: int) -> Iterator[None]:
+    """With these in force, and the defaults behind it."""
+    change = [word for name, value in settings.items() for word in (name, str(value))]
+    done = contrail("settings", "set", *change, "--data", str(running.data))
+    assert done.returncode == 0, done.stderr
+    time.sleep(0.5)  # each front end reads it
+    try:
+        yield
+    finally:
+        assert contrail("settings", "unset", *settings, "--data", str(running.data)).returncode == 0

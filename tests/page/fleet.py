@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY, DigestCheckpoints
+from core.block_spans import stretch
 from core.codec import CHAIN_START, Message, digest, encode_event, encode_message
 from core.event_json import hash_text
 from core.events import (
@@ -172,20 +173,23 @@ class Worker:
             self.work()
 
     def keep(self, chain: list[int]) -> None:
-        """The chain is the newest in the cache; the oldest had to go."""
-        new = [block for block in chain if block not in self.held]
+        """The chain is the newest in the cache; the oldest had to go. Whoever holds a block holds all before it."""
+        known = sum(block in self.held for block in chain)
         for block in chain:
             self.held[block] = self.held.get(block, 0) + 1
         self.chains[self.fleet.dice.randbytes(8)] = chain
-        gone: list[int] = []
+        events: list[Event] = []
+        if known < len(chain):
+            events.append(BlocksStored(**stretch(hashes_to_bytes(chain), known, len(chain))._asdict()))
         while len(self.held) > CAPACITY * 0.97:
-            for block in self.chains.popitem(last=False)[1]:
+            oldest = self.chains.popitem(last=False)[1]
+            for block in oldest:
                 self.held[block] -= 1
                 if not self.held[block]:
                     del self.held[block]
-                    gone.append(block)
-        events: list[Event] = [BlocksStored(hashes=hashes_to_bytes(new))] if new else []
-        events += [BlocksRemoved(hashes=hashes_to_bytes(gone))] if gone else []
+            left = sum(block in self.held for block in oldest)
+            if left < len(oldest):
+                events.append(BlocksRemoved(**stretch(hashes_to_bytes(oldest), left, len(oldest))._asdict()))
         if events:
             self.fleet.say(KV, self.id, *events)
 

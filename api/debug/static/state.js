@@ -5,13 +5,16 @@ import { cursorText } from "./decision.js";
 import { el, fill, renew, table } from "./dom.js";
 import { count, duration, moment, natural, percent, short, words } from "./format.js";
 
-const REQUESTS_SHOWN = 60;
+const REQUESTS_SHOWN = 30;
+const WORKERS_SHOWN = 32; // of a larger fleet the busiest, until all are asked for
 const ID_CHARS = 20;
 
 export class State {
   constructor(root, when, whose, store, view) {
     Object.assign(this, { root, when, whose, store, view });
     this.question = new Latest((text) => this.pending(text));
+    this.found = null; // the state that is shown
+    this.every = false; // whether all workers of a large fleet are shown
     this.due = false; // whether it is another state than the one shown, and nobody sees it
     view.addEventListener("cursor", () => this.ask());
     store.addEventListener("data", () => {
@@ -61,6 +64,7 @@ export class State {
 
   show(found) {
     const { root, store, view } = this;
+    this.found = found;
     root.removeAttribute("aria-busy");
     root.classList.remove("stale");
     root.dataset.digest = found.digest;
@@ -85,7 +89,8 @@ export class State {
       ["wait", "number", "waiting by its last report"], ["flight", "number", "requests in flight, by the log"],
       ["queued", "number", "prompt tokens still to be computed"],
     ];
-    const rows = [...found.workers]
+    const busiest = this.busiest(found.workers);
+    const rows = busiest
       .sort((one, two) => natural(store.nameOfId(one.worker), store.nameOfId(two.worker)))
       .map((each) => {
         const cached = Object.values(each.blocks).reduce((one, two) => one + two, 0);
@@ -102,21 +107,41 @@ export class State {
         };
       });
     if (!rows.length) return el("p", { class: "none" }, "No worker was there.");
-    return table(heads, rows, { class: "grid" });
+    if (rows.length === found.workers.length) return table(heads, rows, { class: "grid" });
+    const all = () => {
+      this.every = true;
+      this.show(this.found);
+    };
+    return [
+      table(heads, rows, { class: "grid" }),
+      el("p", { class: "fine" }, `The ${rows.length} busiest of ${count(found.workers.length)} workers: `,
+        el("button", { type: "button", class: "link", id: "every-worker", on: { click: all } }, "show all")),
+    ];
+  }
+
+  // All workers, or of a large fleet those with most requests, and the one that was chosen.
+  busiest(workers) {
+    if (this.every || workers.length <= WORKERS_SHOWN) return [...workers];
+    const weight = (each) => (view(this, each.worker) ? Infinity : each.active_requests);
+    return [...workers].sort((one, two) => weight(two) - weight(one)).slice(0, WORKERS_SHOWN);
   }
 
   requests(found) {
     const { store, view: looked } = this;
     if (!found.in_flight.length) return el("h3", {}, "Nothing in flight");
     const now = looked.ms ?? store.toMs;
-    const known = new Map();
+    const known = new Map(found.in_flight.map((each) => [`${each.request} ${each.attempt}`, -1]));
+    const asked = new Set(found.in_flight.map((each) => each.request));
     const low = Math.max(0, looked.index - 20_000);
-    for (let at = Math.min(store.count - 1, Math.max(0, looked.index)); at >= low; at--) {
+    for (let at = Math.min(store.count - 1, Math.max(0, looked.index)), left = known.size; at >= low && left; at--) {
+      if (!asked.has(store.request[at])) continue;
       const key = `${store.request[at]} ${store.attempt[at]}`;
-      if (!known.has(key)) known.set(key, at);
+      if (known.get(key) !== -1) continue;
+      known.set(key, at);
+      left -= 1;
     }
     const rows = found.in_flight
-      .map((each) => ({ ...each, at: known.get(`${each.request} ${each.attempt}`) ?? -1 }))
+      .map((each) => ({ ...each, at: known.get(`${each.request} ${each.attempt}`) }))
       .sort((one, two) => one.at - two.at)
       .slice(0, REQUESTS_SHOWN)
       .map((each) => [

@@ -12,7 +12,7 @@ from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.ids import RequestId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.folds.snapshot import encode
+from projections.folds.frozen_state import freeze
 from replay.recording import messages
 from replay.recording.messages import ChainHeads
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
@@ -115,7 +115,7 @@ def test_states_from_keyframes_are_those_from_the_start(stage: Stage, tmp_path: 
         whole = recording.state_at(recording.end, lambda done, of: told.append((done, of)))
         assert told[-1] == (sum(recording.end.values()),) * 2
         assert recording.to_fold(recording.end) == sum(recording.end.values())
-        recording.keep(middle, b"".join(encode(recording.state_at(middle))))
+        recording.keep(middle, freeze(recording.state_at(middle)))
         assert recording.to_fold(recording.end) == sum(recording.end.values()) - sum(middle.values())
         assert recording.to_fold(middle) == 0
         assert recording.state_at(recording.end).digest == whole.digest

@@ -14,7 +14,7 @@ from core.events import WorkerLeft
 from core.ids import RequestId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.folds.snapshot import encode
+from projections.folds.frozen_state import freeze
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment
 from replay.state_at.state_at import summary_at
 from tests.projections.facts import joined, load, stored
@@ -82,7 +82,7 @@ def test_before_its_first_snapshot_the_silent_are_not_known(stage: Stage, tmp_pa
         said = f"{', '.join(held.cut)}: sources silent since then are unknown"
         assert said in render(state_text(held))
         assert said in render(state_text(believed))
-        recording.keep(recording.end, b"".join(encode(recording.state_at(recording.end))))
+        recording.keep(recording.end, freeze(recording.state_at(recording.end)))
         assert (
             summary_at(recording, recording.end).cut == held.cut
         )  # a keyframe knows no more than what it was folded from
