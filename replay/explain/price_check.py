@@ -68,11 +68,11 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
     apart_ms: float = 0.0
     """The difference of the two, without its sign; a median, too."""
     shown: PrefillTime | None = None
-    """The line through the samples. None if longer prompts took no longer, and for a line that is in range."""
+    """The line through the samples. None if longer prompts took no longer, and if the estimates are near."""
     beyond: int = 0
     """Decisions of a line that is beyond FACTOR_MAX and APART_MIN_US of `shown`, at all tokens of their prompt."""
     cost: PriceCost | None = None
-    """None without `shown`, and if no setting can have its price."""
+    """None for a line that is in range, without `shown`, and if no setting can have its price."""
 
     @property
     def known(self) -> bool:
@@ -80,9 +80,16 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
         return self.samples >= SAMPLES_MIN
 
     @property
+    def near(self) -> bool:
+        """The estimates of the samples are near the times that they took."""
+        return not _are_far(self.factor, self.apart_ms * US_PER_MS)
+
+    @property
     def in_range(self) -> bool:
-        """Nothing is said against the line."""
-        return not self.known or not _are_far(self.factor, self.apart_ms * US_PER_MS)
+        """Nothing is said against the line: there are too few samples, or the estimates are near, or those of whole
+        prompts are for half of the decisions. A wrong base alone, as short prefills show it, is the same on all
+        workers."""
+        return not self.known or self.near or (self.shown is not None and 2 * self.beyond <= self.decisions)
 
 
 def check_prices(recording: Recording, start: int = 1, end: int | None = None) -> list[PriceCheck]:
@@ -91,7 +98,7 @@ def check_prices(recording: Recording, start: int = 1, end: int | None = None) -
     made again, too. Corrupt if the file is damaged."""
     read = _read_range(recording, start, end)
     found = [_judged(model, learned) for model, learned in sorted(read.items())]
-    asked = [(at, _scenario(each.shown)) for at, each in enumerate(found) if each.shown is not None]
+    asked = [(at, _scenario(each.shown)) for at, each in enumerate(found) if not each.in_range]
     scenarios = [(at, scenario) for at, scenario in asked if scenario is not None]
     if scenarios:
         outcomes = what_if(recording, [scenario for _, scenario in scenarios], start, end, worst=0)
@@ -208,7 +215,7 @@ def _judged(model: str, learned: _LearnedRange) -> PriceCheck:
         factor=float(median(each.estimate_us / each.us for each in samples)),
         apart_ms=median(abs(each.estimate_us - each.us) for each in samples) / US_PER_MS,
     )
-    if found.in_range:
+    if found.near:
         return found
     shown = line_of([PrefillTimeSample(each.tokens, each.us) for each in samples])
     beyond = 0 if shown is None else sum(_is_beyond(each, shown) for each in decisions.values())

@@ -194,6 +194,26 @@ def test_short_prefills_may_differ_by_any_factor(scene: Scene, tmp_path: Path, m
     assert found.factor > 100
 
 
+@pytest.mark.parametrize(("right", "in_range"), [(20, True), (19, False)])
+def test_half_of_the_decisions_may_be_beyond(scene: Scene, tmp_path: Path, right: int, *, in_range: bool) -> None:
+    """At all tokens of their prompts. All lines have a base that is far too long for the short prefills that are
+    samples, but with long prompts only the wrong ones are beyond the line that the samples show."""
+    base = PrefillTime(TRUE.base_us + 30_000, TRUE.per_token_m)
+    for _ in range(20):
+        scene.ask(base, 10, us=1_000)
+        scene.ask(base, 100, us=TRUE.us(401))
+    scene.ask(base, 10, us=1_000)
+    found = scene.only(tmp_path)
+    assert (found.near, found.decisions, found.beyond, found.in_range) == (False, 41, 41, False)
+    for number in range(41 - (20 - right)):
+        long = scene.prompt(1_500)
+        scene.stage.tell(replace(scene.stage.decided(f"long-{number}", long, time=base), worker=A))
+    (tmp_path / "more").mkdir()
+    found = scene.only(tmp_path / "more")
+    assert (found.near, found.beyond, found.decisions) == (False, 41, 82 - (20 - right))
+    assert found.in_range is in_range
+
+
 def test_equal_prompts_show_a_price(scene: Scene, tmp_path: Path) -> None:
     """Then all of the time is that of the tokens; prompts that take equally long show none, and no cost."""
     for _ in range(20):
