@@ -4,12 +4,14 @@ A decision that estimates times rests on a line over the tokens to be computed, 
 line stands in no error and in no gap: all decisions under it follow from the log. It shows only beside the prefills.
 
 A prefill is a sample if its attempt was alone on its worker from its decision to its first token, by the log and by the
-decision. Its time is that of the worker's own record, or else the time from the decision to the first token.
+decision. Its time is that of the worker's own record, or else the time from the decision to the first token. On a fleet
+too busy for that, prefills are samples that had no other prefill beside them, but answers under way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ from core.events.request_stages import US_PER_TENTH, RequestStages
 from core.ids import from_column
 from projections.policy.prefill_time import MILLI, PrefillTime, PrefillTimeSample, median_sample, theil_sen
 from replay.recording.recording import Recording
-from replay.recording.request_history import NEVER, RequestAttempt, RequestHistory
+from replay.recording.request_history import NEVER, PLACES, RequestAttempt, RequestHistory
 from replay.whatif.first_token_fit import group_medians
 from replay.whatif.outcome import Outcome
 from replay.whatif.scenario import Scenario
@@ -33,11 +35,13 @@ FACTOR_MAX = 2.0
 """An estimate may be so many times the time that the prefill took, and that time so many times the estimate …"""
 APART_MIN_US = 10_000
 """… and farther apart only by less than this: the bound of what short prompts differ by from one time to another."""
+COST_DECISIONS_MAX = 500
+"""The newest decisions that are made again for the cost of a line: a second, and some two under long queues."""
 US_PER_MS = 1000
 
 
 class PriceCost(msgspec.Struct, frozen=True, kw_only=True):
-    """The decisions of the range, made again under the line that the samples show."""
+    """The newest COST_DECISIONS_MAX decisions of the range, made again under the line that the samples show."""
 
     decisions: int
     """Those that could be made again, of all models."""
@@ -58,6 +62,8 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
     decisions: int
     """Those of the range that rest on a learned line."""
     samples: int
+    alone: bool = True
+    """False if so few prefills were alone on their worker that the samples had answers under way beside them."""
     tokens: float = 0.0
     """Computed by the sample in the middle; the next three are medians, too."""
     estimate_ms: float = 0.0
@@ -94,14 +100,15 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_prices(recording: Recording, start: int = 1, end: int | None = None) -> list[PriceCheck]:
     """One for each model with decisions under a learned line in messages of the routing stream from `start` up to `end`
-    (not included), in the order of their names. Some 20 us a decision; for a line out of its range the decisions are
-    made again, too. Corrupt if the file is damaged."""
+    (not included), in the order of their names. Some 40 us a decision; for a line out of its range the newest decisions
+    are made again, too. Corrupt if the file is damaged."""
     read = _read_range(recording, start, end)
     found = [_judged(model, learned) for model, learned in sorted(read.items())]
     asked = [(at, _scenario(each.shown)) for at, each in enumerate(found) if not each.in_range]
     scenarios = [(at, scenario) for at, scenario in asked if scenario is not None]
     if scenarios:
-        outcomes = what_if(recording, [scenario for _, scenario in scenarios], start, end, worst=0)
+        newest = _newest(recording.requests, start, end)
+        outcomes = what_if(recording, [scenario for _, scenario in scenarios], newest, end, worst=0)
         for (at, _), outcome in zip(scenarios, outcomes, strict=True):
             own = found[at]
             found[at] = msgspec.structs.replace(own, cost=_cost(outcome, own.model, read[own.model]))
@@ -127,15 +134,25 @@ class _LearnedRange(NamedTuple):
     """The decisions of a model under learned lines, by message, request and attempt, and their samples."""
 
     decisions: dict[tuple[int, str, int], _LearnedDecision]
-    samples: list[_Sample]
+    alone: list[_Sample]
+    beside_answers: list[_Sample]
+    """Those that had no other prefill beside them, the ones alone included."""
+
+
+class _Undisturbed(NamedTuple):
+    """An attempt that had no other prefill on its worker from its decision to its first token."""
+
+    attempt: RequestAttempt
+    others: int
+    """Attempts under way there, each with its first token: those of `RequestHistory.before`."""
 
 
 def _read_range(recording: Recording, start: int, end: int | None) -> dict[str, _LearnedRange]:
     """By model; the records of all decisions and of the ends of samples are read once."""
     history = recording.requests
-    lone = {attempt.at: attempt for attempt in _lone_attempts(history, start, end)}
+    undisturbed = {each.attempt.at: each for each in _undisturbed(history, start, end)}
     numbers = [history.columns["n"][row] for row in history.span(start, end)]
-    ends = {attempt.ended_at for attempt in lone.values() if attempt.ended_seq}
+    ends = {each.attempt.ended_at for each in undisturbed.values() if each.attempt.ended_seq}
     stages: dict[int, RequestStages] = {}
     learned: dict[int, RequestRouted] = {}
     for number, event in recording.events({*numbers, *ends}):
@@ -144,50 +161,61 @@ def _read_range(recording: Recording, start: int, end: int | None) -> dict[str, 
         elif isinstance(event, RequestFinished) and (known := RequestStages.of(event.stages)) is not None:
             stages[number] = known
     found: dict[str, _LearnedRange] = {}
-    for number in numbers:
-        if (routed := learned.get(number)) is None or (attempt := history.at(number)) is None:
-            continue
-        own = found.setdefault(routed.model, _LearnedRange({}, []))
+    for number, routed in sorted(learned.items()):
+        own = found.setdefault(routed.model, _LearnedRange({}, [], []))
         line = PrefillTime(*routed.prefill_time)
-        own.decisions[attempt.seq, routed.request, routed.attempt] = _LearnedDecision(line, routed.prompt_tokens)
-        if number in lone and not _active_at(routed):
-            own.samples.extend(_sample(attempt, line, stages.get(attempt.ended_at)))
+        key = number // PLACES, routed.request, routed.attempt
+        own.decisions[key] = _LearnedDecision(line, routed.prompt_tokens)
+        if number in undisturbed and not routed.wait_us:
+            attempt, others = undisturbed[number]
+            if _active_at(routed) > others:
+                continue  # one that the recording does not have
+            for sample in _sample(attempt, line, stages.get(attempt.ended_at)):
+                own.beside_answers.append(sample)
+                if not others:
+                    own.alone.append(sample)
     return found
 
 
-def _lone_attempts(history: RequestHistory, start: int, end: int | None) -> Iterator[RequestAttempt]:
-    """The attempts of the range with a first token that were alone on their worker up to it: `RequestHistory.before` is
-    empty, and no attempt was routed there before that token. O(all attempts)."""
+def _undisturbed(history: RequestHistory, start: int, end: int | None) -> Iterator[_Undisturbed]:
+    """The undisturbed attempts of the range with a first token: no earlier attempt was without one on their worker, and
+    no other was routed there before theirs. O(n log n)."""
     numbers, workers = history.columns["n"], history.columns["worker"]
     firsts, ends = history.columns["prefilled_n"], history.columns["ended_n"]
     shown = history.span(start, end)
-    occupied: dict[int, int] = {}
-    """By worker, the last end of the attempts so far."""
-    lone: dict[int, int] = {}
-    """By worker, the row of its last attempt, if that was alone so far."""
-    rows: list[int] = []
+    computing: dict[int, int] = {}
+    """By worker, the last first token of the attempts so far, or the end without one …"""
+    under_way: dict[int, list[int]] = {}
+    """… and the ends of those under way, as a heap."""
+    last: dict[int, tuple[int, int]] = {}
+    """By worker, the row of its last attempt, if nothing has disturbed that so far, and the others under way."""
+    found: list[tuple[int, int]] = []
     for row in history.span(1, end):
         worker, number = workers[row], numbers[row]
-        earlier = lone.pop(worker, None)
-        if earlier is not None and firsts[earlier] < number:
-            rows.append(earlier)
-        if occupied.get(worker, 0) < number and firsts[row]:
-            lone[worker] = row
-        occupied[worker] = max(occupied.get(worker, 0), ends[row] or NEVER)
-    rows += lone.values()
-    return (history.attempt(row) for row in sorted(rows) if row in shown)
+        earlier = last.pop(worker, None)
+        if earlier is not None and firsts[earlier[0]] < number:
+            found.append(earlier)
+        there = under_way.setdefault(worker, [])
+        while there and there[0] < number:
+            heappop(there)
+        if computing.get(worker, 0) < number and firsts[row]:
+            last[worker] = row, len(there)
+        computing[worker] = max(computing.get(worker, 0), firsts[row] or ends[row] or NEVER)
+        heappush(there, ends[row] or NEVER)
+    found += last.values()
+    return (_Undisturbed(history.attempt(row), others) for row, others in sorted(found) if row in shown)
 
 
 def _active_at(event: RequestRouted) -> int:
-    """Requests that the decision knew on the chosen worker, also those from before the recording; 0 if the record does
-    not have that worker's terms."""
+    """Requests that the decision knew on the chosen worker, those from before the recording included; 0 if the record
+    does not have that worker's terms."""
     candidates = from_column(event.candidates)
     return event.columns["active_requests"][candidates.index(event.worker)] if event.worker in candidates else 0
 
 
 def _sample(attempt: RequestAttempt, line: PrefillTime, stages: RequestStages | None) -> Iterator[_Sample]:
-    """The sample of a lone attempt; none if another worker computed its prompt, and none of a time that may have had
-    another cause. A time that was rounded to 0 counts as the shortest one."""
+    """The sample of an undisturbed attempt; none if another worker computed its prompt, and none of a time that may
+    have had another cause. A time that was rounded to 0 counts as the shortest one."""
     tokens = attempt.prompt_tokens - attempt.cached_tokens
     if attempt.remote or attempt.cached_tokens < 0 or tokens < 1 or attempt.begun_ms >= 0:
         return
@@ -202,13 +230,15 @@ def _sample(attempt: RequestAttempt, line: PrefillTime, stages: RequestStages | 
 
 def _judged(model: str, learned: _LearnedRange) -> PriceCheck:
     """The check without its cost."""
-    samples, decisions = learned.samples, learned.decisions
+    decisions, alone = learned.decisions, len(learned.alone) >= SAMPLES_MIN
+    samples = learned.alone if alone else learned.beside_answers
     if len(samples) < SAMPLES_MIN:
-        return PriceCheck(model=model, decisions=len(decisions), samples=len(samples))
+        return PriceCheck(model=model, decisions=len(decisions), samples=len(samples), alone=False)
     found = PriceCheck(
         model=model,
         decisions=len(decisions),
         samples=len(samples),
+        alone=alone,
         tokens=float(median(each.tokens for each in samples)),
         estimate_ms=median(each.estimate_us for each in samples) / US_PER_MS,
         actual_ms=median(each.us for each in samples) / US_PER_MS,
@@ -238,6 +268,12 @@ def _is_beyond(decision: _LearnedDecision, shown: PrefillTime) -> bool:
 
 def _are_far(factor: float, apart_us: float) -> bool:
     return not 1 / FACTOR_MAX <= factor <= FACTOR_MAX and apart_us > APART_MIN_US
+
+
+def _newest(history: RequestHistory, start: int, end: int | None) -> int:
+    """The message from which on the range has COST_DECISIONS_MAX decisions, and those beside them in that message."""
+    rows = history.span(start, end)[-COST_DECISIONS_MAX:]
+    return history.columns["n"][rows[0]] // PLACES if rows else start
 
 
 def _scenario(shown: PrefillTime | None) -> Scenario | None:

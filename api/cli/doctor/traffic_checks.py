@@ -33,7 +33,7 @@ DEATHS_S = 600
 """Deaths in so many seconds before now are a warning: earlier ones are history, and `contrail events` has them."""
 NAMED_MAX = 3
 """Deaths that the sentence tells, the newest; the facts have all."""
-CACHE_MESSAGES_MAX = 20_000
+CACHE_MESSAGES_MAX = 10_000
 """Lost cache hits are judged in a copy of at most so many messages: some two seconds."""
 CAUSE_SHARE = 0.5
 """One cause with more than this part of all that was lost is a warning."""
@@ -85,15 +85,15 @@ def _price_facts(found: PriceCheck) -> dict[str, object]:
 
 
 def _price_text(found: PriceCheck) -> str:
+    beside = "that were alone on their worker" if found.alone else "that had no other prefill beside them"
     if not found.known:
         return (
-            f"{count_text(found.samples, 'prefill')} of {found.model} {plural(found.samples, 'was', 'were')} alone on "
-            f"their worker under a learned duration; {SAMPLES_MIN} are needed to judge it."
+            f"of {count_text(found.decisions, 'decision')} on {found.model} under a learned duration of prefills, "
+            f"{found.samples:,} led to prefills {beside}; {SAMPLES_MIN} are needed to judge it."
         )
     text = (
-        f"{found.samples:,} prefills of {found.model} that were alone on their worker took "
-        f"{ms_text(found.actual_ms)} in the median, and their decisions took them to last "
-        f"{ms_text(found.estimate_ms)}: {_factor_text(found.factor)}"
+        f"{found.samples:,} prefills of {found.model} {beside} took {ms_text(found.actual_ms)} in the median, and "
+        f"their decisions took them to last {ms_text(found.estimate_ms)}: {_factor_text(found.factor)}"
     )
     if found.near:
         return f"{text}."
@@ -129,8 +129,8 @@ def _remedy(found: PriceCheck) -> str:
 
 def _cost_text(cost: PriceCost) -> str:
     text = (
-        f"Under that line {cost.changed:,} of {count_text(cost.decisions, 'decision')} "
-        f"{plural(cost.changed, 'falls', 'fall')} otherwise"
+        f"Under that line {cost.changed:,} of the newest {count_text(cost.decisions, 'decision')} that could be made "
+        f"again {plural(cost.changed, 'falls', 'fall')} otherwise"
     )
     if not cost.is_timed:
         return f"{text}; the log shows no time of a token, so no difference in time is estimated."

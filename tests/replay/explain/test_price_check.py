@@ -7,95 +7,27 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from core.events import BlocksStored, RequestFinished, RequestPrefilled
-from core.events.request_stages import RequestStages
+from core.events import RequestPrefilled
 from core.events.routing import PROGRESS_VERSION
-from core.generation import PrefillReport
-from core.prompt import Prompt
 from core.subjects import LOAD
 from projections.policy.prefill_time import PrefillTime, PrefillTimeSample
-from replay.explain.price_check import (
-    APART_MIN_US,
-    SAMPLES_MIN,
-    PriceCheck,
-    check_prices,
-    line_of,
-    price_settings,
-)
+from replay.explain import price_check
+from replay.explain.price_check import APART_MIN_US, SAMPLES_MIN, check_prices, line_of, price_settings
 from replay.recording.recording import Recording
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
-from tests.projections.facts import joined, load, prompt
-from tests.replay.staged import KEY, KV, A, B, Stage
-
-TRUE = PrefillTime(2_000, 20_000)
-"""20 us a token, as the engines of this log take."""
-WRONG = PrefillTime(2_000, 571_000)
-REMOTE = PrefillReport(remote=True, reason="", uncached_tokens=9, queued=0, workers=1, min_tokens=1, queue_max=8)
-
-
-class Scene:
-    """Two workers and requests one after the other, each with a prompt of its own."""
-
-    def __init__(self) -> None:
-        self.stage = Stage()
-        self.stage.pair()
-        self.stage.replica()
-        self.count = 0
-
-    def prompt(self, blocks: int) -> Prompt:
-        self.count += 1
-        return prompt(*(1000 * self.count + block for block in range(blocks)))
-
-    def ask(
-        self,
-        line: PrefillTime | None,
-        blocks: int = 0,
-        *,
-        us: int = -1,
-        staged: bool = True,
-        remote: bool = False,
-        model: str = "tiny",
-    ) -> str:
-        """One request under that line, of 25 to 65 blocks of 4 tokens; its prefill takes as long as TRUE says."""
-        asked = self.prompt(blocks or 25 * (self.count % 5 + 1))
-        name, us = f"r{self.count}", TRUE.us(asked.tokens) if us < 0 else us
-        self.stage.clock.advance(1_000)
-        self.stage.tell(self.stage.decided(name, asked, model=model, time=line))
-        self.stage.clock.advance(us // 1000 + 3)
-        self.answer(name, asked, us, staged=staged, remote=remote)
-        return name
-
-    def answer(self, name: str, asked: Prompt, us: int, *, staged: bool = True, remote: bool = False) -> None:
-        """First token and end."""
-        stages = RequestStages(link=30, prefill=us // 100, decode=100)
-        self.stage.tell(
-            RequestPrefilled(
-                request=name, attempt=0, cached_tokens=0, ttft_ms=us // 1000, v=PROGRESS_VERSION,
-                prefill=REMOTE if remote else None,
-            ),
-            RequestFinished(
-                request=name, attempt=0, outcome="stop", prompt_tokens=asked.tokens, output_tokens=9, cached_tokens=0,
-                ttft_ms=us // 1000, duration_ms=us // 1000 + 10, v=PROGRESS_VERSION, stages=stages if staged else (),
-            ),
-        )  # fmt: skip
-
-    def checked(self, folder: Path, start: int = 1) -> list[PriceCheck]:
-        with self.stage.recording(folder / "log") as recording:
-            return check_prices(recording, start)
-
-    def only(self, folder: Path) -> PriceCheck:
-        (found,) = self.checked(folder)
-        return found
+from tests.projections.facts import joined, load
+from tests.replay.priced import LOW, TRUE, WRONG, PricedStage
+from tests.replay.staged import KEY, KV, A, B
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def scene() -> PricedStage:
+    return PricedStage()
 
 
 @pytest.mark.parametrize("staged", [True, False])
-def test_a_right_line_is_in_range(scene: Scene, tmp_path: Path, *, staged: bool) -> None:
+def test_a_right_line_is_in_range(scene: PricedStage, tmp_path: Path, *, staged: bool) -> None:
     """By the records of the worker, and by first tokens in whole milliseconds."""
     for _ in range(20):
         scene.ask(TRUE, staged=staged)
@@ -106,7 +38,7 @@ def test_a_right_line_is_in_range(scene: Scene, tmp_path: Path, *, staged: bool)
 
 
 @pytest.mark.parametrize("staged", [True, False])
-def test_a_wrong_line_is_named_with_the_true_one(scene: Scene, tmp_path: Path, *, staged: bool) -> None:
+def test_a_wrong_line_is_named_with_the_true_one(scene: PricedStage, tmp_path: Path, *, staged: bool) -> None:
     """The samples show the price of a token, and decisions under a right line are not among those beyond it."""
     for number in range(20):
         scene.ask(WRONG if number else TRUE, staged=staged)
@@ -119,26 +51,9 @@ def test_a_wrong_line_is_named_with_the_true_one(scene: Scene, tmp_path: Path, *
     assert found.cost.decisions == 20
 
 
-def test_the_cost_of_a_line_that_is_far_too_low(scene: Scene, tmp_path: Path) -> None:
-    """A worker still computes a long prompt when a request comes that shares a little with its cache. By the low line
-    that prompt seems done, so the request waits there; by the true one it goes to the other worker."""
-    low = PrefillTime(0, 500)
-    shared = prompt(*range(1, 26))
-    scene.stage.say(KV, A, BlocksStored(hashes=shared.hashes()))
-    for number in range(20):
-        scene.ask(low, 150 + 5 * number)
-        own = 10_000 * (number + 1)
-        long, short = scene.prompt(250), prompt(*range(1, 26), *range(own, own + 200))
-        scene.stage.clock.advance(1_000)
-        scene.stage.tell(replace(scene.stage.decided(f"long-{number}", long, time=low), worker=A))
-        scene.stage.clock.advance(16)
-        event = scene.stage.decided(f"short-{number}", short, time=low)
-        assert event.worker == A
-        scene.stage.tell(event)
-        scene.stage.clock.advance(6)
-        scene.answer(f"long-{number}", long, TRUE.us(1001))
-        scene.stage.clock.advance(20)
-        scene.answer(f"short-{number}", short, TRUE.us(1001 + 901))
+def test_the_cost_of_a_line_that_is_far_too_low(scene: PricedStage, tmp_path: Path) -> None:
+    """It is that of `what-if` with the line that the samples show."""
+    scene.wait_behind_long_prompts()
     found = scene.only(tmp_path)
     assert (found.decisions, found.samples, found.in_range) == (60, 20, False)
     assert found.cost is not None
@@ -152,16 +67,27 @@ def test_the_cost_of_a_line_that_is_far_too_low(scene: Scene, tmp_path: Path) ->
     assert found.cost.ttft_change_ms == pytest.approx(outcome.ttft_new_ms - outcome.ttft_recorded_ms)
 
 
-def test_a_line_that_is_far_too_low_is_wrong(scene: Scene, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "made"), [(60, 60), (59, 59), (10, 10)])
+def test_the_cost_is_that_of_the_newest_decisions(
+    scene: PricedStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, made: int
+) -> None:
+    monkeypatch.setattr(price_check, "COST_DECISIONS_MAX", most)
+    scene.wait_behind_long_prompts()
+    found = scene.only(tmp_path)
+    assert found.cost is not None
+    assert (found.decisions, found.cost.decisions) == (60, made)
+
+
+def test_a_line_that_is_far_too_low_is_wrong(scene: PricedStage, tmp_path: Path) -> None:
     for _ in range(20):
-        scene.ask(PrefillTime(0, 500), 800)
+        scene.ask(LOW, 800)
     found = scene.only(tmp_path)
     assert (found.in_range, found.beyond) == (False, 20)
     assert found.factor < 0.1
 
 
 @pytest.mark.parametrize(("samples", "known"), [(SAMPLES_MIN, True), (SAMPLES_MIN - 1, False)])
-def test_fewer_samples_say_nothing(scene: Scene, tmp_path: Path, samples: int, *, known: bool) -> None:
+def test_fewer_samples_say_nothing(scene: PricedStage, tmp_path: Path, samples: int, *, known: bool) -> None:
     for _ in range(samples):
         scene.ask(WRONG)
     found = scene.only(tmp_path)
@@ -177,15 +103,19 @@ def test_fewer_samples_say_nothing(scene: Scene, tmp_path: Path, samples: int, *
         pytest.param(40_000, 80_500, False, id="below half of the time"),
     ],
 )
-def test_the_factor_has_two_bounds(scene: Scene, tmp_path: Path, per_token_m: int, us: int, *, in_range: bool) -> None:
+def test_the_factor_has_two_bounds(
+    scene: PricedStage, tmp_path: Path, per_token_m: int, us: int, *, in_range: bool
+) -> None:
     """1 005 tokens that are taken to last 40.2 ms or a little longer."""
     for _ in range(20):
         scene.ask(PrefillTime(0, per_token_m), 251, us=us)
     assert scene.only(tmp_path).in_range is in_range
 
 
-@pytest.mark.parametrize(("more_us", "in_range"), [(0, True), (101, False)])
-def test_short_prefills_may_differ_by_any_factor(scene: Scene, tmp_path: Path, more_us: int, *, in_range: bool) -> None:
+@pytest.mark.parametrize(("more_us", "in_range"), [(0, True), (1, False)])
+def test_short_prefills_may_differ_by_any_factor(
+    scene: PricedStage, tmp_path: Path, more_us: int, *, in_range: bool
+) -> None:
     """Up to APART_MIN_US in the median."""
     for _ in range(20):
         scene.ask(PrefillTime(100 + APART_MIN_US + more_us, 0), 10, us=100)
@@ -195,7 +125,7 @@ def test_short_prefills_may_differ_by_any_factor(scene: Scene, tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("right", "in_range"), [(20, True), (19, False)])
-def test_half_of_the_decisions_may_be_beyond(scene: Scene, tmp_path: Path, right: int, *, in_range: bool) -> None:
+def test_half_of_the_decisions_may_be_beyond(scene: PricedStage, tmp_path: Path, right: int, *, in_range: bool) -> None:
     """At all tokens of their prompts. All lines have a base that is far too long for the short prefills that are
     samples, but with long prompts only the wrong ones are beyond the line that the samples show."""
     base = PrefillTime(TRUE.base_us + 30_000, TRUE.per_token_m)
@@ -214,13 +144,13 @@ def test_half_of_the_decisions_may_be_beyond(scene: Scene, tmp_path: Path, right
     assert found.in_range is in_range
 
 
-def test_equal_prompts_show_a_price(scene: Scene, tmp_path: Path) -> None:
+def test_equal_prompts_show_a_price(scene: PricedStage, tmp_path: Path) -> None:
     """Then all of the time is that of the tokens; prompts that take equally long show none, and no cost."""
     for _ in range(20):
         scene.ask(WRONG, 100)
     found = scene.only(tmp_path)
     assert found.shown == PrefillTime(0, TRUE.us(401) // 100 * 100 * 1000 // 401)
-    flat = Scene()
+    flat = PricedStage()
     for _ in range(20):
         flat.ask(WRONG, us=5_000)
     (tmp_path / "flat").mkdir()
@@ -228,7 +158,7 @@ def test_equal_prompts_show_a_price(scene: Scene, tmp_path: Path) -> None:
     assert (found.in_range, found.shown, found.cost) == (False, None, None)
 
 
-def test_a_price_beyond_all_settings_has_no_cost(scene: Scene, tmp_path: Path) -> None:
+def test_a_price_beyond_all_settings_has_no_cost(scene: PricedStage, tmp_path: Path) -> None:
     for _ in range(20):
         scene.ask(PrefillTime(0, 20_000), 10, us=90_000)
     found = scene.only(tmp_path)
@@ -236,13 +166,13 @@ def test_a_price_beyond_all_settings_has_no_cost(scene: Scene, tmp_path: Path) -
     assert (found.shown.per_token_m > 1_000_000, found.cost) == (True, None)
 
 
-def test_decisions_without_a_learned_line_do_not_count(scene: Scene, tmp_path: Path) -> None:
+def test_decisions_without_a_learned_line_do_not_count(scene: PricedStage, tmp_path: Path) -> None:
     for _ in range(20):
         scene.ask(None)
     assert scene.checked(tmp_path) == []
 
 
-def test_prefills_of_other_workers_are_no_samples(scene: Scene, tmp_path: Path) -> None:
+def test_prefills_of_other_workers_are_no_samples(scene: PricedStage, tmp_path: Path) -> None:
     for _ in range(20):
         scene.ask(WRONG, remote=True)
     assert scene.only(tmp_path).samples == 0
@@ -250,7 +180,7 @@ def test_prefills_of_other_workers_are_no_samples(scene: Scene, tmp_path: Path) 
 
 def test_attempts_beside_others_are_no_samples(tmp_path: Path) -> None:
     """One that is under way before it, and one that comes before its first token; behind that, it stays a sample."""
-    scene = Scene()
+    scene = PricedStage()
     first, second, third = (scene.prompt(50) for _ in range(3))
     for worker, name, asked in ((A, "one", first), (A, "two", second), (B, "alone", third)):
         scene.stage.tell(replace(scene.stage.decided(name, asked, time=WRONG), worker=worker))
@@ -265,9 +195,26 @@ def test_attempts_beside_others_are_no_samples(tmp_path: Path) -> None:
     assert (found.decisions, found.samples) == (4, 1)
 
 
+@pytest.mark.parametrize(("lone", "alone"), [(SAMPLES_MIN, True), (SAMPLES_MIN - 1, False)])
+def test_a_busy_fleet_is_judged_beside_answers(scene: PricedStage, tmp_path: Path, lone: int, *, alone: bool) -> None:
+    """Where too few prefills were alone, those count that had only answers under way beside them."""
+    for _ in range(lone - 2):
+        scene.ask(TRUE)
+    for worker in (A, B):  # alone themselves, up to their first tokens
+        asked = scene.prompt(50)
+        scene.stage.tell(replace(scene.stage.decided(f"long-{worker}", asked, time=TRUE), worker=worker))
+        first = RequestPrefilled(request=f"long-{worker}", attempt=0, cached_tokens=0, ttft_ms=6, v=PROGRESS_VERSION)
+        scene.stage.clock.advance(6)
+        scene.stage.tell(first)
+    for _ in range(20):
+        scene.ask(TRUE)
+    found = scene.only(tmp_path)
+    assert (found.alone, found.samples, found.in_range) == (alone, lone if alone else lone + 20, True)
+
+
 def test_requests_from_before_the_recording_are_beside_it(tmp_path: Path) -> None:
     """The snapshot knows them, and so does the decision; the attempts of the recording do not name them."""
-    scene = Scene()
+    scene = PricedStage()
     for worker, name in ((A, "old-a"), (B, "old-b")):
         scene.stage.tell(replace(scene.stage.decided(name, scene.prompt(50), time=WRONG), worker=worker))
     snapshot = scene.stage.snapshot()
@@ -278,7 +225,7 @@ def test_requests_from_before_the_recording_are_beside_it(tmp_path: Path) -> Non
     assert (found.decisions, found.samples) == (20, 0)
 
 
-def test_each_model_has_its_own_line(scene: Scene, tmp_path: Path) -> None:
+def test_each_model_has_its_own_line(scene: PricedStage, tmp_path: Path) -> None:
     """The cost is that of the changes of one model."""
     scene.stage.say(KV, "0" * 15 + "4", joined("large", model="large"))
     scene.stage.say(LOAD, "0" * 15 + "4", load())
@@ -292,7 +239,7 @@ def test_each_model_has_its_own_line(scene: Scene, tmp_path: Path) -> None:
     assert (large.cost.decisions, large.cost.changed, large.cost.ttft_change_ms) == (40, 0, 0.0)
 
 
-def test_the_samples_of_a_range(scene: Scene, tmp_path: Path) -> None:
+def test_the_samples_of_a_range(scene: PricedStage, tmp_path: Path) -> None:
     """Attempts before it are known, and are no samples."""
     for _ in range(20):
         scene.ask(WRONG)
