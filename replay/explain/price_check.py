@@ -37,6 +37,9 @@ APART_MIN_US = 10_000
 """… and farther apart only by less than this: the bound of what short prompts differ by from one time to another."""
 COST_DECISIONS_MAX = 500
 """The newest decisions that are made again for the cost of a line: a second, and some two under long queues."""
+EARLIER_MAX = 5_000
+"""Attempts before the range that are looked at for being under way still: the bound of the time that this takes. A
+decision with more requests on its worker than these and later ones is no sample."""
 US_PER_MS = 1000
 
 
@@ -102,17 +105,34 @@ def check_prices(recording: Recording, start: int = 1, end: int | None = None) -
     """One for each model with decisions under a learned line in messages of the routing stream from `start` up to `end`
     (not included), in the order of their names. Some 40 us a decision; for a line out of its range the newest decisions
     are made again, too. Corrupt if the file is damaged."""
-    read = _read_range(recording, start, end)
-    found = [_judged(model, learned) for model, learned in sorted(read.items())]
+    read = _read_range(recording, recording.requests, start, end)
+    found = _judged_all(read)
     asked = [(at, _scenario(each.shown)) for at, each in enumerate(found) if not each.in_range]
     scenarios = [(at, scenario) for at, scenario in asked if scenario is not None]
     if scenarios:
-        newest = _newest(recording.requests, start, end)
+        newest = newest_seq(recording.requests, COST_DECISIONS_MAX, start, end)
         outcomes = what_if(recording, [scenario for _, scenario in scenarios], newest, end, worst=0)
         for (at, _), outcome in zip(scenarios, outcomes, strict=True):
             own = found[at]
             found[at] = msgspec.structs.replace(own, cost=_cost(outcome, own.model, read[own.model]))
     return found
+
+
+def check_newest_prices(recording: Recording, history: RequestHistory, decisions: int) -> list[PriceCheck]:
+    """The same for the newest decisions, at most so many and those beside them in one message; without the costs. The
+    history is one of the recording."""
+    return _judged_all(_read_range(recording, history, newest_seq(history, decisions), None))
+
+
+def newest_seq(history: RequestHistory, decisions: int, start: int = 1, end: int | None = None) -> int:
+    """The message from which on the range has so many decisions, and those beside them in that message; `start` if it
+    has none."""
+    rows = history.span(start, end)[-decisions:]
+    return history.columns["n"][rows[0]] // PLACES if rows else start
+
+
+def _judged_all(read: dict[str, _LearnedRange]) -> list[PriceCheck]:
+    return [_judged(model, learned) for model, learned in sorted(read.items())]
 
 
 class _Sample(NamedTuple):
@@ -147,9 +167,8 @@ class _Undisturbed(NamedTuple):
     """Attempts under way there, each with its first token: those of `RequestHistory.before`."""
 
 
-def _read_range(recording: Recording, start: int, end: int | None) -> dict[str, _LearnedRange]:
+def _read_range(recording: Recording, history: RequestHistory, start: int, end: int | None) -> dict[str, _LearnedRange]:
     """By model; the records of all decisions and of the ends of samples are read once."""
-    history = recording.requests
     undisturbed = {each.attempt.at: each for each in _undisturbed(history, start, end)}
     numbers = [history.columns["n"][row] for row in history.span(start, end)]
     ends = {each.attempt.ended_at for each in undisturbed.values() if each.attempt.ended_seq}
@@ -178,8 +197,8 @@ def _read_range(recording: Recording, start: int, end: int | None) -> dict[str, 
 
 
 def _undisturbed(history: RequestHistory, start: int, end: int | None) -> Iterator[_Undisturbed]:
-    """The undisturbed attempts of the range with a first token: no earlier attempt was without one on their worker, and
-    no other was routed there before theirs. O(n log n)."""
+    """The undisturbed attempts of the range with a first token: no earlier attempt of the last EARLIER_MAX was without
+    one on their worker, and no other was routed there before theirs. O(n log n)."""
     numbers, workers = history.columns["n"], history.columns["worker"]
     firsts, ends = history.columns["prefilled_n"], history.columns["ended_n"]
     shown = history.span(start, end)
@@ -190,7 +209,7 @@ def _undisturbed(history: RequestHistory, start: int, end: int | None) -> Iterat
     last: dict[int, tuple[int, int]] = {}
     """By worker, the row of its last attempt, if nothing has disturbed that so far, and the others under way."""
     found: list[tuple[int, int]] = []
-    for row in history.span(1, end):
+    for row in range(max(0, shown.start - EARLIER_MAX), shown.stop):
         worker, number = workers[row], numbers[row]
         earlier = last.pop(worker, None)
         if earlier is not None and firsts[earlier[0]] < number:
@@ -268,12 +287,6 @@ def _is_beyond(decision: _LearnedDecision, shown: PrefillTime) -> bool:
 
 def _are_far(factor: float, apart_us: float) -> bool:
     return not 1 / FACTOR_MAX <= factor <= FACTOR_MAX and apart_us > APART_MIN_US
-
-
-def _newest(history: RequestHistory, start: int, end: int | None) -> int:
-    """The message from which on the range has COST_DECISIONS_MAX decisions, and those beside them in that message."""
-    rows = history.span(start, end)[-COST_DECISIONS_MAX:]
-    return history.columns["n"][rows[0]] // PLACES if rows else start
 
 
 def _scenario(shown: PrefillTime | None) -> Scenario | None:

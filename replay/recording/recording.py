@@ -147,12 +147,11 @@ class Recording:
                 yield record, message
 
     def messages_with(
-        self, stream: StreamName, marks: Iterable[bytes], start: int = 1
+        self, stream: StreamName, marks: Collection[bytes], start: int = 1
     ) -> Iterator[tuple[Record, Message]]:
         """The same from `start` on, of messages that have one of these texts in their bytes; others are not decoded."""
-        wanted = tuple(marks)
         for record in self.archive.read(stream, start):
-            if any(mark in record.payload for mark in wanted) and (message := _message(record)) is not None:
+            if any(mark in record.payload for mark in marks) and (message := _message(record)) is not None:
                 yield record, message
 
     def events(self, numbers: Iterable[int]) -> Iterator[tuple[int, Event | UnknownEvent]]:
