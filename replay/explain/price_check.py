@@ -21,6 +21,7 @@ from core.errors import CallerError
 from core.events import RequestFinished, RequestRouted
 from core.events.request_stages import US_PER_TENTH, RequestStages
 from core.ids import from_column
+from core.settings import RoutingSettings
 from projections.policy.prefill_time import MILLI, PrefillTime, PrefillTimeSample, median_sample, theil_sen
 from replay.recording.recording import Recording
 from replay.recording.request_history import NEVER, PLACES, RequestAttempt, RequestHistory
@@ -36,7 +37,7 @@ FACTOR_MAX = 2.0
 APART_MIN_US = 10_000
 """… and farther apart only by less than this: the bound of what short prompts differ by from one time to another."""
 COST_DECISIONS_MAX = 500
-"""The newest decisions that are made again for the cost of a line: a second, and some two under long queues."""
+"""The newest decisions that are made again for the cost of a line: half a second, behind the messages before them."""
 EARLIER_MAX = 5_000
 """Attempts before the range that are looked at for being under way still: the bound of the time that this takes. A
 decision with more requests on its worker than these and later ones is no sample."""
@@ -81,7 +82,8 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
     beyond: int = 0
     """Decisions of a line that is beyond FACTOR_MAX and APART_MIN_US of `shown`, at all tokens of their prompt."""
     cost: PriceCost | None = None
-    """None for a line that is in range, without `shown`, and if no setting can have its price."""
+    """None for a line that is in range, without `shown`, if no setting can have its price, and if it was not asked
+    for."""
 
     @property
     def known(self) -> bool:
@@ -101,15 +103,17 @@ class PriceCheck(msgspec.Struct, frozen=True, kw_only=True):
         return not self.known or self.near or (self.shown is not None and 2 * self.beyond <= self.decisions)
 
 
-def check_prices(recording: Recording, start: int = 1, end: int | None = None) -> list[PriceCheck]:
+def check_prices(
+    recording: Recording, start: int = 1, end: int | None = None, *, costs: bool = True
+) -> list[PriceCheck]:
     """One for each model with decisions under a learned line in messages of the routing stream from `start` up to `end`
-    (not included), in the order of their names. Some 40 us a decision; for a line out of its range the newest decisions
-    are made again, too. Corrupt if the file is damaged."""
+    (not included), in the order of their names. Some 40 us a decision. With `costs`, the newest decisions are made
+    again for a line out of its range, as fast as by `replay verify`. Corrupt if the file is damaged."""
     read = _read_range(recording, recording.requests, start, end)
     found = _judged_all(read)
     asked = [(at, _scenario(each.shown)) for at, each in enumerate(found) if not each.in_range]
     scenarios = [(at, scenario) for at, scenario in asked if scenario is not None]
-    if scenarios:
+    if scenarios and costs:
         newest = newest_seq(recording.requests, COST_DECISIONS_MAX, start, end)
         outcomes = what_if(recording, [scenario for _, scenario in scenarios], newest, end, worst=0)
         for (at, _), outcome in zip(scenarios, outcomes, strict=True):
@@ -290,16 +294,20 @@ def _are_far(factor: float, apart_us: float) -> bool:
 
 
 def _scenario(shown: PrefillTime | None) -> Scenario | None:
-    """The line as live settings have it; None if its price is beyond their bounds."""
+    settings = None if shown is None else price_settings(shown)
+    return None if settings is None else Scenario.parse(settings)
+
+
+def price_settings(line: PrefillTime) -> dict[str, int | float] | None:
+    """The line, as `contrail settings set` takes it; None if it is beyond the bounds of settings."""
+    settings: dict[str, int | float] = {
+        "prefill_us_per_token": line.per_token_m / MILLI, "prefill_base_us": line.base_us,
+    }  # fmt: skip
     try:
-        return None if shown is None else Scenario.parse(price_settings(shown))
+        RoutingSettings.parse(settings)
     except CallerError:
         return None
-
-
-def price_settings(line: PrefillTime) -> dict[str, int | float]:
-    """The line, as `contrail settings set` takes it."""
-    return {"prefill_us_per_token": line.per_token_m / MILLI, "prefill_base_us": line.base_us}
+    return settings
 
 
 def _cost(outcome: Outcome, model: str, learned: _LearnedRange) -> PriceCost:

@@ -33,8 +33,9 @@ DEATHS_S = 600
 """Deaths in so many seconds before now are a warning: earlier ones are history, and `contrail events` has them."""
 NAMED_MAX = 3
 """Deaths that the sentence tells, the newest; the facts have all."""
-CACHE_MESSAGES_MAX = 10_000
-"""Lost cache hits are judged in a copy of at most so many messages: some two seconds."""
+PLAYED_MESSAGES_MAX = 10_000
+"""Lost cache hits, and the cost of a learned duration, are judged in a copy of at most so many messages: each is some
+second, since both play the copy from its first message on."""
 CAUSE_SHARE = 0.5
 """One cause with more than this part of all that was lost is a warning."""
 CHANGE_SHOWN_MS = 0.05
@@ -53,7 +54,7 @@ def check_traffic(copy: NewestCopy, now_ms: int) -> list[Finding]:
     """All checks of this module; one that the copy does not allow is a warning that names the reason. `now_ms` is the
     time by the clock of the log."""
     checks: dict[str, Callable[[], Finding]] = {
-        "prefill_price": lambda: check_price(check_prices(copy.recording, copy.from_seq), copy.text),
+        "prefill_price": lambda: _price(copy),
         "deaths": lambda: _deaths(copy, now_ms),
         "cache": lambda: _cache(copy),
     }
@@ -69,22 +70,27 @@ def check_traffic(copy: NewestCopy, now_ms: int) -> list[Finding]:
 # --- what prefills are taken to last ---------------------------------------------------------------------------------
 
 
-def check_price(found: list[PriceCheck], part: str) -> Finding:
-    """The learned duration of prefills is near what they take. `part` names the judged part of the log."""
+def _price(copy: NewestCopy) -> Finding:
+    costs = copy.messages <= PLAYED_MESSAGES_MAX
+    return check_price(check_prices(copy.recording, copy.from_seq, costs=costs), copy)
+
+
+def check_price(found: list[PriceCheck], copy: NewestCopy) -> Finding:
+    """The learned duration of prefills is near what they take."""
     facts = {"models": [_price_facts(each) for each in found]}
     if not found:
-        text = f"In {part}, no decision rests on a learned duration of prefills."
+        text = f"In {copy.text}, no decision rests on a learned duration of prefills."
         return Finding("prefill_price", OK, text, facts)
-    texts = " ".join(_price_text(each) for each in found)
+    texts = " ".join(_price_text(each, copy) for each in found)
     status = OK if all(each.in_range for each in found) else WARNING
-    return Finding("prefill_price", status, f"In {part}: {texts}", facts)
+    return Finding("prefill_price", status, f"In {copy.text}: {texts}", facts)
 
 
 def _price_facts(found: PriceCheck) -> dict[str, object]:
     return {**msgspec.to_builtins(found), "known": found.known, "in_range": found.in_range}
 
 
-def _price_text(found: PriceCheck) -> str:
+def _price_text(found: PriceCheck, copy: NewestCopy) -> str:
     beside = "that were alone on their worker" if found.alone else "that had no other prefill beside them"
     if not found.known:
         return (
@@ -102,7 +108,7 @@ def _price_text(found: PriceCheck) -> str:
             f"{text}. At the length of whole prompts, {found.decisions - found.beyond:,} of "
             f"{found.decisions:,} decisions are within a factor of {FACTOR_MAX:g}, or too near to matter."
         )
-    return f"{text}, which is out of its range. {_remedy(found)}"
+    return f"{text}, which is out of its range. {_remedy(found, copy)}"
 
 
 def _factor_text(factor: float) -> str:
@@ -110,7 +116,7 @@ def _factor_text(factor: float) -> str:
     return f"{factor:.1f} times as long" if factor >= 1 else f"{factor:.2g} times as long"
 
 
-def _remedy(found: PriceCheck) -> str:
+def _remedy(found: PriceCheck, copy: NewestCopy) -> str:
     if found.shown is None:
         return "Longer prompts took no longer here, so no price of a token is shown."
     us = found.shown.per_token_m / 1000
@@ -118,12 +124,18 @@ def _remedy(found: PriceCheck) -> str:
         f"They show {us:g} us a token and {ms_text(found.shown.base_us / 1000)} for each prefill; {found.beyond:,} of "
         f"{found.decisions:,} decisions rest on a line that is farther than a factor of {FACTOR_MAX:g} from that."
     )
-    if found.cost is None:
+    settings = price_settings(found.shown)
+    if settings is None:
         return text
-    words = " ".join(f"{key} {value:g}" for key, value in price_settings(found.shown).items())
+    if found.cost is not None:
+        cost = _cost_text(found.cost)
+    else:
+        pairs = " ".join(f"--set {key}={value:g}" for key, value in settings.items())
+        cost = f"`contrail replay what-if {pairs} --from routing:{copy.from_seq}` says what that costs."
+    words = " ".join(f"{key} {value:g}" for key, value in settings.items())
     return (
-        f"{text} {_cost_text(found.cost)} `contrail settings set {words}` sets it, for all models; "
-        "`prefill_us_per_token 0` goes back to what is learned."
+        f"{text} {cost} `contrail settings set {words}` sets it, for all models; `prefill_us_per_token 0` goes back to "
+        "what is learned."
     )
 
 
@@ -189,10 +201,10 @@ def _death_text(death: Death, now_ms: int) -> str:
 
 
 def _cache(copy: NewestCopy) -> Finding:
-    if copy.messages > CACHE_MESSAGES_MAX:
+    if copy.messages > PLAYED_MESSAGES_MAX:
         text = (
             f"Lost cache hits are not judged here: that takes {count_text(copy.messages, 'message')}, and doctor reads "
-            f"{CACHE_MESSAGES_MAX:,} at most for it; ask `contrail cache --from routing:{copy.from_seq}`."
+            f"{PLAYED_MESSAGES_MAX:,} at most for it; ask `contrail cache --from routing:{copy.from_seq}`."
         )
         return Finding("cache", OK, text, {"judged": False, "messages": copy.messages})
     return check_cache(cache_losses(copy.recording, copy.from_seq), copy)

@@ -62,7 +62,11 @@ def test_the_cost_of_a_line_that_is_far_too_low(scene: PricedStage, tmp_path: Pa
     assert found.cost.ttft_change_ms < -5
     with Recording.open(tmp_path / "log", KEY) as recording:
         assert found.shown is not None
-        (outcome,) = what_if(recording, [Scenario.parse(price_settings(found.shown))])
+        settings = price_settings(found.shown)
+        assert settings is not None
+        (outcome,) = what_if(recording, [Scenario.parse(settings)])
+        (uncosted,) = check_prices(recording, costs=False)
+    assert uncosted == replace(found, cost=None)
     assert outcome.changed == found.cost.changed
     assert found.cost.ttft_change_ms == pytest.approx(outcome.ttft_new_ms - outcome.ttft_recorded_ms)
 

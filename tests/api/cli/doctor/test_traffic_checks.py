@@ -27,7 +27,6 @@ from tests.replay.priced import TRUE, WRONG, PricedStage
 from tests.replay.staged import ASKED, HASHES, KV, A, R, Stage
 
 NOW_MS = 1_700_000_600_000
-PART = "the log from routing:7 on"
 
 
 def findings(stage: Stage, folder: Path, start: int = 1, now_ms: int = 0, **snapshot: Any) -> dict[str, Finding]:
@@ -123,7 +122,16 @@ COST = PriceCost(decisions=10, changed=1, ttft_recorded_ms=100.0, ttft_change_ms
         pytest.param(
             replace(CHECK, shown=None), WARNING, "Longer prompts took no longer here, so no price", id="no line"
         ),
-        pytest.param(CHECK, WARNING, "9 of 9 decisions rest on a line that is farther than", id="without a cost"),
+        pytest.param(CHECK, WARNING, "9 of 9 decisions rest on a line that is farther than", id="the decisions"),
+        pytest.param(
+            CHECK,
+            WARNING,
+            "what-if --set prefill_us_per_token=20.5 --set prefill_base_us=2000 --from routing:7` says what that costs.",
+            id="without a cost",
+        ),
+        pytest.param(
+            replace(CHECK, shown=PrefillTime(0, 1_000_001)), WARNING, "a factor of 2 from that.", id="beyond settings"
+        ),
         pytest.param(
             replace(CHECK, cost=COST),
             WARNING,
@@ -144,11 +152,25 @@ COST = PriceCost(decisions=10, changed=1, ttft_recorded_ms=100.0, ttft_change_ms
         ),
     ],
 )
-def test_the_sentence_of_a_price(found: PriceCheck, status: str, text: str) -> None:
-    finding = check_price([found], PART)
+def test_the_sentence_of_a_price(found: PriceCheck, status: str, text: str, tmp_path: Path) -> None:
+    with pair().recording(tmp_path / "log") as recording:
+        finding = check_price([found], NewestCopy(recording, StreamSeq(7), is_whole=False, messages=9))
     assert finding.status == status
-    assert finding.text.startswith(f"In {PART}: 20 prefills of m")
+    assert finding.text.startswith("In the log from routing:7 on: 20 prefills of m")
     assert text in finding.text
+
+
+def test_the_cost_is_not_estimated_in_a_large_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = PricedStage()
+    for _ in range(20):
+        scene.ask(WRONG)
+    messages = sum(len(frames) for frames in scene.stage.frames.values())
+    for most, is_estimated in ((messages, True), (messages - 1, False)):
+        monkeypatch.setattr(traffic_checks, "PLAYED_MESSAGES_MAX", most)
+        found = findings(scene.stage, tmp_path)["prefill_price"]
+        assert found.status == WARNING
+        assert ("by estimate." in found.text) is is_estimated
+        assert ("`contrail replay what-if --set" in found.text) is not is_estimated
 
 
 # --- deaths ----------------------------------------------------------------------------------------------------------
@@ -261,9 +283,9 @@ def test_a_large_copy_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stage = pair()
     evicted(stage)
     messages = sum(len(frames) for frames in stage.frames.values())
-    monkeypatch.setattr(traffic_checks, "CACHE_MESSAGES_MAX", messages)
+    monkeypatch.setattr(traffic_checks, "PLAYED_MESSAGES_MAX", messages)
     assert findings(stage, tmp_path)["cache"].facts["judged"] is True
-    monkeypatch.setattr(traffic_checks, "CACHE_MESSAGES_MAX", messages - 1)
+    monkeypatch.setattr(traffic_checks, "PLAYED_MESSAGES_MAX", messages - 1)
     found = findings(stage, tmp_path)["cache"]
     assert (found.status, found.facts["judged"]) == (OK, False)
     assert found.text.startswith(f"Lost cache hits are not judged here: that takes {messages} messages, and doctor")
