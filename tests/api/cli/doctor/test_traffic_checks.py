@@ -126,7 +126,7 @@ COST = PriceCost(decisions=10, changed=1, ttft_recorded_ms=100.0, ttft_change_ms
         pytest.param(
             CHECK,
             WARNING,
-            "what-if --set prefill_us_per_token=20.5 --set prefill_base_us=2000 --from routing:7` says what that costs.",
+            "--set prefill_us_per_token=20.5 --set prefill_base_us=2000 --from routing:7` says what that costs.",
             id="without a cost",
         ),
         pytest.param(
