@@ -20,6 +20,11 @@ MARKS = (b"WorkerLost", b"ReplicaLost", b"WorkerJoined", b"ReplicaJoined")
 """Each stands in every message with such an event, and in few others."""
 
 
+JOINED_BEFORE_MS = 60_000
+"""Joins are looked for from so long before: a worker that is restarted at once joins while its earlier life is not yet
+found dead, which takes some ten seconds."""
+
+
 class Death(msgspec.Struct, frozen=True, kw_only=True):
     """One worker or replica that another replica found gone."""
 
@@ -35,21 +40,23 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     """On this worker, those that ended as `worker_lost`; of this replica, those that ended with it."""
     back_ms: int | None = None
-    """When a worker or replica of its name joined later; None if none has."""
+    """When another one of its name joined, later than this one did; None if none has. One that is restarted at once
+    joins before its earlier life is found dead."""
 
 
 def list_deaths(recording: Recording, from_ms: int) -> list[Death]:
     """Those that the log stored at or after that time, in the order of their times; of each worker and replica the
     first. Some 3 us for each message since then. Corrupt if the file is damaged."""
     found: dict[tuple[str, str], Death] = {}
-    joined: list[tuple[str, str, int]] = []
+    joined: dict[tuple[str, str], tuple[str, int]] = {}
+    """By kind and id, the name and the first time of those that joined since then."""
     broken = _broken(recording.requests)
     names = recording.names
-    for kind, about, time_ms, event in _lives(recording, from_ms):
+    for kind, about, time_ms, event in _lives(recording, from_ms - JOINED_BEFORE_MS):
         name = names.worker(about) if kind == WORKER else names.replica(about)
         if isinstance(event, WorkerJoined | ReplicaJoined):
-            joined.append((kind, name, time_ms))
-        elif (kind, about) not in found:
+            joined.setdefault((kind, about), (name, time_ms))
+        elif time_ms >= from_ms and (kind, about) not in found:
             found[kind, about] = Death(
                 kind=kind,
                 id=about,
@@ -106,6 +113,8 @@ def _broken(history: RequestHistory) -> Counter[tuple[str, str]]:
     return found
 
 
-def _back_ms(death: Death, joined: list[tuple[str, str, int]]) -> int | None:
-    later = (ms for kind, name, ms in joined if (kind, name) == (death.kind, death.name) and ms > death.time_ms)
+def _back_ms(death: Death, joined: dict[tuple[str, str], tuple[str, int]]) -> int | None:
+    _, own_ms = joined.get((death.kind, death.id), ("", -1))
+    others = {key: known for key, known in joined.items() if key != (death.kind, death.id)}
+    later = (ms for (kind, _), (name, ms) in others.items() if (kind, name) == (death.kind, death.name) and ms > own_ms)
     return min(later, default=None)

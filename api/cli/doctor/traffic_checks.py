@@ -188,13 +188,17 @@ def check_deaths(found: list[Death], now_ms: int, known_from_ms: int) -> Finding
 
 def _death_text(death: Death, now_ms: int) -> str:
     what, ended = ("worker", "broke off there") if death.kind == WORKER else ("front end", "ended with it")
-    back = "none of its name has joined since"
+    back = "no other one of its name has joined"
     if death.back_ms is not None:
-        back = f"one of its name joined {seconds_text((death.back_ms - death.time_ms) / 1000)} later"
+        back = f"another one of its name joined {_ago(death.back_ms, now_ms)}"
     return (
-        f"{what} {death.name} {seconds_text(max(0, now_ms - death.time_ms) / 1000)} ago, found by {death.by} "
-        f"({death.reason}); {count_text(death.attempts, 'attempt')} {ended}, and {back}"
+        f"{what} {death.name} {_ago(death.time_ms, now_ms)}, found by {death.by} ({death.reason}); "
+        f"{count_text(death.attempts, 'attempt')} {ended}, and {back}"
     )
+
+
+def _ago(time_ms: int, now_ms: int) -> str:
+    return f"{seconds_text(max(0, now_ms - time_ms) / 1000)} ago"
 
 
 # --- lost cache hits -------------------------------------------------------------------------------------------------

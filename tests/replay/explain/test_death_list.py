@@ -11,7 +11,7 @@ from core.events import ReplicaJoined, ReplicaLeft, ReplicaLost, WorkerLeft, Wor
 from core.events.routing import PROGRAM_VERSION
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.subjects import ROUTING
-from replay.explain.death_list import REPLICA, WORKER, Death, complete_from_ms, list_deaths
+from replay.explain.death_list import JOINED_BEFORE_MS, REPLICA, WORKER, Death, complete_from_ms, list_deaths
 from tests.projections.facts import finished, joined, prompt, worker_id
 from tests.replay.staged import KV, START_MS, A, B, R, S, Stage
 
@@ -36,8 +36,9 @@ def lost_replica(stage: Stage, replica: ReplicaId = S) -> None:
 
 
 def deaths(stage: Stage, folder: Path, from_ms: int = 0) -> list[Death]:
+    """Those from so long after the log's start on."""
     with stage.recording(folder / "log") as recording:
-        return list_deaths(recording, from_ms)
+        return list_deaths(recording, START_MS + from_ms)
 
 
 def test_a_worker_with_the_attempts_that_broke_off(stage: Stage, tmp_path: Path) -> None:
@@ -65,20 +66,35 @@ def test_a_replica_with_what_it_had_under_way(stage: Stage, tmp_path: Path) -> N
 
 
 def test_a_later_one_of_the_name_is_back(stage: Stage, tmp_path: Path) -> None:
-    """One that joined before the death is not."""
-    stage.say(KV, NEXT, joined("right"))
+    """Also one that joined before its earlier life was found dead; an earlier life that joined before is not."""
+    stage.clock.advance(500)
+    stage.say(KV, NEXT, joined("left"))
     lost_worker(stage, A)
     lost_worker(stage, B)
     stage.clock.advance(500)
-    stage.say(KV, worker_id(8), joined("left"))
-    assert [(death.name, death.back_ms) for death in deaths(stage, tmp_path)] == [
-        ("left", START_MS + 500),
-        ("right", None),
-    ]
+    stage.say(KV, worker_id(8), joined("right"))
+    stage.clock.advance(500)
+    lost_worker(stage, worker_id(8))
     lost_replica(stage)
     stage.clock.advance(500)
     stage.say(ROUTING, "cc" * 8, ReplicaJoined(name="r2", version=PROGRAM_VERSION))
-    assert deaths(stage, tmp_path)[-1].back_ms == START_MS + 1_000
+    assert {death.id: death.back_ms for death in deaths(stage, tmp_path)} == {
+        A: START_MS + 500,
+        B: START_MS + 1_000,
+        worker_id(8): None,
+        S: START_MS + 2_000,
+    }
+
+
+@pytest.mark.parametrize(("before_ms", "is_back"), [(JOINED_BEFORE_MS, True), (JOINED_BEFORE_MS + 1, False)])
+def test_joins_a_little_before_the_range_count(stage: Stage, tmp_path: Path, before_ms: int, *, is_back: bool) -> None:
+    """The dead one itself joined long before."""
+    stage.clock.advance(2 * JOINED_BEFORE_MS)
+    stage.say(KV, NEXT, joined("left"))
+    stage.clock.advance(before_ms)
+    lost_worker(stage, A)
+    (found,) = deaths(stage, tmp_path, 2 * JOINED_BEFORE_MS + before_ms)
+    assert found.back_ms == (START_MS + 2 * JOINED_BEFORE_MS if is_back else None)
 
 
 def test_an_orderly_end_is_no_death(stage: Stage, tmp_path: Path) -> None:
@@ -95,7 +111,7 @@ def test_earlier_deaths_are_left_out(stage: Stage, tmp_path: Path, from_ms: int,
     lost_worker(stage)
     stage.clock.advance(700)
     stage.say(KV, B, joined("right"))
-    assert len(deaths(stage, tmp_path, START_MS + from_ms)) == count
+    assert len(deaths(stage, tmp_path, from_ms)) == count
 
 
 def test_the_time_from_which_all_are_known(stage: Stage, tmp_path: Path) -> None:

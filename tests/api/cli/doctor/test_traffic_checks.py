@@ -186,7 +186,7 @@ def test_a_worker_that_died_a_moment_ago(tmp_path: Path) -> None:
         WARNING,
         (
             "1 death in the last 10 minutes: worker left 12s ago, found by r1 (no lease); 0 attempts broke off there, "
-            "and none of its name has joined since."
+            "and no other one of its name has joined."
         ),
     )
     (death,) = found.facts["deaths"]
@@ -213,8 +213,8 @@ def test_the_newest_deaths_are_named() -> None:
     assert "more died" not in found.text
     found = check_deaths([*few, replace(DEATH, kind=REPLICA, name="f2", back_ms=NOW_MS - 47_000)], NOW_MS, 0)
     assert found.text.startswith(
-        "4 deaths in the last 10 minutes: front end f2 50s ago, found by f (silent); 2 attempts ended with it, and one "
-        "of its name joined 3s later; worker w2 58s ago"
+        "4 deaths in the last 10 minutes: front end f2 50s ago, found by f (silent); 2 attempts ended with it, and "
+        "another one of its name joined 47s ago; worker w2 58s ago"
     )
     assert found.text.endswith("; 1 more died in that time: `contrail events --type WorkerLost` names them.")
     assert [death["name"] for death in found.facts["deaths"]] == ["f2", "w2", "w1", "w0"]
