@@ -181,7 +181,10 @@ def check_deaths(found: list[Death], now_ms: int, known_from_ms: int) -> Finding
         return Finding("deaths", OK, f"No worker and no front end was found dead {since}.", facts)
     texts = [_death_text(death, now_ms) for death in reversed(found[-NAMED_MAX:])]
     if len(found) > NAMED_MAX:
-        texts.append(f"{len(found) - NAMED_MAX} more died in that time: `contrail events --type WorkerLost` names them")
+        texts.append(
+            f"{len(found) - NAMED_MAX} more died in that time: `contrail events --type WorkerLost --type ReplicaLost` "
+            "names them"
+        )
     head = f"{count_text(len(found), 'death')} {since}: "
     return Finding("deaths", WARNING, f"{head}{'; '.join(texts)}.", facts)
 

@@ -216,7 +216,9 @@ def test_the_newest_deaths_are_named() -> None:
         "4 deaths in the last 10 minutes: front end f2 50s ago, found by f (silent); 2 attempts ended with it, and "
         "another one of its name joined 47s ago; worker w2 58s ago"
     )
-    assert found.text.endswith("; 1 more died in that time: `contrail events --type WorkerLost` names them.")
+    assert found.text.endswith(
+        "; 1 more died in that time: `contrail events --type WorkerLost --type ReplicaLost` names them."
+    )
     assert [death["name"] for death in found.facts["deaths"]] == ["f2", "w2", "w1", "w0"]
 
 
