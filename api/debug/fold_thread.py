@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from api.debug.keyframes import KeyframeBuilder
+from api.debug.price_remarks import PriceRemarks
 from api.debug.timeline.timeline import Timeline
 from api.debug.timeline.timeline_scan import TimelineScan
 from core.errors import ContrailError, Unavailable
@@ -33,6 +34,7 @@ class RecordingState:
     def __init__(self, key: DeploymentKey | None, *, messages_expected: int = 0) -> None:
         self.scan = TimelineScan()
         self.folding = KeyframeBuilder(self._keep, messages_expected)
+        self.prices = PriceRemarks()
         self._key = key
         self._newest: Recording | None = None
         self._settled: Recording | None = None
@@ -79,6 +81,7 @@ class RecordingState:
             _ = self.recording().names  # and the index with it
             yield
         yield from self.folding.steps(recording)
+        yield from self.prices.steps(recording, self.scan.decisions.history)
 
     @property
     def newest(self) -> Recording:

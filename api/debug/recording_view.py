@@ -111,6 +111,7 @@ class RecordingView:
             "keyframes_bytes": recording_state.folding.keyframes_bytes,
             "keyframe_distance": recording_state.folding.distance,
             "jump_ms": round(self._jump_ms, 1),
+            "price_remarks": recording_state.prices.texts,
             "proved": recording_state.proved,
             "redacted": contents.redacted if contents else False,
             "window_max": WINDOW_MAX,

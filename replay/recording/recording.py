@@ -147,6 +147,14 @@ class Recording:
             if (message := _message(record)) is not None:
                 yield record, message
 
+    def messages_with(
+        self, stream: StreamName, marks: Collection[bytes], start: int = 1
+    ) -> Iterator[tuple[Record, Message]]:
+        """The same from `start` on, of messages that have one of these texts in their bytes; others are not decoded."""
+        for record in self.archive.read(stream, start):
+            if any(mark in record.payload for mark in marks) and (message := _message(record)) is not None:
+                yield record, message
+
     def events(self, numbers: Iterable[int]) -> Iterator[tuple[int, Event | UnknownEvent]]:
         """The events of the routing stream that have these numbers (see `request_history`), in the order of the log;
         some 10 us each."""

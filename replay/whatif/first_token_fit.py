@@ -61,9 +61,7 @@ def fit_first_tokens(samples: Sequence[PrefillTimeSample]) -> FirstTokenFit:
     ordered = sorted(samples)
     if len(ordered) < SAMPLES_MIN:
         return FirstTokenFit(samples=len(ordered))
-    groups = min(GROUPS_MAX, len(ordered) // GROUP_MIN)
-    edges = [len(ordered) * at // groups for at in range(groups + 1)]
-    middles = [median_sample(ordered[low:high]) for low, high in pairwise(edges)]
+    middles = group_medians(ordered)
     line = theil_sen(middles) if middles[0].tokens < middles[-1].tokens else None
     if line is None:
         return FirstTokenFit(samples=len(ordered))
@@ -77,6 +75,13 @@ def fit_first_tokens(samples: Sequence[PrefillTimeSample]) -> FirstTokenFit:
         error_ms=median(errors) / US_PER_MS,
         explained=max(0.0, 1 - sum(errors) / spread) if spread else 0.0,
     )
+
+
+def group_medians(ordered: Sequence[PrefillTimeSample]) -> list[PrefillTimeSample]:
+    """The median of each group of the samples, which are in order of their tokens; at least GROUP_MIN are given."""
+    groups = min(GROUPS_MAX, len(ordered) // GROUP_MIN)
+    edges = [len(ordered) * at // groups for at in range(groups + 1)]
+    return [median_sample(list(ordered[low:high])) for low, high in pairwise(edges)]
 
 
 def first_token_fits(history: RequestHistory, start: int = 1, end: int | None = None) -> dict[str, FirstTokenFit]:

@@ -20,6 +20,7 @@ from projections.digest import FOLD_VERSION
 from projections.folds.snapshot import cursor_of, encode
 from projections.folds.state import State
 from projections.policy.decide import decide, record
+from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from replay.playback.replica_state import ReplicaState
 from replay.recording.recording import RecordedFrame, Recording
@@ -118,10 +119,12 @@ class Stage:
         seed: int = 0,
         model: str = "tiny",
         version: int = DECIDE_VERSION,
+        time: PrefillTime | None = None,
     ) -> RequestRouted:
-        """What the replica decides, with so many messages of each stream unseen; nobody has heard of it."""
+        """The replica's decision, with so many messages of each stream unseen and this learned duration of prefills;
+        the log does not have it yet."""
         seat = self.seat(replica, lag)
-        asked = RouteRequest(RequestId(request), attempt, model, prompt)
+        asked = RouteRequest(RequestId(request), attempt, model, prompt, time=time)
         decision = decide(seat.view, asked, seat.settings, self.clock.now_ms + self.skew_ms, seed, version=version)
         return record(decision, asked, seat.settings, seat.revision)
 

@@ -1,41 +1,20 @@
 """Check of the newest decisions: they are made again by the code of `contrail replay verify`, which gives the sentence.
 
-The part of the log that this takes is copied first. Its size is bounded, and each sentence says how much was judged.
+They stand in a copy of the end of the log. Its size is bounded, and each sentence says how much was judged.
 """
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from api.cli.doctor.finding import Finding
-from api.cli.options import RecordingRange
+from api.cli.doctor.newest_copy import MESSAGES_MAX, NewestCopy, TooLarge
 from api.cli.output import show_progress
 from api.cli.quantities import count_text
 from api.cli.renderer import OK, PROBLEM, WARNING
-from api.cli.replay.recording_copy import copy_log
 from api.cli.replay.text.verify_text import incomplete_text, verdict_text
-from api.config.deployment_ref import DeploymentRef
-from core.codec import DECISION_TYPES
 from core.errors import Corrupt, Refused
-from core.ids import StreamSeq
-from core.subjects import ROUTING
-from replay.recording.moment import AtSequence
-from replay.recording.recording import Recording
 from replay.verify.verify import VerifyResult, verify
-from streams.archive.message_envelope import envelope
-from streams.log import EventLog, Record
-
-DECISIONS_MAX = 1_000
-"""The newest decisions that are made again: a second or two."""
-FEWER_DECISIONS = (100, 10)
-"""Made again instead, where more take too many messages: an idle fleet reports its load for hours between them."""
-ROUTING_MESSAGES_MAX = 4_000
-"""Messages of the routing stream in which they are looked for."""
-MESSAGES_MAX = 200_000
-"""Messages that are copied at most: those since the snapshot before the oldest of these decisions; some ten seconds."""
 
 
 class VerifiedPart(NamedTuple):
@@ -52,92 +31,13 @@ class VerifiedPart(NamedTuple):
     """True if the log holds no decision before it."""
 
 
-class TooLarge(NamedTuple):
-    """The decisions were not made again, since that takes so many messages."""
-
-    messages: int
-
-
-class _TooManyMessages(Exception):
-    """A copy would hold more messages than are judged here."""
-
-
-async def verify_newest(connection: DeploymentRef, log: EventLog) -> VerifiedPart | TooLarge:
-    """The newest DECISIONS_MAX decisions, made again, or fewer if that takes too many messages. Unavailable, Refused or
-    Corrupt if the log cannot be judged."""
-    newest = await _newest(log)
-    copied = 0
-    shown = show_progress()
-
-    def progress(done: int, of: int) -> None:
-        nonlocal copied
-        copied = of
-        if of > MESSAGES_MAX:
-            raise _TooManyMessages
-        shown(done, of)
-
-    for most in (DECISIONS_MAX, *FEWER_DECISIONS):
-        first, is_whole = newest.first(most)
-        with tempfile.TemporaryDirectory(prefix="contrail-") as folder:
-            path = Path(folder) / "log"
-            start = None if is_whole else AtSequence(ROUTING, first)
-            try:
-                await copy_log(log, connection.namespace, connection.key, path, RecordingRange(start, None), progress)
-            except _TooManyMessages:
-                continue
-            return await asyncio.to_thread(_verified, path, connection, first, is_whole)
-    return TooLarge(copied)
-
-
-def _verified(path: Path, connection: DeploymentRef, first: StreamSeq, is_whole: bool) -> VerifiedPart:
-    with Recording.open(path, connection.key) as recording:
-        found = verify(recording, first, progress=show_progress("deciding again", "decisions"))
-        return VerifiedPart(found, verdict_text(found, recording.names), incomplete_text(found), first, is_whole)
-
-
-class _NewestDecisions(NamedTuple):
-    """Messages of the routing stream with decisions, at its end."""
-
-    decided: list[tuple[StreamSeq, int]]
-    """The sequence of each, and its number of decisions."""
-    begin: StreamSeq
-    """The first message that was looked at."""
-    last: StreamSeq
-    is_whole: bool
-    """True if the log holds none before `begin`."""
-
-    def first(self, most: int) -> tuple[StreamSeq, bool]:
-        """The oldest message such that it and those after it hold at most `most` decisions; True if none is older.
-
-        At least the newest message with decisions counts.
-        """
-        total = 0
-        for place, (_, count) in reversed(list(enumerate(self.decided))):
-            total += count
-            if total > most and place + 1 < len(self.decided):
-                return self.decided[place + 1][0], False
-        if not self.decided and most < DECISIONS_MAX:
-            return self.last, False
-        return self.begin, self.is_whole
-
-
-async def _newest(log: EventLog) -> _NewestDecisions:
-    """The decisions in the newest ROUTING_MESSAGES_MAX messages."""
-    state = await log.state(ROUTING)
-    begin = max(state.first_seq, state.last_seq - ROUTING_MESSAGES_MAX + 1, 1)
-    decided: list[tuple[StreamSeq, int]] = []
-    if state.messages:
-        async for record in log.read(ROUTING, StreamSeq(begin)):
-            if count := _decisions_in(record):
-                decided.append((record.seq, count))
-            if record.seq >= state.last_seq:
-                break
-    return _NewestDecisions(decided, StreamSeq(begin), state.last_seq, begin <= max(state.first_seq, 1))
-
-
-def _decisions_in(record: Record) -> int:
-    message = envelope(record.payload)
-    return 0 if message is None else sum(event.type in DECISION_TYPES for event in message.events)
+def verify_newest(copy: NewestCopy) -> VerifiedPart:
+    """The decisions of the copy, made again. Refused or Corrupt if they cannot be judged."""
+    recording = copy.recording
+    found = verify(recording, copy.from_seq, progress=show_progress("deciding again", "decisions"))
+    return VerifiedPart(
+        found, verdict_text(found, recording.names), incomplete_text(found), copy.from_seq, copy.is_whole
+    )
 
 
 def check_decisions(found: VerifiedPart | TooLarge | Refused | Corrupt) -> Finding:

@@ -27,8 +27,10 @@ from api.cli.doctor.decision_checks import check_decisions, verify_newest
 from api.cli.doctor.finding import Finding
 from api.cli.doctor.fold_checks import check_agreement, check_index
 from api.cli.doctor.loss_checks import check_losses, check_refused_snapshots, find_log_losses
+from api.cli.doctor.newest_copy import TooLarge, copy_newest
 from api.cli.doctor.process_checks import check_processes, check_workers
 from api.cli.doctor.stream_checks import LogHistory, check_key, check_record, check_streams
+from api.cli.doctor.traffic_checks import check_traffic
 from api.cli.inspect.replicas import ROUNDS_MAX, query_replicas
 from api.cli.inspect.snapshot_verification import content_checked, snapshot_statuses
 from api.cli.output import EXIT_NO, EXIT_NOT_ASKED, print_result
@@ -180,7 +182,13 @@ async def _decisions(connection: DeploymentRef, found: Findings) -> None:
         if ROUTING not in await log.streams():
             return  # the check of the streams says it
         try:
-            found.append(check_decisions(await verify_newest(connection, log)))
+            async with copy_newest(connection, log) as copy:
+                if isinstance(copy, TooLarge):
+                    found.append(check_decisions(copy))
+                    return
+                found.append(check_decisions(await asyncio.to_thread(verify_newest, copy)))
+                now_ms = SystemClock().wall_ms() + round(await _clock_offset_ms(connection))
+                found += await asyncio.to_thread(check_traffic, copy, now_ms)
         except (Refused, Corrupt) as error:
             found.append(check_decisions(error))
 

@@ -109,7 +109,8 @@ function showStatus() {
       : !now.live ? badge("", "export", "a file; it does not change")
       : now.away ? badge("bad", "log away", now.away) : badge("live", "live", "the log is followed, second by second"),
     now.proved ? badge("good", "proved", "every message was checked with the deployment's key") : badge("", "not proved", "without the deployment's key chains are taken as they are told"),
-    now.redacted ? badge("", "redacted", "names were removed") : null);
+    now.redacted ? badge("", "redacted", "names were removed") : null,
+    now.price_remarks.length ? badge("bad", "prefill price", now.price_remarks.join(" ")) : null);
   const reading = !store.count && (now.copied || now.scanned < 1 || !store.complete) && !now.error;
   if (reading) fill(byId("totals"), "loading …");
   else fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",

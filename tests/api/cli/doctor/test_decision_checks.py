@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.cli.doctor import decision_checks
-from api.cli.doctor.decision_checks import TooLarge, VerifiedPart, check_decisions, verify_newest
+from api.cli.doctor import newest_copy
+from api.cli.doctor.decision_checks import VerifiedPart, check_decisions, verify_newest
+from api.cli.doctor.newest_copy import NewestCopy, TooLarge, copy_newest
 from api.cli.inspect import snapshot_verification
 from api.cli.inspect.snapshot_verification import SnapshotStatus, content_checked
 from api.cli.renderer import OK, PROBLEM, WARNING
@@ -67,16 +68,16 @@ async def test_the_newest_decisions(
     decision = routed("request", "b" * 16)
     log = await written([[decision, decision], [OTHER], [decision], [decision, decision]])
 
-    monkeypatch.setattr(decision_checks, "ROUTING_MESSAGES_MAX", messages_max)
-    newest = await decision_checks._newest(log)
+    monkeypatch.setattr(newest_copy, "ROUTING_MESSAGES_MAX", messages_max)
+    newest = await newest_copy._newest(log)
     assert newest.first(decisions_max) == expected
 
 
 async def test_fewer_decisions_where_none_is_near() -> None:
     """Of a log without decisions all is judged, or else its last message alone."""
-    newest = await decision_checks._newest(await written([[OTHER], [OTHER]]))
-    assert newest.first(decision_checks.DECISIONS_MAX) == (1, True)
-    assert newest.first(decision_checks.FEWER_DECISIONS[0]) == (2, False)
+    newest = await newest_copy._newest(await written([[OTHER], [OTHER]]))
+    assert newest.first(newest_copy.DECISIONS_MAX) == (1, True)
+    assert newest.first(newest_copy.FEWER_DECISIONS[0]) == (2, False)
 
 
 async def test_a_copy_that_is_too_large_is_not_judged(here: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,14 +85,16 @@ async def test_a_copy_that_is_too_large_is_not_judged(here: Deployed, monkeypatc
     payload = encode_message(SourceId(REPLICA), 0, CHAIN_START, 0, [encode_event(OTHER)])
     where = subject(here.connection.namespace, ROUTING, REPLICA)
     await here.log.append(ROUTING, where, payload, "0", StreamSeq(0))
-    monkeypatch.setattr(decision_checks, "MESSAGES_MAX", 1)
-    found = await verify_newest(here.connection, here.log)
-    assert isinstance(found, VerifiedPart)
-    assert (found.is_whole, found.sentence) == (True, "No decision is in this range.")
-    monkeypatch.setattr(decision_checks, "MESSAGES_MAX", 0)
-    found = await verify_newest(here.connection, here.log)
-    assert found == TooLarge(1)
-    finding = check_decisions(found)
+    monkeypatch.setattr(newest_copy, "MESSAGES_MAX", 1)
+    async with copy_newest(here.connection, here.log) as copy:
+        assert isinstance(copy, NewestCopy)
+        found = verify_newest(copy)
+        assert (found.is_whole, found.sentence) == (True, "No decision is in this range.")
+        assert (copy.messages, copy.text) == (1, "the whole log")
+    monkeypatch.setattr(newest_copy, "MESSAGES_MAX", 0)
+    async with copy_newest(here.connection, here.log) as too_large:
+        assert too_large == TooLarge(1)
+        finding = check_decisions(too_large)
     assert finding.status == WARNING
     assert finding.text.startswith("No decision was made again here: that takes 1 message,")
 

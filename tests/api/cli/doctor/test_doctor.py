@@ -138,7 +138,7 @@ async def test_a_deployment_that_is_well(here: Deployed) -> None:
         "broker_version", "broker_rights", "broker_max_payload", "broker_clock", "broker_consumers", "streams",
         "stream_limits", "stream_copies", "stream_deletions", "history", "registry_version", "registry_health",
         "leases", "lag", "sources", "gaps", "log_away", "outboxes", "journals", "dropped", "link", "models",
-        "workers_heard", "verifiable", "decisions", "agreement", "index",
+        "workers_heard", "verifiable", "decisions", "prefill_price", "deaths", "cache", "agreement", "index",
     }  # fmt: skip
     assert by_name["registry_version"] == WARNING  # the embedded etcd is 3.5.1, and is not private to this deployment
     assert checks["broker_rights"]["facts"] == {"missing": []}
