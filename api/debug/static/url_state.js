@@ -9,6 +9,7 @@ export class UrlState {
     Object.assign(this, { store, view, say });
     this.wanted = named(location.hash); // the decision to show as soon as it is loaded
     this.shown = null;
+    this.timer = null; // of a change of the address
     if (location.search) history.replaceState(null, "", location.pathname + location.hash); // no token stays in the history
     window.addEventListener("hashchange", () => this.follow());
     view.addEventListener("picked", () => (this.wanted = null));
@@ -19,6 +20,8 @@ export class UrlState {
   follow() {
     const wanted = named(location.hash);
     if (!wanted) return; // a link within the page
+    clearTimeout(this.timer);
+    this.timer = null;
     this.view.follow(false);
     this.wanted = wanted;
     this.go();
@@ -43,17 +46,12 @@ export class UrlState {
     const { store, view } = this;
     if (view.n === null) return;
     this.shown = { n: view.n, request: store.request[view.index] };
-    if (this.timer) this.due = true; // browsers bear only so many changes in a time
-    else this.write();
+    this.timer ??= setTimeout(() => this.write(), WAIT_MS); // behind what people wait for; browsers bear only so many
   }
 
   write() {
-    this.due = false;
+    this.timer = null;
     history.replaceState(null, "", `${location.pathname}#${text(this.shown.n)}`);
-    this.timer = setTimeout(() => {
-      this.timer = null;
-      if (this.due) this.write();
-    }, WAIT_MS);
   }
 
   // All is read anew, perhaps from another log: back to what was shown, unless the end is followed.
