@@ -17,14 +17,14 @@ from projections.folds.frozen_state import FrozenState, freezing
 from projections.folds.state import State
 from replay.recording.recording import Cursor, RecordedFrame, Recording
 
-JUMP_S = 0.05
+JUMP_S = 0.025
 """Bound of a jump by these measurements; reading and drawing take as long again, and the promise is 200 ms. Where
 making a state takes more than half of it, the fold behind it takes as long as that: the jump is twice its least."""
 MEASURED_AGAIN = 1.25
 """Making a state is measured again when keyframes are larger by this factor than the one that was measured."""
 READING = 3
 """Cost of a message in a jump, in folds of a message: it is read and decoded, too."""
-DISTANCE_MIN, DISTANCE_MAX = 500, 50_000
+DISTANCE_MIN, DISTANCE_MAX = 250, 50_000
 """Messages from one keyframe to the next."""
 DISTANCE_FIRST = 2000
 """Distance until something is measured."""

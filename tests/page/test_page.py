@@ -604,6 +604,12 @@ def test_a_large_fleet_folds_into_groups(browser: Browser, tmp_path: Path) -> No
         page.mouse.click(box["x"] + 30, box["y"] + 45)
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 60)
         expect(page.locator("#decision h3 code")).to_contain_text("req-")
+        rows = page.locator("#state table").first.locator("tbody tr")
+        expect(rows).to_have_count(32)
+        expect(page.locator("#state")).to_contain_text("The 32 busiest of 40 workers")
+        expect(rows.and_(page.locator(".chosen"))).to_have_count(1)
+        page.locator("#every-worker").click()
+        expect(rows).to_have_count(40)
 
 
 def test_nothing_to_show_says_what_to_do(browser: Browser, tmp_path: Path) -> None:

@@ -112,7 +112,8 @@ def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
         for point in found
         for it in (point.report,)
     ]
-    yield from (setup_line(setup), "", Table(heads, rows, "<" + ">" * (len(heads) - 1)))
+    swept = ", ".join(found[0].given)
+    yield from (f"{setup_line(setup)}, but for {swept}", "", Table(heads, rows, "<" + ">" * (len(heads) - 1)))
 
 
 def _times(found: SimulationReport) -> Table:

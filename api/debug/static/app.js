@@ -113,8 +113,8 @@ function showStatus() {
     now.price_remarks.length ? badge("bad", "prefill price", now.price_remarks.join(" ")) : null);
   const reading = !store.count && (now.copied || now.scanned < 1 || !store.complete) && !now.error;
   if (reading) fill(byId("totals"), "loading …");
-  else fill(byId("totals"), el("b", {}, count(now.decisions)), " decisions, ", el("b", {}, count(store.lanes.length)), " workers, ",
-    el("b", {}, count(new Set(store.replicas.map((each) => each.name || each.id)).size)), " replicas",
+  else fill(byId("totals"), counted(now.decisions, "decision"), ", ", counted(store.lanes.length, "worker"), ", ",
+    counted(new Set(store.replicas.map((each) => each.name || each.id)).size, "replica"),
     now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${store.dated ? `${day(now.to_ms)} ` : ""}${clock(now.to_ms, 0)} ${zoneName()}` : "");
   byId("follow").hidden = !now.live;
   showProgress(now);
@@ -186,3 +186,7 @@ view.addEventListener("window", showCursor);
 view.addEventListener("following", () => byId("follow").setAttribute("aria-pressed", String(view.following)));
 
 store.follow();
+
+function counted(number, noun) {
+  return [el("b", {}, count(number)), ` ${noun}${number === 1 ? "" : "s"}`];
+}
