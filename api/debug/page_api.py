@@ -13,11 +13,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from api.debug.cache_view import StillCounting
 from api.debug.keyframes import StateNotFolded
 from api.debug.page_proxy import BODY_BYTES_MAX, PREFIX
 from api.debug.recording_view import RecordingView
 from api.debug.what_if_view import parse_question
 from core.errors import CallerError, ContrailError, Unavailable
+from replay.cache.cache_report import BY_CAUSE, GROUPINGS
 
 NUMBER_MAX = 2**53
 """The largest integer that a browser represents exactly."""
@@ -40,6 +42,7 @@ def create_page_api(view: RecordingView) -> Starlette:
         "/explanation/{n}": ask.explanation,
         "/search": ask.search,
         "/replicas": ask.replicas,
+        "/cache": ask.cache,
         "/state": ask.state,
     }
     routes = [Route(PREFIX + path, _answered(answer)) for path, answer in answers.items()]
@@ -83,6 +86,13 @@ class PageApi:
         """The replicas at a time."""
         return self._view.replicas(_time("ms", _number(request, "ms")))
 
+    async def cache(self, request: Request) -> dict[str, Any]:
+        """The cache hits that were available and achieved, by cause and group."""
+        by = request.query_params.get("by", BY_CAUSE)
+        if by not in GROUPINGS:
+            raise CallerError(f"by: {by[:40]!r} is none of {', '.join(GROUPINGS)}")
+        return self._view.cache(by)
+
     async def state(self, request: Request) -> dict[str, Any]:
         """The state before a decision, or at a time."""
         n, ms = _optional(request, "n"), _optional(request, "ms")
@@ -100,7 +110,7 @@ def _answered(answer: Answer) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         try:
             return _json(200, await answer(request))
-        except StateNotFolded as error:
+        except (StateNotFolded, StillCounting) as error:
             return _json(202, {"pending": True, "error": str(error)})
         except ContrailError as error:
             return _json(_status(error), {"error": str(error)})

@@ -5,12 +5,14 @@ The timeline is read on the event loop; states and explanations are computed on 
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
+from api.debug.cache_view import CacheView
 from api.debug.decision_view import decision
 from api.debug.fold_thread import FoldThread, RecordingState
 from api.debug.keyframes import check_near
@@ -54,6 +56,7 @@ class RecordingView:
         self._clock = clock
         self._archive: ArchiveReader | None = None
         self._what_ifs = WhatIfAnswers()
+        self._cache = CacheView(key)
         self._jump_ms = 0.0
 
     def __repr__(self) -> str:
@@ -78,6 +81,7 @@ class RecordingView:
 
     async def close(self) -> None:
         """All files are closed."""
+        await asyncio.to_thread(self._cache.close)
         await self.fold_thread.close()
         if self._archive is not None:
             self._archive.close()
@@ -176,6 +180,10 @@ class RecordingView:
         )
         self._jump_ms = (self._clock.monotonic_us() - started_us) / 1000
         return found | {"took_ms": round(self._jump_ms, 1)}
+
+    def cache(self, by: str) -> dict[str, Any]:
+        """What caches gave and lost in the recording. StillCounting until it is counted."""
+        return self._cache.report(self._shown(), len(self.timeline.decisions), by)
 
     async def what_if(self, asked: WhatIfQuestion) -> dict[str, Any]:
         """The outcome of a scenario over a window."""

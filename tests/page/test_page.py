@@ -14,6 +14,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from core.ids import StreamName
 from core.subjects import ROUTING
+from replay.cache.cache_losses import cache_losses
+from replay.cache.cache_report import BY_CAUSE, BY_WORKER
+from replay.cache.judgement import judge
 from replay.recording.recording import Recording
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
@@ -30,7 +33,7 @@ from tests.page.conftest import (
     ready,
     serving,
 )
-from tests.page.fleet import Scale, made
+from tests.page.fleet import KEY, Scale, made
 
 
 def number(page: Page) -> int:
@@ -559,6 +562,20 @@ def test_names_are_text(browser: Browser, tmp_path: Path) -> None:
         assert page.locator("img").count() == 0
         assert page.locator("body script").count() == 0
         assert page.title() == "prod · Contrail"
+
+
+def test_cache_hits_are_counted_on_demand(page: Page, served: Served) -> None:
+    """The sentence and the sums of `contrail cache`; another choice of rows counts again."""
+    with Recording.open(served.log, KEY) as recording:
+        by_cause, by_worker = (cache_losses(recording, by=by) for by in (BY_CAUSE, BY_WORKER))
+    page.locator("#tab-cache").click()
+    found = page.locator("#cache")
+    expect(found.locator(".verdict")).to_have_text(judge(by_cause.total.sums).text, timeout=30_000)
+    for name, tokens in (("from a cache", by_cause.total.sums.achieved), ("cold", by_cause.total.sums.cold)):
+        expect(found.locator("tr", has_text=re.compile(f"^{name}")).locator("td").last).to_have_text(f"{tokens:,}")
+    page.locator("#cache-by").select_option("worker")
+    expect(found.locator("tbody tr")).to_have_count(len(by_worker.rows) + 1, timeout=30_000)
+    expect(found.locator("tbody tr").first).to_contain_text(by_worker.rows[0].name)
 
 
 def test_a_long_recording_opens_on_its_last_minute(browser: Browser, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import { List } from "./list.js";
 import { Overview } from "./overview.js";
 import { hearPointer } from "./pointer.js";
 import { Replicas } from "./replicas.js";
+import { Cache } from "./cache.js";
 import { Search } from "./search.js";
 import { hearSplit } from "./split.js";
 import { State } from "./state.js";
@@ -35,6 +36,7 @@ const decision = new Decision(byId("decision"), store, view);
 new State(byId("state"), byId("state-when"), byId("state-of"), store, view);
 const whatIf = new WhatIf(byId("whatif"), store, view);
 const replicas = new Replicas(byId("replicas"), store, view);
+const cache = new Cache(byId("cache"), store);
 const events = new Events(byId("events"), store, view);
 const tabs = new Tabs(document.querySelector("[role=tablist]"));
 new Search(byId("search"), byId("found"), store, view, say);
@@ -44,6 +46,7 @@ const address = new UrlState(store, view, say);
 
 tabs.addEventListener("opened", ({ detail }) => {
   if (detail === "replicas") replicas.open();
+  if (detail === "cache") cache.open();
   if (detail === "events") events.open();
 });
 

@@ -10,7 +10,7 @@ const SHOWN = [
   ["0", "show everything"],
   ["[ ]", "move half a screen back or on"],
   ["n p", "the next event, the one before: joins, losses, settings"],
-  ["1 to 5", "Decision, What if, Replicas, Events, and State where it is a tab"],
+  ["1 to 6", "Decision, What if, Replicas, Events, State where it is a tab, and Cache"],
   ["g", "open or fold the group of workers at the cursor, in a large fleet"],
   ["f", "follow a running system"],
   ["Tab", "on to the next part of the page"],
@@ -42,7 +42,7 @@ export function hearKeys(view, actions) {
     const others = {
       "/": actions.search, "?": actions.help, "+": () => view.zoom(0.5), "=": () => view.zoom(0.5), "-": () => view.zoom(2),
       "0": () => view.fit(), "[": () => view.pan(-0.5), "]": () => view.pan(0.5), n: () => actions.event(1), p: () => actions.event(-1),
-      f: actions.follow, g: actions.group, 1: () => actions.tab(0), 2: () => actions.tab(1), 3: () => actions.tab(2), 4: () => actions.tab(3), 5: () => actions.tab(4),
+      f: actions.follow, g: actions.group, 1: () => actions.tab(0), 2: () => actions.tab(1), 3: () => actions.tab(2), 4: () => actions.tab(3), 5: () => actions.tab(4), 6: () => actions.tab(5),
     };
     if (others[key]) {
       event.preventDefault();
