@@ -74,7 +74,11 @@ async def _log_agrees(running: Running, cached: dict[str, int]) -> None:
     assert all(len(set(workers)) == 1 for workers in by_talk)
     last = list(cached)[-1]
     said = await asyncio.to_thread(contrail, "explain", last, "--data", str(running.data), "--json")
-    (attempt,) = json.loads(said.stdout)["attempts"]
+    explained = json.loads(said.stdout)
+    (attempt,) = explained["attempts"]
+    parts = {part["kind"]: part for part in explained["course"]["parts"]}
+    assert all(parts[kind]["recorded"] for kind in ("prepare", "link", "prefill", "decode")), parts
+    assert 0 < parts["prefill"]["to_ms"] - parts["prefill"]["from_ms"] <= attempt["first_token_ms"]
     assert "fewer" in attempt["why"]
     assert attempt["predicted_cached_tokens"] == attempt["real_cached_tokens"] == cached[last]
     assert attempt["again"] == "same"
