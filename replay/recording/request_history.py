@@ -553,7 +553,7 @@ class RequestHistory:
             time_ms=self._stored_ms.get(row, ms),
             worker=self.workers.names[worker],
             tenant=self._tenants.get(row, ""),
-            session=self.sessions.names[self._sessions[row]] if row in self._sessions else "",
+            session=self.session(row),
             prompt_tokens=prompt_tokens,
             predicted_tokens=predicted,
             blocks=blocks,
@@ -580,6 +580,10 @@ class RequestHistory:
     def tenant(self, row: int) -> str:
         """The tenant of the attempt in this row; empty if it has none."""
         return self._tenants.get(row, "")
+
+    def session(self, row: int) -> str:
+        """The key of the session of the attempt in this row; empty if its client named none."""
+        return self.sessions.names[self._sessions[row]] if row in self._sessions else ""
 
     @property
     def tenants(self) -> frozenset[str]:

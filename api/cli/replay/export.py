@@ -52,6 +52,8 @@ def export(
     With --redact, names of workers, replicas and tenants are replaced, addresses and free texts are gone. Models and
     request ids stay, because decisions rest on them.
 
+    A range up to a request goes on until the requests that were routed in it have ended, for ten minutes at most.
+
     With --request, the file has one request alone: its decisions, each with the state that it was made on, cut to its
     prompt; the events of its course; and the cache events that touch its blocks. `explain` and `replay verify` answer
     from it as from the whole log. It is sealed with the deployment's key, since no chain proves how it was cut.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -11,13 +11,16 @@ from typing import NamedTuple
 from api.cli.options import RecordingRange
 from api.cli.output import show_progress
 from core.clock import SystemClock
-from core.errors import CallerError
+from core.codec import decode_message
+from core.errors import CallerError, Corrupt
 from core.event_json import time_text
+from core.events import RequestFinished, RequestRejected, RequestRouted
 from core.ids import StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, SNAPSHOTS
 from projections.digest import READ_FOLD_VERSIONS
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, position_in_log
+from replay.recording.request_history import TRIED_AGAIN
 from streams.archive.archive_export import ExportedRange, Progress, Range, archive, cut
 from streams.archive.archive_format import is_key_of
 from streams.archive.archive_log import ArchiveLog
@@ -30,6 +33,10 @@ PROGRAM = "contrail"
 CLOCKS_APART_MS = 86_400_000
 """A moment further ahead of our clock lies ahead of the broker's too, and perhaps of all that it can count to."""
 
+OUTCOMES_MS = 600_000
+"""A range up to a request goes on until the requests in it have ended, for so long at most behind that one."""
+OUTCOMES_MESSAGES_MAX = 200_000
+"""The same in messages of the routing stream."""
 LAST_MS = 253_402_300_799_000
 """The last second that the calendar has a name for."""
 
@@ -103,6 +110,10 @@ async def _bounds(log: EventLog, range_: RecordingRange, now_ms: int) -> _Bounds
     """CallerError if nothing lies between."""
     streams = [stream for stream in await log.streams() if stream != SNAPSHOTS]
     start, end = [await _place(log, streams, moment, now_ms) for moment in range_]
+    if isinstance(range_.end, AtRequest) and end is not None and ROUTING in streams:
+        last = await _outcomes_end(log, start[ROUTING] if start is not None else StreamSeq(1), end[ROUTING])
+        if last >= end[ROUTING]:
+            end = await _place(log, streams, AtSequence(ROUTING, StreamSeq(last + 1)), now_ms)
     if start is not None or end is not None:
         starts, ends = start or dict.fromkeys(streams, StreamSeq(1)), end or await _beyond(log, streams)
         if not any(starts[stream] < ends[stream] for stream in streams):
@@ -153,6 +164,37 @@ async def _place(
     if isinstance(moment, AtSequence) and moment.stream not in streams:
         raise CallerError(f"there is no stream {moment.stream}; there are {', '.join(streams) or 'none yet'}")
     return {stream: await position_in_log(log, stream, moment) for stream in streams}
+
+
+async def _outcomes_end(log: EventLog, start: StreamSeq, end: StreamSeq) -> StreamSeq:
+    """The last message with an end of a request that was routed in the routing stream from `start` up to `end` (not
+    included), also by a later attempt; 0 if none ends behind `end`. Some 10 us per message."""
+    requests, under_way = set[str](), set[str]()
+    last, until_ms = 0, None
+    async with aclosing(log.read(ROUTING, start)) as records:  # type: ignore[type-var]
+        async for record in records:
+            if record.seq >= end:
+                until_ms = record.time_ms + OUTCOMES_MS if until_ms is None else until_ms
+                if not under_way or record.time_ms > until_ms or record.seq >= end + OUTCOMES_MESSAGES_MAX:
+                    break
+            for event in _course(record.payload):
+                if isinstance(event, RequestRouted):
+                    if record.seq < end:
+                        requests.add(event.request)
+                        under_way.add(event.request)
+                elif event.request in requests:
+                    last = record.seq if record.seq >= end else last
+                    if not isinstance(event, RequestFinished) or event.outcome not in TRIED_AGAIN:
+                        under_way.discard(event.request)
+    return StreamSeq(last)
+
+
+def _course(payload: bytes) -> Iterator[RequestRouted | RequestFinished | RequestRejected]:
+    try:
+        events = decode_message(payload).events
+    except Corrupt:
+        return
+    yield from (event for event in events if isinstance(event, RequestRouted | RequestFinished | RequestRejected))
 
 
 async def _beyond(log: EventLog, streams: list[StreamName]) -> dict[StreamName, StreamSeq]:

@@ -1,13 +1,15 @@
-// Filters: which tenant, model, worker and outcome the list is of. A kind with one value is not offered.
+// Filters: which tenant, session, model, worker and outcome the list is of. A kind with one value is not offered.
 
 import { el, fill } from "./dom.js";
 import { natural, words } from "./format.js";
 
 const UNDER_WAY = "under way";
+const SESSIONS_MAX = 2_000; // the first ones: nobody looks for one in a longer list
 
 // By kind: the value of a decision.
 const KINDS = {
   tenant: (store, at) => store.tenant[at],
+  session: (store, at) => store.session[at],
   model: (store, at) => store.workers[store.worker[at]]?.model ?? "",
   worker: (store, at) => store.workerName(store.worker[at]),
   outcome: (store, at) => words(store.outcomeOf(at) || UNDER_WAY),
@@ -35,6 +37,7 @@ export class Filters extends EventTarget {
     const { store } = this;
     for (; this.seen < store.count; this.seen++) {
       this.values.get("tenant").add(store.tenant[this.seen]);
+      if (this.values.get("session").size < SESSIONS_MAX) this.values.get("session").add(store.session[this.seen]);
     }
     for (const life of store.workers) this.values.get("model").add(life.model);
     for (const lane of store.lanes) this.values.get("worker").add(lane.name);

@@ -38,6 +38,7 @@ export class Store extends EventTarget {
     this.outcomes = [];
     this.request = [];
     this.tenant = [];
+    this.session = [];
     this.lanes = [];
     this.laneOf = new Int16Array(0);
     this.workerById = new Map();
@@ -213,6 +214,7 @@ export class Store extends EventTarget {
     for (const name of Object.keys(COLUMNS)) this[name].set(found.decisions[name], this.count);
     for (const request of found.decisions.request) this.request.push(request);
     for (const tenant of found.decisions.tenant) this.tenant.push(tenant);
+    for (const session of found.decisions.session) this.session.push(session);
     for (const waited of found.decisions.waited_ms) this.waitedMost = Math.max(this.waitedMost, waited);
     this.count += fresh;
     this.update(found.updates);

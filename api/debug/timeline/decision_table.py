@@ -74,6 +74,7 @@ class DecisionTable:
         fresh: dict[str, Any] = {name: self.column(name)[start:end].tolist() for name in NAMES}
         fresh["request"] = self.requests[start:end]
         fresh["tenant"] = [history.tenant(row) for row in range(start, end)]
+        fresh["session"] = [history.session(row) for row in range(start, end)]
         return {
             "decisions": fresh,
             "updates": self._updates(seq, max(seq, read_to), start),
