@@ -1,4 +1,4 @@
-"""CacheView: what caches gave and lost in a recording, counted in a thread of its own while the page goes on."""
+"""CacheView: the report on cache hits of a recording, counted in a thread of its own while the page goes on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class CacheView:
         return self._answer
 
     def close(self) -> None:
-        """No report is being made any more."""
+        """The report under way is given up."""
         self._closed = True
         if self._thread is not None:
             self._thread.join()
@@ -85,7 +85,7 @@ class CacheView:
 
 
 class _Closed(Exception):
-    """Nobody waits for the report."""
+    """The view was closed."""
 
 
 def _shown(found: CacheReport) -> dict[str, Any]:

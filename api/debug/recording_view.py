@@ -182,7 +182,7 @@ class RecordingView:
         return found | {"took_ms": round(self._jump_ms, 1)}
 
     def cache(self, by: str) -> dict[str, Any]:
-        """What caches gave and lost in the recording. StillCounting until it is counted."""
+        """The cache hits of the recording, and those that it lost. StillCounting until they are counted."""
         return self._cache.report(self._shown(), len(self.timeline.decisions), by)
 
     async def what_if(self, asked: WhatIfQuestion) -> dict[str, Any]:
