@@ -19,6 +19,8 @@ from tests.fixtures.eventually import eventually
 
 PARTIAL_MS, PARTIAL = 2.0, 0.05
 """The stages agree with the client's clock within the one or the other, whichever is more."""
+CONNECTED_S = 0.5
+"""A front end that knows a worker is connected to it so much later."""
 ENGINE_ARGS = {
     "max_seqs": 2, "capacity_blocks": 4096, "context_max": 32_768, "batched_tokens_max": 32_768, "eos_every": 0,
     "prefill_us_per_token": 50, "decode_us_per_step": 500,
@@ -180,6 +182,7 @@ async def _evicted(running: Running, name: str) -> None:
 async def _migrated(running: Running, name: str) -> None:
     """Its worker is killed in the middle of the answer; the first token came from a warm cache."""
     text = f"{name} " * 2500
+    await _both_workers(running)
     await asyncio.to_thread(ask, running, f"{name}-first", text)
     asking = asyncio.create_task(asyncio.to_thread(ask, running, name, text, max_tokens=1500))
     await asyncio.sleep(0.4)
@@ -188,11 +191,11 @@ async def _migrated(running: Running, name: str) -> None:
     found = await explanation(running, name)
     assert_whole(found, timed)
     assert found["summary"][0].startswith("The answer broke off, and went on after "), found["summary"]
-    await eventually(lambda: len(running.workers()) == 2, "both workers")
 
 
 async def _recomputed(running: Running, name: str) -> None:
     """Its worker is killed before the first token, and another begins anew."""
+    await _both_workers(running)
     asking = asyncio.create_task(asyncio.to_thread(ask, running, name, f"{name} {time.monotonic_ns()} " * 800))
     await asyncio.sleep(0.25)
     await _kill_its_worker(running)
@@ -200,6 +203,17 @@ async def _recomputed(running: Running, name: str) -> None:
     found = await explanation(running, name)
     assert_whole(found, timed)
     assert " of its prompt again on " in found["summary"][0], found["summary"]
+
+
+async def _both_workers(running: Running) -> None:
+    """The front end has two workers that run: one that was killed is back, and known, and connected."""
+
+    def known() -> bool:
+        parts = [part for part in running.run()["parts"] if part["kind"] == "worker" and part["ops"]]
+        return len(parts) == 2 and {part["id"] for part in parts} <= running.state("frontend-0")["workers"].keys()
+
+    await eventually(known, "both workers", 30)
+    await asyncio.sleep(CONNECTED_S)
 
 
 async def _kill_its_worker(running: Running) -> None:
