@@ -92,12 +92,10 @@ def _shown(found: CacheReport) -> dict[str, Any]:
     """The report as the page takes it, with its sentences."""
     pushed = judge_displacement(found)
     texts = [judge(found.total.sums).text, *([pushed.text] if pushed is not None else [])]
-    total: dict[str, Any] = msgspec.to_builtins(found.total)
-    total["available"], total["not_available"] = found.total.sums.available, found.total.sums.not_available
     return {
         "by": found.by,
         "texts": texts,
-        "total": total,
+        "total": msgspec.to_builtins(found.total),
         "rows": msgspec.to_builtins(found.rows[:ROWS_MAX]),
         "rows_total": len(found.rows),
         "apart": found.apart,

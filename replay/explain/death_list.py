@@ -18,8 +18,6 @@ BROKE_OFF = "worker_lost"
 """The outcome of an attempt whose worker broke off."""
 MARKS = (b"WorkerLost", b"ReplicaLost", b"WorkerJoined", b"ReplicaJoined")
 """Each stands in every message with such an event, and in few others."""
-
-
 JOINED_BEFORE_MS = 60_000
 """Joins are looked for from so long before: a worker that is restarted at once joins while its earlier life is not yet
 found dead, which takes some ten seconds."""

@@ -173,7 +173,7 @@ class Worker:
             self.work()
 
     def keep(self, chain: list[int]) -> None:
-        """The chain is the newest in the cache; the oldest had to go. Whoever holds a block holds all before it."""
+        """The chain is the newest in the cache; the oldest had to go. A held block has all blocks before it."""
         known = sum(block in self.held for block in chain)
         for block in chain:
             self.held[block] = self.held.get(block, 0) + 1

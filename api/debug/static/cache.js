@@ -29,7 +29,7 @@ export class Cache {
     fill(root, el("p", {}, this.by, " of the whole recording so far"), this.out);
   }
 
-  // Counted only once somebody looks: it takes some seconds for thousands of requests.
+  // Counted when the tab is opened: it takes some seconds for thousands of requests.
   open() {
     if (this.store.count) this.ask();
     else fill(this.out, el("p", { class: "none" }, "No decision is in this recording."));

@@ -4,7 +4,7 @@ import { el, fill } from "./dom.js";
 import { natural, words } from "./format.js";
 
 const UNDER_WAY = "under way";
-const SESSIONS_MAX = 2_000; // the first ones: nobody looks for one in a longer list
+const SESSIONS_MAX = 2_000; // the first ones: a longer list of options helps no reader
 
 // By kind: the value of a decision.
 const KINDS = {

@@ -61,8 +61,8 @@ async def test_it_is_the_report_of_the_command(counted: Counted, by: str) -> Non
     found = await counted.report(by)
     with Recording.open(counted.log, KEY) as recording:
         expected = cache_losses(recording, by=by)
-    assert found["total"].items() >= msgspec.to_builtins(expected.total).items()
-    assert found["total"]["available"] == expected.total.sums.available > 0
+    assert found["total"] == msgspec.to_builtins(expected.total)
+    assert expected.total.sums.available > 0
     assert found["rows"] == msgspec.to_builtins(expected.rows[: cache_view.ROWS_MAX])
     assert (found["rows_total"], found["apart"]) == (len(expected.rows), expected.apart)
     assert found["texts"][0] == judge(expected.total.sums).text

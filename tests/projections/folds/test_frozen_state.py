@@ -78,7 +78,7 @@ def test_a_packed_state_says_its_size() -> None:
 
 
 def test_freezing_stops_often() -> None:
-    """Nobody waits for a whole large state."""
+    """A large state is frozen in slices."""
     state = feed(opened(), Log([Speaker("kv_0", A).say(joined(), stored(*range(3000)))]).records)
     assert sum(1 for _ in freezing(state, pack=True)) == sum(1 for _ in freezing(state, pack=False)) * 2 + 1
 
