@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import tempfile
 from array import array
@@ -56,13 +57,23 @@ class Row(NamedTuple):
         jitter = f", jitter {self.jitter_ms / 1000:g} s" if self.jitter_ms else ""
         return f"{self.workers} workers, x{self.speed_up}{jitter}"
 
+    @staticmethod
+    def parse(text: str) -> Row:
+        """As `--rows` has it: `8x3` is eight workers at three times the speed, and `8x3j` the same with jitter."""
+        found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,2})(j?)", text)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is no load: 8x3 is one, and so is 8x3j, with jitter")
+        return Row(int(found[1]), int(found[2]), JITTER_MS if found[3] else 0)
+
     @property
     def short(self) -> str:
-        """As `--rows` has it."""
+        """The inverse."""
         return f"{self.workers}x{self.speed_up}{'j' if self.jitter_ms else ''}"
 
 
-ROWS = (Row(8, 1), Row(8, 4), Row(16, 1), Row(4, 2), Row(8, 1, 3000), Row(8, 4, 3000), Row(4, 2, 3000))
+JITTER_MS = 3000
+ROWS = (Row(8, 1), Row(8, 4), Row(16, 1), Row(4, 2), Row(8, 1, JITTER_MS), Row(8, 4, JITTER_MS), Row(4, 2, JITTER_MS))
+"""Those of the conversation trace."""
 
 
 class Found(NamedTuple):
@@ -71,11 +82,14 @@ class Found(NamedTuple):
     hit_percent: float
     first_ms: float
     token_ms: float
+    whole_ms: float
     whole_p99_ms: float
 
     @staticmethod
     def of(report: SimulationReport) -> Found:
-        return Found(100 * report.hit_rate, report.ttft_ms.mean, report.itl_ms.mean, report.e2e_ms.p99)
+        return Found(
+            100 * report.hit_rate, report.ttft_ms.mean, report.itl_ms.mean, report.e2e_ms.mean, report.e2e_ms.p99
+        )
 
     @staticmethod
     def of_dynamo(summary: Mapping[str, float]) -> Found:
@@ -83,6 +97,7 @@ class Found(NamedTuple):
             100 * summary["prefix_cache_reused_ratio"],
             summary["mean_ttft_ms"],
             summary["mean_itl_ms"],
+            summary["mean_e2e_latency_ms"],
             summary["p99_e2e_latency_ms"],
         )
 
@@ -98,7 +113,13 @@ class Found(NamedTuple):
         return Found(*map(fmean, zip(*found, strict=True)))
 
 
-WHATS = (("cached", "%", False), ("first token", "ms", True), ("per token", "ms", True), ("p99 answer", "ms", True))
+WHATS = (
+    ("cached", "%", False),
+    ("first token", "ms", True),
+    ("per token", "ms", True),
+    ("answer", "ms", True),
+    ("p99 answer", "ms", True),
+)
 """Of the fields of Found: name, unit, whether lower is better."""
 
 
@@ -106,7 +127,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """The figures of every row, Dynamo's and then ours under every policy; then the table."""
     file = trace_file(options)
     base = Setup(file, Pace(seed=options.seed), Options(engine=mocker_settings(), seed=options.seed))
-    rows = [row for row in ROWS if row.short in options.rows]
+    rows: list[Row] = options.rows
     seeds = range(options.seed, options.seed + options.draws)
     tries = [(row, policy) for row in rows for policy in options.policies]
     peers = {} if options.peer_venv is None else _dynamo(file.read(), rows, seeds, options.peer_venv)
@@ -127,8 +148,8 @@ def extend(parser: argparse.ArgumentParser) -> None:
     """Which trace, and what is tried on it."""
     which_trace(parser)
     parser.add_argument("--policies", nargs="+", default=POLICIES, metavar="NAME[,KEY=VALUE…]", help="what to try")
-    names = [row.short for row in ROWS]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
+    names = " ".join(row.short for row in ROWS)
+    parser.add_argument("--rows", nargs="+", type=Row.parse, default=[*ROWS], metavar="ROW", help=f"{names}, or others")
     parser.add_argument("--seed", type=int, default=0, help="of the jitter and of all draws, the first one's")
     parser.add_argument(
         "--draws", type=int, default=1, choices=range(1, 33), metavar="N", help="runs of each, whose means are shown"

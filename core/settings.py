@@ -62,9 +62,12 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Policy `time`: the same once more for each active request there, all of which the prefill holds up."""
     active_weight_m: int = 90
     """Policy `time`: price of the active blocks: of each token that fits into them, in prefills of a token."""
-    reuse_weight_m: int = 200
+    reuse_weight_m: int = 250
     """Policy `time`: price of the talks that live on the worker: of a prefill of the whole prompt, for each time that
     the reuse there doubles. Talks stay where they are, and pause; what is in flight says little of them."""
+    delay_weight_m: int = 1000
+    """Policy `time`: price of a microsecond of delay where talks fill the workers: the request's own, twice, and that
+    of each active request which its prefill holds up. Talks come back, so what delays a turn delays the rest."""
     prefill_base_us: int = 0
     """Policies `time` and `session`: a prefill is taken to last so long …"""
     prefill_us_per_token_m: int = 0

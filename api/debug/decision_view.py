@@ -99,5 +99,6 @@ def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
         row |= {"tokens": timed.tokens, "outstanding_ms": timed.outstanding_ms, "held_ms": timed.held_ms}
     if terms is not None:
         row |= {"prefill_cost": terms.prefill, "decode_cost": terms.decode, "request_cost": terms.request}
-        row |= {"wait_cost": terms.wait, "reuse_cost": terms.reuse} if policy in ESTIMATING_POLICIES else {}
+        if policy in ESTIMATING_POLICIES:
+            row |= {"wait_cost": terms.wait, "reuse_cost": terms.reuse, "delay_cost": terms.delays}
     return row

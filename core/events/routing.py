@@ -29,10 +29,10 @@ read PROGRESS_VERSION, too."""
 ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
-PROGRAM_VERSION = "0.2.0"
+PROGRAM_VERSION = "0.3.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
-DECIDE_VERSION = 2
+DECIDE_VERSION = 3
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice; `projections.policy.rules` keeps the earlier ones."""
 
@@ -64,7 +64,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """The wait of a new prefill behind outstanding ones there; None under a policy that does not estimate times."""
     reuse: tuple[int, ...] | None = None
     """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`); None where the decision read none
-    but 0."""
+    but 0. Behind those of the recorded candidates stands the greatest one of all, if it is greater."""
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         found: tuple[int, ...] | None = self.get(name)

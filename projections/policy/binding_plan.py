@@ -23,16 +23,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from core.events.routing import DECIDE_VERSION
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.policy.candidates import find_candidates
-from projections.policy.cost import ScoredCandidate, score
+from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, score
 from projections.policy.decide import Decision, decide_newest
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
+from projections.policy.rules import RULES
 from projections.policy.view import NO_OVERLAP, Candidate, RouteRequest, View
 
 
@@ -101,6 +103,8 @@ class ScoredRequest(NamedTuple):
     """Tokens that it would compute on each of those."""
     own_us: list[int]
     """Duration of that."""
+    per_wait_m: int
+    """Price of a wait, in thousandths."""
 
 
 class PlacedRequest(NamedTuple):
@@ -144,10 +148,13 @@ class PlacementInputs:
         backlog = self._backlogs.get(time)
         if backlog is None:
             backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms, reuse=self._reuse)
-        scored = score(self._seen(request), request, settings, self._view.local.get("stale", ()), backlog)
+        seen = self._seen(request)
+        backlog = backlog._replace(reuse_max=RULES[DECIDE_VERSION].reuse_max(seen, self._reuse))
+        scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
-        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens])
+        per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, backlog.reuse_max)
+        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens], per_wait_m)
 
     def _seen(self, request: RouteRequest) -> list[Candidate]:
         """Whom it can be sent to does not depend on the prompt, only what they have of it."""
@@ -231,7 +238,7 @@ def _place(
         more_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
         if more_us:
             held_us[worker] = more_us
-        costs.append(cost + more_us)
+        costs.append(cost + asked.per_wait_m * more_us // MILLI)
     at = _cheapest(asked, costs, settings, turn)
     return PlacedRequest(asked.held, asked.scored[at].candidate.worker, asked.tokens[at], asked.own_us[at], held_us)
 

@@ -39,8 +39,10 @@ from projections.folds.worker_table import (
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
+    OWN_DELAYS,
     REQUEST_COST_POLICIES,
     ScoredCandidate,
+    delay_price_m,
     reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
@@ -66,7 +68,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[2]
+RULES_BY_COLUMNS = RULES[3]
 """The rules that this module follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -391,6 +393,11 @@ def _time_costs(
     cost = waits.column + settings.own_weight_m * own // MILLI
     cost += settings.own_request_weight_m * own * load.requests // MILLI
     cost += per_active * blocks // MILLI + per_reuse * load.reuse // REUSE_STEPS
+    per_delay = delay_price_m(settings, waits.backlog.reuse_max)
+    if per_delay:
+        if per_delay * (OWN_DELAYS * (int(waits.column.max()) + most) + NUMBER_MAX * most) > PRODUCT_MAX:
+            return None
+        cost += per_delay * (OWN_DELAYS * (waits.column + own) + own * load.requests) // MILLI
     return _Costs(cost, prefill_m)
 
 
@@ -416,6 +423,9 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
         waits = _Waits.of(table, view, request, PrefillTime.of(settings, request.time), now_ms)
         if waits is None:
             return None
+        if waits.backlog.reuse:
+            reuse_max = load.reuse[kept.rows].max().item()
+            waits = waits._replace(backlog=waits.backlog._replace(reuse_max=reuse_max))
     seen = _Seen(load, _Prefixes.of(table, view, prompt, settings, now_ms), waits)
     costs = _Costs.of(table, view, request, settings, seen)
     if costs is None:
@@ -433,7 +443,7 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
 def _is_bounded(prompt: Prompt, settings: RoutingSettings) -> bool:
     weights_m = max(
         settings.prefill_weight_m, settings.decode_weight_m, settings.request_weight_m, settings.own_weight_m,
-        settings.own_request_weight_m, settings.active_weight_m, settings.reuse_weight_m,
+        settings.own_request_weight_m, settings.active_weight_m, settings.reuse_weight_m, settings.delay_weight_m,
         settings.pending_credit_m, settings.stale_credit_m, *settings.credits_m,
     )  # fmt: skip
     return prompt.tokens <= TOKENS_MAX and prompt.blocks <= BLOCKS_MAX and weights_m <= WEIGHT_M_MAX

@@ -13,9 +13,11 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
             + active_weight * (prefill of each token that fits into the active blocks on w)
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
+            + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
-those outstanding hold it up (`projections.policy.prefill_backlog`).
+those outstanding hold it up (`projections.policy.prefill_backlog`). `talks` is 0 where no worker reuses the prompts of
+talks, and 1 where one reuses as much as REUSE_FULL; so delays count more where answers come from long talks.
 
 `approximate` has the cost of `kv`, with the cached blocks that were believed instead of reported
 (`projections.folds.approximate_index`).
@@ -33,6 +35,10 @@ from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
 MILLI = 1000
+OWN_DELAYS = 2
+"""Times that a request's own delay counts among those that talks suffer: searched on public traces."""
+REUSE_FULL = 4 * REUSE_STEPS
+"""Reuse (`projections.folds.load_fold.reuse_of`) from which on a worker is full of talks: four doublings."""
 ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
@@ -111,6 +117,7 @@ def _score_by_time(
     per_active = settings.active_weight_m * per_token_m * size // MILLI
     bound_us = settings.session_wait_max_ms * MILLI
     reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
+    per_delay = delay_price_m(settings, backlog.reuse_max)
     by_time, new = settings.policy == "time", tuple.__new__
     found = []
     for candidate in candidates:
@@ -123,11 +130,12 @@ def _score_by_time(
         if worker in stale:
             credit = credit * settings.stale_credit_m // MILLI
         prefill_m = needed_m - credit if needed_m > credit else 0
-        cost = wait_us(worker, 0)
+        cost = wait = wait_us(worker, 0)
         if by_time:  # as estimate(…), without the call
             own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
             cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
             cost += per_active * active_blocks // MILLI + per_reuse * reuse(worker, 0) // REUSE_STEPS
+            cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI
         else:
             cost = cost - bound_us if cost > bound_us else 0
         found.append(new(ScoredCandidate, (candidate, cost, prefill_m)))
@@ -143,6 +151,8 @@ class TimeCostTerms(NamedTuple):
     requests: int
     reuse: int
     """Of the talks that live there."""
+    delays: int
+    """Of what the request waits, and holds up, where talks are."""
 
 
 def estimate(
@@ -150,22 +160,30 @@ def estimate(
 ) -> TimeCostTerms:
     """The terms for a candidate with these blocks of the request to prefill, in thousandths. `tokens` has all of its
     prompt."""
-    own = backlog.time.us(-(-prefill_m * size // MILLI))
+    own, wait = backlog.time.us(-(-prefill_m * size // MILLI)), backlog.waits_us.get(candidate.worker, 0)
     active_blocks = candidate.active_blocks - pending_beyond(candidate)  # what both hold is held once
     return TimeCostTerms(
         own=settings.own_weight_m * own // MILLI,
-        wait=backlog.waits_us.get(candidate.worker, 0),
+        wait=wait,
         decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI,
         requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
         reuse=reuse_price_us(settings, tokens, backlog.time.per_token_m)
         * backlog.reuse.get(candidate.worker, 0)
         // REUSE_STEPS,
+        delays=delay_price_m(settings, backlog.reuse_max)
+        * (OWN_DELAYS * (wait + own) + own * candidate.active_requests)
+        // MILLI,
     )
 
 
 def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> int:
     """The price of a doubling of the reuse, for a prompt of so many tokens."""
     return settings.reuse_weight_m * (per_token_m * tokens // MILLI) // MILLI
+
+
+def delay_price_m(settings: RoutingSettings, reuse_max: int) -> int:
+    """The price of a delay where the worker that reuses most reuses so much, in thousandths."""
+    return settings.delay_weight_m * min(reuse_max, REUSE_FULL) // REUSE_FULL
 
 
 class _Credits(dict[tuple[int, ...], int]):

@@ -89,6 +89,8 @@ def decide(
             outstanding = view.outstanding()
         time = PrefillTime.of(settings, request.time)
         backlog = PrefillBacklog.of(time, outstanding, now_ms, request.held, rules.reuse(view))
+        if reuse_max := rules.reuse_max(left, backlog.reuse):
+            backlog = backlog._replace(reuse_max=reuse_max)
     if left:
         scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
         ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
@@ -265,6 +267,8 @@ def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[
     levels = [*zip(*overlaps, strict=True)]
     waits = None if backlog is NO_BACKLOG else tuple(map(backlog.waits_us.get, workers, repeat(0)))
     reuse = tuple(map(backlog.reuse.get, workers, repeat(0))) if backlog.reuse else ()
+    if backlog.reuse_max > max(reuse, default=0):
+        reuse = (*reuse, backlog.reuse_max)
     knowns = tuple(map(int, known))
     columns = Columns(
         costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits,

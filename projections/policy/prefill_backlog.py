@@ -36,6 +36,8 @@ class PrefillBacklog(NamedTuple):
     reuse: Mapping[WorkerId, int] = MappingProxyType({})
     """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`), by worker; nothing for 0. Version 1
     of the rules reads none."""
+    reuse_max: int = 0
+    """The greatest of all candidates. Rules before version 3 read none."""
 
     @staticmethod
     def of(
@@ -60,7 +62,7 @@ class PrefillBacklog(NamedTuple):
         waits = dict(self.waits_us)
         for worker, held in held_us.items():
             waits[worker] = waits.get(worker, 0) + held
-        return PrefillBacklog(self.time, dict(sorted(waits.items())), held_us, self.reuse)
+        return self._replace(waits_us=dict(sorted(waits.items())), held_us=held_us)
 
     def outstanding_us(self, worker: WorkerId) -> int:
         """Expected wait of a new prefill behind those that are with the worker."""

@@ -11,7 +11,7 @@ rules. A change of them that can give another decision needs a new version:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class Rules(NamedTuple):
     rank: Rank
     reuse: Callable[[View], Mapping[WorkerId, int]]
     """Reuse of the talks that live on a worker, which policies that estimate times read."""
+    reuse_max: Callable[[Iterable[Candidate], Mapping[WorkerId, int]], int]
+    """The greatest reuse of these candidates, by which delays have their price."""
     preferred_worker: Callable[[View, RouteRequest, int], Preferred]
     prefill_reason: Callable[[PrefillInputs], str]
 
@@ -48,6 +50,15 @@ def _no_reuse(_: View) -> Mapping[WorkerId, int]:
     return MappingProxyType({})
 
 
+def _most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -> int:
+    return max((reuse.get(each.worker, 0) for each in candidates), default=0) if reuse else 0
+
+
+def _no_delays(_: Iterable[Candidate], __: Mapping[WorkerId, int]) -> int:
+    """Versions 1 and 2 have no price for delays among talks."""
+    return 0
+
+
 def _rank_by_hash(
     scored: list[ScoredCandidate], request: RouteRequest, settings: RoutingSettings, turn: int, seed: int
 ) -> list[ScoredCandidate]:
@@ -55,9 +66,12 @@ def _rank_by_hash(
     return rank_ties(scored, request, settings, turn, seed, by_overlap=False)
 
 
+DELAYS_VERSION = 3
+"""The first version with a price for delays among talks."""
 RULES: dict[int, Rules] = {
-    1: Rules(find_candidates, score, _rank_by_hash, _no_reuse, preferred_worker, prefill_reason),
-    2: Rules(find_candidates, score, rank, View.reuse, preferred_worker, prefill_reason),
+    1: Rules(find_candidates, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason),
+    2: Rules(find_candidates, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
+    3: Rules(find_candidates, score, rank, View.reuse, _most_reuse, preferred_worker, prefill_reason),
 }
 """By the version that a decision records (`RequestRouted.decide_version`)."""
 assert max(RULES) == DECIDE_VERSION

@@ -19,6 +19,7 @@ from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
     MILLI,
+    REUSE_FULL,
     ScoredCandidate,
     TimeCostTerms,
     estimate,
@@ -39,6 +40,7 @@ class CostTerms(NamedTuple):
     request: float = 0.0
     wait: float = 0.0
     reuse: float = 0.0
+    delays: float = 0.0
 
 
 def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
@@ -53,13 +55,13 @@ def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
     if settings.policy == "time":
         found = _split_estimate(on, scored)
         if found is not None:
-            own, wait, decode, requests, reuse = (term / MILLI for term in found)
-            return CostTerms(own, decode, requests, wait, reuse)
+            own, wait, decode, requests, reuse, delays = (term / MILLI for term in found)
+            return CostTerms(own, decode, requests, wait, reuse, delays)
     return None
 
 
 WEIGHTS = {
-    "time": ("own_weight", "active_weight", "own_request_weight", "reuse_weight"),
+    "time": ("own_weight", "active_weight", "own_request_weight", "reuse_weight", "delay_weight"),
     "session": ("session_wait_max_ms",),
 }
 """The settings that make a cost, by policy."""
@@ -83,6 +85,8 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
     given = settings.to_mapping()
     if not any(on.backlog.reuse.get(scored.candidate.worker) for scored in on.ranked):
         del given["reuse_weight"]  # nothing to weigh, or a version of the rules that has no such term
+    if not on.backlog.reuse_max:
+        del given["delay_weight"]  # the like
     return EstimateBasis(
         exact=exact,
         weights={name: float(given[name]) for name in WEIGHTS.get(settings.policy, ()) if name in given and exact},
@@ -90,6 +94,7 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         base_ms=on.backlog.time.base_us / MILLI,
         per_token_us=on.backlog.time.per_token_m / MILLI,
         source=_estimate_source(on.event, settings),
+        talks=min(on.backlog.reuse_max, REUSE_FULL) / REUSE_FULL,
     )
 
 
@@ -162,6 +167,8 @@ def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) 
     yield _CostDifference(other.requests - mine.requests, _holding_up(ours, theirs, other.requests - mine.requests))
     gain_us = other.reuse - mine.reuse
     yield _CostDifference(gain_us, f"has {'fewer' if gain_us > 0 else 'more'} talks ({ms_text(abs(gain_us))})")
+    gain_us = other.delays - mine.delays
+    yield _CostDifference(gain_us, f"delays talks {'less' if gain_us > 0 else 'more'} ({ms_text(abs(gain_us))})")
 
 
 def _by(more: int) -> str:

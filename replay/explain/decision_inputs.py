@@ -21,6 +21,7 @@ from projections.policy.view import Candidate, RouteRequest, View, local_by_work
 from replay.explain.explanation import WorkerInFlight
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
+from replay.verify.differing_terms import reuse_max
 from replay.verify.judge import judge_decision
 
 FOLD_MAX = 30_000
@@ -165,7 +166,7 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
         return NO_BACKLOG
     workers = [*map(WorkerId, from_column(event.candidates))]
     waits, reuse = (dict(zip(workers, event.columns.get(name, ()), strict=False)) for name in TIMED_COLUMNS)
-    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held, reuse)
+    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held, reuse, reuse_max(event))
 
 
 def _recorded_in_flight(candidate: Candidate) -> WorkerInFlight:

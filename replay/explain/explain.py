@@ -192,6 +192,7 @@ def _row(
         request_cost=costs.request,
         wait_cost=costs.wait,
         reuse_cost=costs.reuse,
+        delay_cost=costs.delays,
         timed=estimated,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,

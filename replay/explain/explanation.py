@@ -36,6 +36,7 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     own_weight * own_ms + (outstanding_ms + held_ms) + active_weight * decode_tokens * per_token_us / 1000
     + own_request_weight * own_ms * active_requests
     + reuse_weight * (reuse / 16) * prompt_tokens * per_token_us / 1000
+    + delay_weight * talks * (2 * (outstanding_ms + held_ms + own_ms) + own_ms * active_requests)
 
     Each term is rounded down to a microsecond, the price of a block to a nanosecond. Under `session` the cost is the
     wait beyond session_wait_max_ms.
@@ -53,6 +54,9 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     """… and so many microseconds for each token."""
     source: str
     """Of these two: `set`, `learned` by the replica, or `default`: it had yet to learn them."""
+    talks: float = 0.0
+    """The greatest `reuse` of all candidates as a share of 64 sixteenths, 1 at most: by this the workers were full of
+    talks. 0 under rules before version 3."""
 
 
 class PassedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,9 +294,11 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     wait_cost: float = 0.0
     """Part of the cost under `time`, in milliseconds: how long prefills there would hold it up …"""
     reuse_cost: float = 0.0
-    """… and the price of the talks that live there."""
+    """… the price of the talks that live there …"""
+    delay_cost: float = 0.0
+    """… and that of delays among talks."""
     timed: TimeEstimate | None = None
-    """The estimates, of policies that estimate; under `time` the five costs add up to `cost` to the microsecond, or
+    """The estimates, of policies that estimate; under `time` the six costs add up to `cost` to the microsecond, or
     are 0 where the log does not have the weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""

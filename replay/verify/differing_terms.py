@@ -14,16 +14,20 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from core.events import RequestRouted
-from core.ids import StreamName, from_column
+from core.events.routing import REUSE
+from core.ids import StreamName, WorkerId, from_column
 from core.settings import APPROXIMATE
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.policy.candidates import LAST_RESORT_REASONS
 from projections.policy.cost import ScoredCandidate
 from projections.policy.decide import Decision
-from projections.policy.rules import RULES
+from projections.policy.rules import DELAYS_VERSION, RULES
 from replay.playback.playback import RecordedDecision, RecordedRefusal
 from replay.verify.evidence import REASONS, Unverifiable
 from replay.verify.replaced_states import ReplacedStates
+
+REUSE_MAX = "reuse_max"
+"""The term of the greatest reuse of all candidates."""
 
 
 class Term(NamedTuple):
@@ -122,6 +126,9 @@ class _Excuses:
         self._shows_all = len(self._ours) == getattr(at.event, "candidates_total", 0)
         self._workers: set[str] = set()
         """Workers with a term that is excused."""
+        self._is_other_reuse = False
+        """True if the greatest reuse may be another than in the log."""
+        self._costs_by_reuse: dict[WorkerId, int] = {}
         policies = {getattr(at.event, "policy", ""), at.settings.policy}
         self._approximate = APPROXIMATE in policies
         self._chosen_by_turn = "round-robin" in policies
@@ -138,8 +145,8 @@ class _Excuses:
             case "choice" | "order":
                 turn = [Input.OWN] if self._chosen_by_turn else []
                 holds = self._note(term, *turn) or (self._may_follow() and self._follows_from_costs())
-            case "cost":
-                holds = term.worker in self._workers or self._note(term)
+            case "reuse_max" | "cost":
+                holds = self._hold_for_cost(term)
             case "prefer" | "prefer_tokens":
                 holds = self._chosen_differs() or self._note(term) or self._hold_for_prefill_workers()
             case "predicted" | "prefill_tokens" | "blocks" | "wait":
@@ -152,6 +159,7 @@ class _Excuses:
             case _:
                 holds = self._note(term)
                 self._workers |= {term.worker} if holds else set()
+                self._is_other_reuse |= holds and term.term == REUSE
         return holds
 
     def _note(self, term: Term, *more: Input) -> bool:
@@ -251,6 +259,29 @@ class _Excuses:
             holds |= self._note(term._replace(worker=worker), Input.CACHE)
         return holds
 
+    def _hold_for_cost(self, term: Term) -> bool:
+        """A cost rests on the terms of its worker, and on the greatest reuse. That may be of a candidate that the
+        record does not show."""
+        if term.term == "cost":
+            return term.worker in self._workers or self._note(term) or self._follows_from_reuse(term)
+        if not self._is_other_reuse and not self._shows_all:
+            self._is_other_reuse = self._note(term, *_MEMBERSHIP)
+        return self._is_other_reuse
+
+    def _follows_from_reuse(self, term: Term) -> bool:
+        """True if the rules give the candidate its recorded cost with the recorded greatest reuse, which is excused."""
+        at, decision = self._at, self._decision
+        if not self._is_other_reuse or not isinstance(at, RecordedDecision) or decision is None:
+            return False
+        if not self._costs_by_reuse:
+            candidates = [each.candidate for each in decision.ranked]
+            backlog = decision.backlog._replace(reuse_max=reuse_max(at.event))
+            stale = at.view.local.get("stale", ())
+            rules = RULES[at.event.decide_version]
+            scored = rules.score(candidates, at.request, at.settings, stale, backlog)
+            self._costs_by_reuse = {each.candidate.worker: each.cost for each in scored}
+        return bool(self._costs_by_reuse.get(WorkerId(term.worker)) == term.recorded)
+
     def _chosen_differs(self) -> bool:
         event = self._event
         if not isinstance(event, RequestRouted) or not self.used:
@@ -280,6 +311,11 @@ class _Excuses:
         turn = at.view.routed(event.model)
         ranked = RULES[event.decide_version].rank(scored, at.request, at.settings, turn, event.seed)
         return [each.candidate.worker for each in ranked] == self._ours
+
+
+def reuse_max(event: RequestRouted) -> int:
+    """The greatest reuse of all candidates, by which its rules gave delays a price; 0 where they gave none."""
+    return max(event.columns.get(REUSE, ()), default=0) if event.decide_version >= DELAYS_VERSION else 0
 
 
 def _stream_has(stream: StreamName | None, it: Input) -> bool:

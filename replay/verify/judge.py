@@ -33,7 +33,7 @@ from replay.recording.prompt_columns import base_text
 from replay.recording.recording import Recording
 from replay.recording.request_history import PLACES
 from replay.verify.chain_proof import gaps_of, prove
-from replay.verify.differing_terms import Term, judged_terms
+from replay.verify.differing_terms import REUSE_MAX, Term, judged_terms, reuse_max
 from replay.verify.evidence import Evidence, Unverifiable
 
 BEFORE_COST = (
@@ -58,6 +58,7 @@ TERMS = {
     "known": "whether its cache is known",
     "wait_us": "how long prefills there would hold it up, in microseconds",
     "reuse": "what the talks reuse that live there",
+    REUSE_MAX: "the greatest reuse of all candidates",
     "cost": "cost",
     "choice": "the choice",
     "order": "the order of the candidates",
@@ -220,6 +221,8 @@ def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str]
     both = [(worker, place, places[worker]) for place, worker in enumerate(ours) if worker in places]
     for term in (*BEFORE_COST, "cost"):
         before, now = _column(recorded, term), _column(recomputed, term)
+        if term == "cost" and reuse_max(recorded) != reuse_max(recomputed):
+            yield Term(REUSE_MAX, "", reuse_max(recorded), reuse_max(recomputed))
         for worker, one, other in both:
             if one < len(before) and other < len(now) and before[one] != now[other]:
                 yield Term(term, worker, before[one], now[other])

@@ -53,6 +53,7 @@ SETTINGS = (
         prefill_us_per_token_m=40_000, tie_margin_m=3000,
     ),
     RoutingSettings(device_credit_m=0, reuse_weight_m=0, own_request_weight_m=0, active_weight_m=0),
+    RoutingSettings(candidates_recorded_max=2, delay_weight_m=2500, temperature_m=400),
     RoutingSettings(policy="session", session_wait_max_ms=9),
     RoutingSettings(policy="session", session_wait_max_ms=0, prefill_us_per_token_m=25_000),
     RoutingSettings(policy=APPROXIMATE),

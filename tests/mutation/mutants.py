@@ -208,7 +208,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "own = base_us + per_token_m * -(-prefill_m * size // MILLI)",
         "own = base_us + per_token_m * (prefill_m * size // MILLI)",
     ),
-    Mutant("time-without-wait", "costs", f"{POLICY}/cost.py", "cost = wait_us(worker, 0)", "cost = 0"),
+    Mutant("time-without-wait", "costs", f"{POLICY}/cost.py", "cost = wait = wait_us(worker, 0)", "cost = wait = 0"),
     Mutant(
         "time-active-weight",
         "costs",
@@ -223,6 +223,29 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{POLICY}/cost.py",
         "settings.reuse_weight_m * (per_token_m",
         "settings.active_weight_m * (per_token_m",
+    ),
+    Mutant(
+        "time-without-delays",
+        "costs",
+        f"{POLICY}/cost.py",
+        "            cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI\n",
+        "",
+    ),
+    Mutant("delay-of-own-once", "costs", f"{POLICY}/cost.py", "OWN_DELAYS = 2", "OWN_DELAYS = 1"),
+    Mutant("delay-never-full", "costs", f"{POLICY}/cost.py", "min(reuse_max, REUSE_FULL) //", "reuse_max //"),
+    Mutant(
+        "delay-by-all-workers",
+        "costs",
+        f"{POLICY}/rules.py",
+        "max((reuse.get(each.worker, 0) for each in candidates), default=0)",
+        "max(reuse.values(), default=0)",
+    ),
+    Mutant(
+        "hidden-reuse-unrecorded",
+        "costs",
+        f"{POLICY}/decide.py",
+        "if backlog.reuse_max > max(reuse, default=0):",
+        "if False:",
     ),
     Mutant(
         "reuse-undigested",
@@ -1761,6 +1784,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_ties(asked, keys[rows]), depth)",
             ),
             "columns-tie-smaller-overlap": ("is None else -overlap[rows]", "is None else overlap[rows]"),
+            "columns-without-delays": ("    if per_delay:\n", "    if False:\n"),
+            "columns-delay-by-all-workers": ("load.reuse[kept.rows].max()", "load.reuse.max()"),
             "columns-without-reuse": (" + per_reuse * load.reuse // REUSE_STEPS", ""),
             "columns-tie-bytes": ('">u8").astype', '"<u8").astype'),
             "columns-header": (
@@ -1879,6 +1904,10 @@ MUTANTS: tuple[Mutant, ...] = (
             "judge-other-places": ("[(worker, place, places[worker]) for", "[(worker, place, place) for"),
             "judge-cost-unseen": ('for term in (*BEFORE_COST, "cost"):', "for term in BEFORE_COST:"),
             "judge-cost-first": ('for term in (*BEFORE_COST, "cost"):', 'for term in ("cost", *BEFORE_COST):'),
+            "judge-reuse-max-unseen": (
+                'if term == "cost" and reuse_max(recorded)',
+                "if reuse_max(recorded) < 0 and reuse_max(recorded)",
+            ),
             "judge-column-shorter": ("if one < len(before) and other < len(now) and", "if one + 1 < len(before) and"),
             "judge-order-unseen": ("    if ours != theirs:\n", "    if set(ours) != set(theirs):\n"),
             "judge-cursor-last": ("terms.insert(0, Term(", "terms.append(Term("),
@@ -1936,9 +1965,16 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "term-reasons-reversed": ("return min(excuses.used,", "return max(excuses.used,"),
             "term-cost-of-any": (
-                'case "cost":\n                holds = term.worker in self._workers',
-                'case "cost":\n                holds = bool(self._workers)',
+                "return term.worker in self._workers or self._note(term) or",
+                "return bool(self._workers) or self._note(term) or",
             ),
+            "term-cost-of-other-reuse": ("(self._costs_by_reuse.get(WorkerId(term.worker)) == term.recorded)", "(1)"),
+            "term-cost-of-log-reuse": ("_replace(reuse_max=reuse_max(at.event))", "_replace()"),
+            "term-reuse-hidden": (
+                "if not self._is_other_reuse and not self._shows_all:",
+                "if not self._is_other_reuse:",
+            ),
+            "term-reuse-shown": ("if not self._is_other_reuse and not self._shows_all:", "if False:"),
             "term-choice-contradicts": ("(self._may_follow() and self._follows_from_costs())", "self._may_follow()"),
             "term-choice-unexcused": (
                 "(self._may_follow() and self._follows_from_costs())",

@@ -43,6 +43,7 @@ MEANINGS = {
     "own_request_weight": "time: the same once more for each active request there",
     "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
     "reuse_weight": "time: price of the talks that live there: a prefill of the prompt for each doubling of reuse",
+    "delay_weight": "time: price of a microsecond of delay among talks: its own twice, and that of requests it delays",
     "prefill_base_us": f"time, session: a prefill is taken to last so many microseconds …; {LEARNED}",
     "prefill_us_per_token": f"time, session: … and so much longer for each token that it computes; {LEARNED}",
     "hold_max_ms": "time: how long a request may be held until its worker has room for it; 0 sends it at once",
@@ -64,7 +65,8 @@ MEANINGS = {
 
 UNDER: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("prefill_weight", "decode_weight", "request_weight"), ("kv", APPROXIMATE)),
-    **dict.fromkeys(("own_weight", "own_request_weight", "active_weight", "reuse_weight", "hold_max_ms"), ("time",)),
+    **dict.fromkeys(("own_weight", "own_request_weight", "active_weight", "reuse_weight", "delay_weight"), ("time",)),
+    "hold_max_ms": ("time",),
     **dict.fromkeys(("prefill_base_us", "prefill_us_per_token"), ("time", "session")),
     "session_wait_max_ms": ("session",),
     **dict.fromkeys(("approximate_ttl_s", "approximate_blocks_max"), (APPROXIMATE,)),

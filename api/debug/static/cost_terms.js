@@ -18,6 +18,7 @@ const OF = {
     ["decode_cost", "decode", "active blocks"],
     ["request_cost", "others", "requests held up"],
     ["reuse_cost", "recent", "talks there"],
+    ["delay_cost", "delayed", "delays among talks"],
   ],
   session: [
     ["outstanding_ms", "wait", "wait there"],
@@ -57,5 +58,6 @@ export function formula({ policy, settings, prefill_time: time, candidates: rows
   return el("p", { class: "fine", id: "formula" }, `Score = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
     `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
     `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
-    rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there.` : ".");
+    rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there` : "",
+    rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests).` : ".");
 }

@@ -61,7 +61,7 @@ def plainly(
 ) -> list[PlacedRequest]:
     """By the definition."""
     placed: dict[WorkerId, list[PlacedRequest]] = defaultdict(list)
-    for held, scored, tokens, own in sorted(
+    for held, scored, tokens, own, per_wait_m in sorted(
         asked, key=lambda each: (-min(each.own_us), each.held.since_ms, each.held.request.id)
     ):
         waits = {
@@ -69,7 +69,7 @@ def plainly(
             + sum(min(other.own_us, own_us) for other in placed[one.candidate.worker])
             for one, own_us in zip(scored, own, strict=True)
         }
-        dearer = [one._replace(cost=one.cost + waits[one.candidate.worker]) for one in scored]
+        dearer = [one._replace(cost=one.cost + per_wait_m * waits[one.candidate.worker] // 1000) for one in scored]
         turn = site.view.routed(held.request.model)
         chosen = rank(dearer, held.request, settings, turn, held.seed)[0].candidate.worker
         at = [one.candidate.worker for one in scored].index(chosen)

@@ -89,7 +89,7 @@ def test_talks_that_live_on_a_worker_have_a_price(site: Site) -> None:
     site.say(LOAD, B, load(reuse_rate=3000))
     site.say(LOAD, C, load(reuse_rate=2000))
     site.say(LOAD, C, load())
-    given_ = structs.replace(BY_TIME, reuse_weight_m=2000)
+    given_ = structs.replace(BY_TIME, reuse_weight_m=2000, delay_weight_m=0)
     decision = decided(site, given_)
     price_us = 2 * (20_500 * 81 // 1000) * 31 // 16
     assert costs(decision) == {A: 4 * OWN_US, B: 4 * OWN_US + price_us, C: 4 * OWN_US, D: 4 * OWN_US}
@@ -101,6 +101,36 @@ def test_talks_that_live_on_a_worker_have_a_price(site: Site) -> None:
     assert "reuse" not in record(before, wanted, given_, 1).columns
     site.say(LOAD, B, WorkerLeft(reason="left"))
     assert decided(site, given_).backlog.reuse == {}
+
+
+def test_delays_have_a_price_among_talks(site: Site) -> None:
+    """By the greatest reuse of all candidates: twice what a request waits and computes, and its prefill for each
+    active request there. Versions 1 and 2 of the rules knew none."""
+    site.say(ROUTING, OTHER, routed("x", C, BUSY, now_ms=NOW_MS - 2), routed("y", D, BUSY), prefilled("y"))
+    given_ = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=500)
+    wanted = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
+    before = decided(site, given_)
+    site.say(LOAD, B, load(reuse_rate=3000))
+    decision = decided(site, given_)
+    wait_c, price_m = decision.backlog.waits_us[C], 500 * 31 // 64
+    active = {A: 0, B: 0, C: 1, D: 1}
+    assert costs(decision) == {
+        worker: cost + price_m * (2 * (OWN_US + wait_c * (worker == C)) + OWN_US * active[WorkerId(worker)]) // 1000
+        for worker, cost in costs(before).items()
+    }
+    for scored in decision.ranked:
+        assert (
+            sum(estimate(scored.candidate, scored.prefill_m, given_, ASKED.tokens, 4, decision.backlog)) == scored.cost
+        )
+    event = record(decision, wanted, structs.replace(given_, candidates_recorded_max=1), 1)
+    assert (event.columns["reuse"], decision.worker) == ((0, 31), A)  # behind A's stands that of B
+    assert costs(decide(site.view, wanted, given_, NOW_MS, 0, version=2)) == costs(before)
+    site.say(LOAD, B, load(reuse_rate=1 << 30))
+    assert decided(site, given_).backlog.reuse_max > 64
+    full = structs.replace(given_, delay_weight_m=1000)
+    assert costs(decided(site, full))[A] == costs(before)[A] + 2 * OWN_US  # full is full
+    site.say(LOAD, B, load(draining=True, reuse_rate=3000))
+    assert {**costs(decided(site, given_)), B: 0} == {**costs(before), B: 0}  # B is no candidate
 
 
 @pytest.mark.parametrize("policy", ["kv", "time"])

@@ -29,15 +29,15 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "38511d7e63b84e5bbacd54d3614c1418",
-    "two that lag": "12c7ee700fe21a2da57a274c123898ad",
-    "workers that fail": "d2205114a59b418d24611f4ca8415754",
-    "twenty workers": "f4db281e54502047e3f7513f477038e1",
-    "prefill workers": "7fca4283e3f5d17bf11aaabc0519972b",
-    "closed loop": "b38155c29c1dfeba434913a40696386e",
-    "kv": "e7e85a0fa55a39fd12fc533dd3a67d77",
-    "approximate": "b61aa5933e1c215a7b743dfbbeebc991",
-    "least loaded": "e9da9debcb101137fe1eb77d45d13cc1",
+    "time": "9abe4bf19eca27b442d8b7d50bb50a15",
+    "two that lag": "2a44a28c34d77b5ef71e64ee9380cac3",
+    "workers that fail": "a11e74fcc410c1feb01076ba85d2ffb3",
+    "twenty workers": "29de773f059ce9ed4e8217c724975d93",
+    "prefill workers": "677c531971ec7416b20dc261117734d7",
+    "closed loop": "47c8753af3c271cd6d4c849e99198911",
+    "kv": "51dd19cce70a256e32d79eaadddf1d1c",
+    "approximate": "1bd45feaab4a21139a3f233abb346a87",
+    "least loaded": "9a6b05516e6d6dca2b943485b97f9d34",
 }
 
 

@@ -13,14 +13,17 @@ from core.codec import encode_event, encode_message
 from core.events import LocalChanged
 from core.events.jobs import JobsRestated
 from core.events.routing import DECIDE_VERSION
-from core.ids import Epoch, SourceId, StreamName, WorkerId, to_column
+from core.ids import Epoch, SourceId, StreamName, WorkerId, from_column, to_column
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.folds import jobs_fold
 from projections.folds.kv_fold import KvFold
 from projections.policy.candidates import CandidateSet
+from projections.policy.cost import ScoredCandidate
 from projections.policy.rules import RULES
 from projections.policy.view import Candidate
+from replay.playback.playback import Playback, RecordedDecision
+from replay.recording.gaps import Gaps
 from replay.recording.recording import Recording
 from replay.recording.unknown_sources import UnknownSources
 from replay.verify.judge import judge_decision
@@ -176,6 +179,57 @@ def test_only_a_lost_report_excuses_what_talks_reuse(
         assert (found.different, sum(found.not_judged.values())) == ((0, 1) if is_excused else (1, 0))
         terms = [(each.term, each.term_worker, each.term_recorded, each.term_recomputed) for each in found.differences]
         assert terms == [("reuse", worker, 0, 900)] * found.different
+
+
+@pytest.mark.parametrize("bug", ["", "cost", "max"])
+def test_costs_follow_from_the_recorded_greatest_reuse(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    """A lost report of A changes what delays cost on B, too: by just as much as the record says, and no more."""
+    stage.settings(RoutingSettings())
+    if bug == "max":  # it says another greatest reuse than its candidates have
+        lose(stage, LOAD, A)
+        event = stage.decided("x", ASKED)
+        stage.tell(structs.replace(event, columns={**event.columns, "reuse": (0, 0, 7)}))
+        stage.say(LOAD, A, load(2))
+    else:
+        lost_report(stage)
+        see_reuse(monkeypatch, {A: 900})
+    if bug == "cost":
+        right = RULES[DECIDE_VERSION]
+
+        def dearer(*given: Any) -> list[ScoredCandidate]:
+            return [each._replace(cost=each.cost + (each.candidate.worker == B)) for each in right.score(*given)]
+
+        monkeypatch.setitem(RULES, DECIDE_VERSION, right._replace(score=dearer))
+    found = verified(stage, tmp_path)
+    terms = [(each.term, each.term_worker) for each in found.differences]
+    assert terms == {"": [], "cost": [("cost", B)], "max": [("reuse_max", "")]}[bug]
+    assert sum(found.not_judged.values()) == (not bug)
+
+
+@pytest.mark.parametrize("gap", [lost_report, lost_cache, None])
+def test_the_greatest_reuse_may_be_of_a_candidate_that_is_not_shown(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: Callable[[Stage], None] | None
+) -> None:
+    """Then a message that is missing excuses it."""
+    stage.settings(RoutingSettings(candidates_recorded_max=1))
+    if gap is None:
+        stage.route("x", ASKED)
+    else:
+        gap(stage)
+    with Recording.open(written(stage, tmp_path / "made"), KEY) as recording:
+        (at,) = Playback(recording, gaps=Gaps())
+    assert isinstance(at, RecordedDecision)
+    (hidden,) = {A, B} - {*from_column(at.event.candidates)}
+    see_reuse(monkeypatch, {hidden: 900})
+    found = verified(stage, tmp_path)
+    if gap is None:
+        assert [(each.term, each.term_recorded, each.term_recomputed) for each in found.differences] == [
+            ("reuse_max", 0, 900)
+        ]
+    else:
+        assert (found.different, sum(found.not_judged.values())) == (0, 1)
 
 
 @pytest.mark.parametrize("change", [cached, busy])

@@ -14,7 +14,9 @@ FORMULA = (
     "blocks + own_request_weight {own_request_weight:g} * prefill * active requests"
 )
 OF_RATES = " + reuse_weight {reuse_weight:g} * prefill of the whole prompt * doublings of the reuse there"
-"""Its last term, where workers report reuse."""
+"""Its next term, where workers report reuse, …"""
+OF_DELAYS = " + delay_weight {delay_weight:g}{talks} * (twice wait and prefill + prefill * active requests)"
+"""… and the last."""
 BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"
 SOURCES = {
     "set": "as set",
@@ -66,7 +68,9 @@ def _formula(it: EstimateBasis) -> str:
     known = "" if it.weights_known else "; these weights are the defaults, which give the recorded costs"
     if "own_weight" in it.weights:
         talks = OF_RATES if "reuse_weight" in it.weights else ""
-        return f"{(FORMULA + talks).format(**it.weights)}{known}"
+        delays = OF_DELAYS if "delay_weight" in it.weights else ""
+        share = "" if it.talks == 1 else f" * {it.talks:g}"
+        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share)}{known}"
     return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
@@ -80,7 +84,8 @@ def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     if not _by_terms(rows):
         return ("cost", "wait", *held)
     talks = ("+ talks",) if _has_reuse(rows) else ()
-    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, "computes", "lasts, ms")
+    delays = ("+ delays",) if _has_delays(rows) else ()
+    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, *delays, "computes", "lasts, ms")
 
 
 def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:
@@ -92,7 +97,7 @@ def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, .
         return (_ms(row.cost), *wait)
     own = "" if timed.own_ms is None else _ms(timed.own_ms)
     terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
-    terms += (_ms(row.reuse_cost),) * _has_reuse(rows)
+    terms += (_ms(row.reuse_cost),) * _has_reuse(rows) + (_ms(row.delay_cost),) * _has_delays(rows)
     return (_ms(row.cost), *terms, count_text(timed.tokens, "token"), own)
 
 
@@ -102,6 +107,10 @@ def _held(rows: Sequence[CandidateRow]) -> bool:
 
 def _has_reuse(rows: Sequence[CandidateRow]) -> bool:
     return any(row.timed is not None and row.timed.reuse for row in rows)
+
+
+def _has_delays(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.delay_cost for row in rows)
 
 
 def _by_terms(rows: Sequence[CandidateRow]) -> bool:
