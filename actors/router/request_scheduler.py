@@ -699,7 +699,8 @@ class RequestScheduler:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
         if routed.policy in ESTIMATING_POLICIES and not routed.wait_us and not is_remote:
-            self.learned.note(routed.model, routed.prompt_tokens - request.cached_tokens, at_us - request.sent_us)
+            computed = routed.prompt_tokens - request.cached_tokens
+            self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
         """The attempt under way has ended; RequestFinished is on its way to the log."""

@@ -1,9 +1,10 @@
 """PrefillTimeModel: the duration of each model's prefills, learned from first tokens of requests without a wait.
 
-Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each. The
-line goes through the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some
-slow requests among many change nothing. Integers throughout: the same samples in the same order give the same line
-anywhere. What was learned is an input of the decision that uses it, and stands in its record.
+Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each, for
+AGE_MAX_US: else classes that nothing fills any more would keep the prices of a burst for ever. The line goes through
+the classes' medians with the median of all slopes between two of them (Theil and Sen), so that some slow requests among
+many change nothing. Integers throughout: the same samples at the same times give the same line anywhere. What was
+learned is an input of the decision that uses it, and stands in its record.
 
 A line with next to no cost per token is not learned: under it cached tokens would not count. Prefills that seem equally
 long give such lines, because something other than computing made them last. The line that was learned before stays, or
@@ -46,6 +47,8 @@ DEFAULT_TIME = PrefillTime(8_000, 20_500)
 
 SAMPLES_KEPT = 31
 """Samples of one class: older ones go."""
+AGE_MAX_US = 300 * 1_000_000
+"""Older samples do not count."""
 CLASS_MIN = 5
 """A class with fewer samples has no say."""
 SAMPLES_MIN = 16
@@ -78,32 +81,51 @@ class _ModelSamples:
         self.time: PrefillTime | None = None
         self._refused = 0
         """Looks in a row."""
-        self._classes: dict[int, deque[PrefillTimeSample]] = {}
+        self._classes: dict[int, deque[tuple[int, PrefillTimeSample]]] = {}
+        """By bits of the tokens: samples with their times, oldest first."""
         self._middles: dict[int, PrefillTimeSample] = {}
         self._changed: set[int] = set()
         """Classes with samples that their middles do not have yet."""
 
-    def note(self, sample: PrefillTimeSample) -> None:
+    def note(self, sample: PrefillTimeSample, at_us: int) -> None:
         """It counts with the next look at the line."""
         of = sample.tokens.bit_length()
-        self._classes.setdefault(of, deque(maxlen=SAMPLES_KEPT)).append(sample)
+        self._classes.setdefault(of, deque(maxlen=SAMPLES_KEPT)).append((at_us, sample))
         self._changed.add(of)
         self.noted += 1
 
-    def refit(self) -> None:
-        """The time is that of all samples, if that is sound. O(samples of the classes that changed + classes^2)."""
+    def refit(self, now_us: int) -> None:
+        """The time is that of all samples that count, if that is sound. One class tells no slope: where others have
+        grown too old, its price may fall, and not rise. O(samples of the classes that changed + classes^2)."""
+        self._forget_older(now_us - AGE_MAX_US)
         for of in sorted(self._changed):
             if len(self._classes[of]) >= CLASS_MIN:
-                self._middles[of] = median_sample(list(self._classes[of]))
+                self._middles[of] = median_sample([sample for _, sample in self._classes[of]])
+            else:
+                self._middles.pop(of, None)
         self._changed.clear()
         middles = sorted(self._middles.values())
         found = theil_sen(middles)
+        if self._is_dearer_by_one_class(found):
+            return
         if found is None or not self._sound(found):
             self._refused += 1
         else:
             self.time = found
             # one class tells no slope: the next line is not held to it
             self._refused = 0 if len(middles) > 1 else REFUSED_MAX
+
+    def _forget_older(self, than_us: int) -> None:
+        for of, kept in self._classes.items():
+            while kept and kept[0][0] < than_us:
+                kept.popleft()
+                self._changed.add(of)
+
+    def _is_dearer_by_one_class(self, found: PrefillTime | None) -> bool:
+        """True also if no class is left, so that nothing is found."""
+        if self.time is None or len(self._middles) > 1 or len(self._classes) == len(self._middles):
+            return False
+        return found is None or found.per_token_m > self.time.per_token_m
 
     def _sound(self, found: PrefillTime) -> bool:
         """True if a token costs enough beside the default, and beside the line that was learned before."""
@@ -122,17 +144,17 @@ class PrefillTimeModel:
         times = {name: model.time for name, model in self._models.items()}
         return f"<PrefillTimeModel {times}>"
 
-    def note(self, model: str, tokens: int, us: int) -> None:
+    def note(self, model: str, tokens: int, us: int, now_us: int) -> None:
         """A first token came that long after its request was sent to a worker without outstanding prefills, which had
-        to compute so many tokens for it. 1 us, and some 20 us with each REFIT_EVERY-th."""
+        to compute so many tokens for it. `now_us` does not go back. 1 us, and some 20 us with each REFIT_EVERY-th."""
         if tokens < 1 or us < 0:
             return  # a report that cannot be
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = _ModelSamples()
-        known.note(PrefillTimeSample(tokens, us))
+        known.note(PrefillTimeSample(tokens, us), now_us)
         if known.noted >= SAMPLES_MIN and not known.noted % REFIT_EVERY:
-            known.refit()
+            known.refit(now_us)
 
     def time(self, model: str) -> PrefillTime | None:
         """The newest sound line of the model; None until there is one. Its tokens cost at least a twentieth of what the

@@ -384,6 +384,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "known.noted % REFIT_EVERY == 1",
         unlogged=LEARNED,
     ),
+    Mutant(
+        "learned-for-ever",
+        "learning",
+        f"{POLICY}/prefill_time.py",
+        "while kept and kept[0][0] < than_us:",
+        "while False:",
+        unlogged=LEARNED,
+    ),
+    Mutant(
+        "learned-of-one-class",
+        "learning",
+        f"{POLICY}/prefill_time.py",
+        "return found is None or found.per_token_m > self.time.per_token_m",
+        "return found is None",
+        unlogged=LEARNED,
+    ),
     # chains
     Mutant(
         "chain-without-head",

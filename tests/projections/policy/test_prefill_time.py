@@ -8,6 +8,7 @@ from statistics import median_low
 import pytest
 
 from projections.policy.prefill_time import (
+    AGE_MAX_US,
     CLASS_MIN,
     DEFAULT_TIME,
     REFIT_EVERY,
@@ -37,7 +38,7 @@ def samples(count: int, seed: int = 1) -> list[PrefillTimeSample]:
 def learned(given: list[PrefillTimeSample], model: str = "tiny") -> PrefillTimeModel:
     found = PrefillTimeModel()
     for tokens, us in given:
-        found.note(model, tokens, us)
+        found.note(model, tokens, us, 0)
     return found
 
 
@@ -65,7 +66,7 @@ def test_what_changed_is_learned_anew() -> None:
     for slower in (1, 3):
         for _ in range(20 * SAMPLES_KEPT):
             tokens = 2 ** dice.randint(6, 13) + dice.randint(0, 30)
-            found.note("tiny", tokens, slower * LINE.us(tokens))
+            found.note("tiny", tokens, slower * LINE.us(tokens), 0)
     time = found.time("tiny")
     assert time is not None
     assert time.us(1000) == pytest.approx(3 * LINE.us(1000), rel=0.05)
@@ -93,6 +94,33 @@ def test_a_line_has_a_slope() -> None:
     assert theil_sen([]) is None
 
 
+def test_the_prices_of_a_burst_are_forgotten() -> None:
+    """It fills classes that nothing fills afterwards. They kept the price at thirty times what it is, for ever."""
+    found, slow = PrefillTimeModel(), PrefillTime(400_000, 600_000)
+    for _ in range(SAMPLES_KEPT):
+        for tokens in (600, 1200, 5000):
+            found.note("tiny", tokens, slow.us(tokens), 0)
+    assert found.time("tiny") == slow
+    for second in range(310):  # one class alone: its price has the base in it, and may fall
+        found.note("tiny", 9000, LINE.us(9000), second * 1_000_000)
+    fallen = PrefillTime(0, LINE.us(9000) * 1000 // 9000)
+    assert found.time("tiny") == fallen
+    for second in range(310, 320):  # nor does one class of short prompts raise it again
+        found.note("tiny", 10, LINE.us(10), (second + 310) * 1_000_000)
+    assert found.time("tiny") == fallen
+    for second in range(16):
+        found.note("tiny", (900, 5000)[second % 2], LINE.us((900, 5000)[second % 2]), (second + 640) * 1_000_000)
+    assert near(found.time("tiny"), 0.01)
+
+
+def test_a_pause_forgets_nothing() -> None:
+    """The line stays while one class alone has new samples, and dearer ones."""
+    found = learned(several(LINE))
+    for _ in range(5 * REFIT_EVERY):
+        found.note("tiny", 600, 10**9, 10 * AGE_MAX_US)
+        assert near(found.time("tiny"), 0.01)
+
+
 LENGTHS = (600, 1200, 5000, 9000)
 """One of each of four classes."""
 
@@ -109,7 +137,7 @@ def test_prefills_that_seem_equally_long_teach_nothing() -> None:
     found = learned(several(LINE, equal))
     assert found.time("tiny") == learned(several(LINE)).time("tiny")
     for tokens in range(64, 8000, 7):
-        found.note("tiny", tokens, 40_000 - tokens)
+        found.note("tiny", tokens, 40_000 - tokens, 0)
     assert near(found.time("tiny"), 0.01)
 
 
@@ -121,7 +149,7 @@ def test_a_price_below_a_twentieth_is_not_learned() -> None:
     slow = PrefillTime(0, 500_000)
     found, stayed = learned(several(slow)), 0
     for sample in several(LINE, each=100):
-        found.note("tiny", *sample)
+        found.note("tiny", *sample, 0)
         stayed += found.time("tiny") == slow
     turned = (SAMPLES_KEPT // 2 + 1) * len(LENGTHS)  # from here on the medians are of the new line
     assert REFUSED_MAX <= (stayed - turned) / REFIT_EVERY <= REFUSED_MAX + 1
@@ -141,17 +169,17 @@ def test_a_few_short_prompts_do_not_keep_the_price_high() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_learned_is_sound_whatever_the_samples(seed: int) -> None:
     """No sequence teaches a price of 0 or less, nor one below the floor; once a line is known one stays known."""
-    dice, found, before = random.Random(seed), PrefillTimeModel(), None
+    dice, found, before, now_us = random.Random(seed), PrefillTimeModel(), None, 0
     for _ in range(dice.randint(1, 6)):
         base, slope, noise = (
             dice.choice([0, 10**4, 10**6]),
             dice.choice([-50, 0, 1, 20, 10**4]),
             dice.choice([0, 10**5]),
         )
-        widest = dice.randint(1, 17)
+        widest, now_us = dice.randint(1, 17), now_us + dice.choice([0, AGE_MAX_US // 2, 2 * AGE_MAX_US])
         for _ in range(dice.randint(1, 400)):
             tokens = dice.randint(1, 1 << dice.randint(1, widest))
-            found.note("tiny", tokens, max(0, base + slope * tokens + dice.randint(-noise, noise)))
+            found.note("tiny", tokens, max(0, base + slope * tokens + dice.randint(-noise, noise)), now_us)
             time = found.time("tiny")
             assert time is not None or before is None
             before = time
@@ -166,7 +194,7 @@ def test_what_is_kept_is_all_that_counts() -> None:
     for number in range(1, 600):
         tokens = dice.randint(1, 1 << dice.randint(1, 14))
         sample = PrefillTimeSample(tokens, 20 * tokens + dice.randint(0, 15))
-        found.note("tiny", *sample)
+        found.note("tiny", *sample, 0)
         classes.setdefault(sample.tokens.bit_length(), []).append(sample)
         if number >= SAMPLES_MIN and not number % REFIT_EVERY:
             kept = [each[-SAMPLES_KEPT:] for each in classes.values() if len(each) >= CLASS_MIN]
