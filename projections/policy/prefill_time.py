@@ -40,6 +40,14 @@ class PrefillTime(NamedTuple):
         """Of so many tokens."""
         return self.base_us + self.per_token_m * tokens // MILLI
 
+    def through(self, sample: PrefillTimeSample) -> PrefillTime | None:
+        """The line of this form through that point; None if there is none."""
+        before_us = self.us(sample.tokens)
+        if not before_us:
+            return None
+        found = PrefillTime(self.base_us * sample.us // before_us, self.per_token_m * sample.us // before_us)
+        return found if found.per_token_m else None
+
 
 DEFAULT_TIME = PrefillTime(8_000, 20_500)
 """Until something was learned: an 8B model on an A100."""
@@ -84,6 +92,8 @@ class _ModelSamples:
         self._classes: dict[int, deque[tuple[int, PrefillTimeSample]]] = {}
         """By bits of the tokens: samples with their times, oldest first."""
         self._middles: dict[int, PrefillTimeSample] = {}
+        self._known: set[int] = set()
+        """Classes that had a middle once."""
         self._changed: set[int] = set()
         """Classes with samples that their middles do not have yet."""
 
@@ -95,8 +105,8 @@ class _ModelSamples:
         self.noted += 1
 
     def refit(self, now_us: int) -> None:
-        """The time is that of all samples that count, if that is sound. One class tells no slope: where others have
-        grown too old, its price may fall, and not rise. O(samples of the classes that changed + classes^2)."""
+        """The time is that of all samples that count, if that is sound. One class tells no slope: where the others have
+        grown too old, the line keeps its form. O(samples of the classes that changed + classes^2)."""
         self._forget_older(now_us - AGE_MAX_US)
         for of in sorted(self._changed):
             if len(self._classes[of]) >= CLASS_MIN:
@@ -104,10 +114,12 @@ class _ModelSamples:
             else:
                 self._middles.pop(of, None)
         self._changed.clear()
+        self._known |= self._middles.keys()
         middles = sorted(self._middles.values())
-        found = theil_sen(middles)
-        if self._is_dearer_by_one_class(found):
+        if not middles:
             return
+        is_left = len(middles) == 1 and len(self._known) > 1
+        found = theil_sen(middles) if self.time is None or not is_left else self.time.through(middles[0])
         if found is None or not self._sound(found):
             self._refused += 1
         else:
@@ -120,12 +132,6 @@ class _ModelSamples:
             while kept and kept[0][0] < than_us:
                 kept.popleft()
                 self._changed.add(of)
-
-    def _is_dearer_by_one_class(self, found: PrefillTime | None) -> bool:
-        """True also if no class is left, so that nothing is found."""
-        if self.time is None or len(self._middles) > 1 or len(self._classes) == len(self._middles):
-            return False
-        return found is None or found.per_token_m > self.time.per_token_m
 
     def _sound(self, found: PrefillTime) -> bool:
         """True if a token costs enough beside the default, and beside the line that was learned before."""

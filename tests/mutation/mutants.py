@@ -393,11 +393,11 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=LEARNED,
     ),
     Mutant(
-        "learned-of-one-class",
+        "learned-form-lost",
         "learning",
         f"{POLICY}/prefill_time.py",
-        "return found is None or found.per_token_m > self.time.per_token_m",
-        "return found is None",
+        "is_left = len(middles) == 1 and len(self._known) > 1",
+        "is_left = False",
         unlogged=LEARNED,
     ),
     # chains

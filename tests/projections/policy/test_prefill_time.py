@@ -101,24 +101,45 @@ def test_the_prices_of_a_burst_are_forgotten() -> None:
         for tokens in (600, 1200, 5000):
             found.note("tiny", tokens, slow.us(tokens), 0)
     assert found.time("tiny") == slow
-    for second in range(310):  # one class alone: its price has the base in it, and may fall
+    for second in range(310):  # one class alone: the line keeps its form
         found.note("tiny", 9000, LINE.us(9000), second * 1_000_000)
-    fallen = PrefillTime(0, LINE.us(9000) * 1000 // 9000)
-    assert found.time("tiny") == fallen
-    for second in range(310, 320):  # nor does one class of short prompts raise it again
-        found.note("tiny", 10, LINE.us(10), (second + 310) * 1_000_000)
-    assert found.time("tiny") == fallen
+    fallen = found.time("tiny")
+    assert fallen is not None
+    assert fallen.us(9000) == pytest.approx(LINE.us(9000), rel=1e-3)
+    assert fallen.base_us * slow.per_token_m == pytest.approx(fallen.per_token_m * slow.base_us, rel=1e-3)
     for second in range(16):
-        found.note("tiny", (900, 5000)[second % 2], LINE.us((900, 5000)[second % 2]), (second + 640) * 1_000_000)
+        tokens = (900, 5000)[second % 2]
+        found.note("tiny", tokens, LINE.us(tokens), (second + 640) * 1_000_000)
     assert near(found.time("tiny"), 0.01)
 
 
 def test_a_pause_forgets_nothing() -> None:
-    """The line stays while one class alone has new samples, and dearer ones."""
-    found = learned(several(LINE))
-    for _ in range(5 * REFIT_EVERY):
-        found.note("tiny", 600, 10**9, 10 * AGE_MAX_US)
-        assert near(found.time("tiny"), 0.01)
+    """The line stays until a class has enough new samples, and then goes through these."""
+    found, at_us = learned(several(LINE)), 10 * AGE_MAX_US
+    for _ in range(CLASS_MIN - 1):
+        for tokens in LENGTHS:
+            found.note("tiny", tokens, 10**9, at_us)
+    assert found.time("tiny") == learned(several(LINE)).time("tiny")
+    for _ in range(2 * REFIT_EVERY):
+        found.note("tiny", 600, 3 * LINE.us(600), at_us + 2 * AGE_MAX_US)
+    slower = found.time("tiny")
+    assert slower is not None
+    assert [slower.us(tokens) / LINE.us(tokens) for tokens in LENGTHS] == pytest.approx([3] * len(LENGTHS), rel=0.01)
+
+
+def test_one_class_beside_rare_ones_is_learned_as_it_is() -> None:
+    """A class of too few samples never counted, so none has grown too old."""
+    found = learned([PrefillTimeSample(5000, LINE.us(5000)), *[PrefillTimeSample(1000, 30_000)] * SAMPLES_MIN])
+    assert found.time("tiny") == PrefillTime(0, 30_000)
+    for _ in range(2 * SAMPLES_KEPT):
+        found.note("tiny", 1000, 90_000, 0)
+    assert found.time("tiny") == PrefillTime(0, 90_000)
+
+
+def test_lines_through_a_point() -> None:
+    assert PrefillTime(10, 2000).through(PrefillTimeSample(10, 60)) == PrefillTime(20, 4000)
+    assert PrefillTime(0, 20).through(PrefillTimeSample(10, 60)) is None  # 0 us are no measure
+    assert PrefillTime(10_000, 20).through(PrefillTimeSample(10, 3)) is None  # nor is a price of 0 one
 
 
 LENGTHS = (600, 1200, 5000, 9000)
