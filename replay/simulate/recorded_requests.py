@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from itertools import accumulate
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 from msgspec import UNSET
@@ -298,15 +299,33 @@ def recorded_trace(recording: Recording, model: str = "", first: int = 0) -> Tra
     return Trace(asked, partial(_hashes, {it.routed.block_size for it in found}))
 
 
-def recorded_block_size(recording: Recording, model: str = "") -> int:
-    """Tokens per block of the recording's first decision, of this model if one is given; 0 if there is none."""
-    history = recording.requests
-    for attempt in map(history.attempt, range(len(history))):
-        if model in {"", attempt.model}:
-            for _, event in recording.events([attempt.at]):
-                if isinstance(event, RequestRouted):
-                    return event.block_size
-    return 0
+class RecordedShape(NamedTuple):
+    """The workers that a recording's requests went to."""
+
+    block_size: int
+    """Tokens per block of the first decision; 0 if there is none."""
+    workers: int
+    """The most at a time: each from its first request to its last. 0 if there is none."""
+
+
+def recorded_shape(recording: Recording, model: str = "") -> RecordedShape:
+    """Of the requests for this model, if one is given; O(requests)."""
+    history, block_size = recording.requests, 0
+    first, last = dict[str, int](), dict[str, int]()
+    for place in range(len(history)):
+        attempt = history.attempt(place)
+        if not attempt.worker or model not in {"", attempt.model}:
+            continue
+        first.setdefault(attempt.worker, place)
+        last[attempt.worker] = place
+        if not block_size:
+            block_size = next((it.block_size for _, it in recording.events([attempt.at]) if _is_routed(it)), 0)
+    steps = sorted([*((place, 1) for place in first.values()), *((place + 1, -1) for place in last.values())])
+    return RecordedShape(block_size, max(accumulate((step for _, step in steps), initial=0)))
+
+
+def _is_routed(event: object) -> TypeGuard[RequestRouted]:
+    return isinstance(event, RequestRouted)
 
 
 def _hashes(recorded_sizes: set[int], asked: TraceRequest, block_size: int) -> bytes:

@@ -23,7 +23,7 @@ from core.generation import PRIORITY_MAX
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.recording.recording import Recording
-from replay.simulate.recorded_requests import recorded_block_size, recorded_trace
+from replay.simulate.recorded_requests import RecordedShape, recorded_shape, recorded_trace
 from replay.simulate.workload import US_PER_MS, Trace, TraceRequest
 from streams.archive.archive_format import MAGIC
 
@@ -163,6 +163,8 @@ def _check(line: _MooncakeLine, where: str) -> None:
 AUTO, MOONCAKE, RECORDING = FORMATS = ("auto", "mooncake", "recording")
 BLOCK_SIZE = 64
 """Tokens per block where the trace has none: Dynamo's usual ones."""
+WORKERS = 8
+"""Workers where it has none."""
 
 
 class TraceFile(NamedTuple):
@@ -188,13 +190,14 @@ class TraceFile(NamedTuple):
         with Recording.open(self.path) as recording:
             return recorded_trace(recording, self.model, self.first)
 
-    def block_size(self) -> int:
-        """Default block size of a simulation: that of the recording, or BLOCK_SIZE. CallerError or Corrupt if the file
-        cannot be read."""
-        if self._named() == MOONCAKE:
-            return BLOCK_SIZE
-        with Recording.open(self.path) as recording:
-            return recorded_block_size(recording, self.model) or BLOCK_SIZE
+    def shape(self) -> RecordedShape:
+        """The fleet of a simulation that says no other: that of the recording, or BLOCK_SIZE and WORKERS. CallerError
+        or Corrupt if the file cannot be read."""
+        found = RecordedShape(0, 0)
+        if self._named() != MOONCAKE:
+            with Recording.open(self.path) as recording:
+                found = recorded_shape(recording, self.model)
+        return RecordedShape(found.block_size or BLOCK_SIZE, found.workers or WORKERS)
 
     def _named(self) -> str:
         assert self.format in FORMATS

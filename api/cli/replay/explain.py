@@ -24,6 +24,7 @@ from replay.redact.pseudonyms import REQUEST_OUTCOMES
 LAST_MS = 3_600_000
 """A list of a deployment's requests goes back so far if no start is given."""
 LIMIT = 20
+SLOWEST = 10
 KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
 
@@ -45,8 +46,10 @@ KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 @click.option(
     "--slowest",
     type=click.IntRange(1),
-    metavar="N",
-    help="List the N with the longest wait: for the first token, or in a pause.",
+    is_flag=False,
+    flag_value=SLOWEST,
+    metavar="[N]",
+    help=f"List the N with the longest wait: for the first token, or in a pause; {SLOWEST} if not given.",
 )
 @click.option(
     "--mispredicted", type=click.IntRange(1), metavar="N", help="List the N whose cache was mispredicted most."

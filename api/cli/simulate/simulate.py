@@ -21,9 +21,10 @@ from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulate.charts import run_plot, sweep_plot
 from replay.simulate.options import Options
+from replay.simulate.recorded_requests import RecordedShape
 from replay.simulate.setup import Setup, changed_engine, combinations, sweep
 from replay.simulate.simulated_log import KEY
-from replay.simulate.trace_file import AUTO, FORMATS, TraceFile
+from replay.simulate.trace_file import AUTO, FORMATS, WORKERS, TraceFile
 from replay.simulate.workload import Pace
 
 BLOCKS = 16_384
@@ -48,7 +49,7 @@ OPTIONS = (
     click.option("--speed-up", type=float, default=1.0, show_default=True, help="Requests come so many times as fast."),
     click.option("--jitter", "jitter_ms", type=int, default=0, metavar="MS", help="Each comes later by up to this."),
     click.option("--seed", type=int, default=0, show_default=True, help="Of jitter, failures and draws."),
-    click.option("--workers", type=int, default=8, show_default=True, help="Engines, each with a cache of its own."),
+    click.option("--workers", type=int, help=f"Engines, each with a cache; {WORKERS}, or those of the recording."),
     click.option(
         "--prefill-workers", type=int, default=0, metavar="N", help="So many more, which compute long prompts for them."
     ),
@@ -97,7 +98,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         given: Sequence[str],
         lags: str | None,
         swept: Sequence[str],
-        workers: int,
+        workers: int | None,
         prefill_workers: int,
         concurrency: int,
         replicas: int,
@@ -112,10 +113,11 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         file.check()
         pace = Pace(speed_up, jitter_ms, seed)
         pace.check()
+        shape = file.shape() if workers is None or block_size is None else RecordedShape(block_size, workers)
         options = Options(
-            workers=workers,
+            workers=shape.workers if workers is None else workers,
             prefill_workers=prefill_workers,
-            engine=engine_settings(engine, block_size or file.block_size(), blocks, pairs(engine_given)),
+            engine=engine_settings(engine, block_size or shape.block_size, blocks, pairs(engine_given)),
             routing=RoutingSettings.parse(pairs(given) | ({"policy": policy} if policy is not None else {})),
             replicas=replicas,
             lag_ms=lag_ms,

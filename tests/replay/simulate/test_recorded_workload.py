@@ -16,11 +16,11 @@ from core.subjects import LOAD, ROUTING
 from replay.recording.recording import Recording
 from replay.simulate.options import Options
 from replay.simulate.setup import Setup
-from replay.simulate.trace_file import BLOCK_SIZE, MOONCAKE, RECORDING, TraceFile
+from replay.simulate.trace_file import BLOCK_SIZE, MOONCAKE, RECORDING, WORKERS, TraceFile
 from replay.simulate.workload import Pace
 from tests.projections.facts import finished, joined, load, prompt, routed
 from tests.replay.simulate.talks import talks, written
-from tests.replay.staged import ASKED, HASHES, KV, START_MS, A, R, S, Stage
+from tests.replay.staged import ASKED, HASHES, KV, START_MS, A, B, C, R, S, Stage
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_larger_blocks_are_every_nth(stage: Stage, tmp_path: Path) -> None:
     """Smaller ones cannot be had; without a wish they stay as recorded."""
     stage.tell(chosen("one", 0), ended("one", 0, 1))
     wanted = file(stage, tmp_path)
-    assert wanted.block_size() == 4
+    assert wanted.shape() == (4, 1)
 
     trace = wanted.read()
     (doubled,) = trace.arrivals(Pace(), 8)
@@ -184,6 +184,13 @@ def test_larger_blocks_are_every_nth(stage: Stage, tmp_path: Path) -> None:
     assert whole.hashes == b""
     with pytest.raises(CallerError, match="give --block-size 4, or a multiple of it"):
         list(trace.arrivals(Pace(), 6))
+
+
+def test_as_many_workers_as_there_were_at_a_time(stage: Stage, tmp_path: Path) -> None:
+    """A worker that took the place of another one is no further one; refusals went to none."""
+    for number, worker in enumerate((A, B, A, B, C, B)):
+        stage.tell(routed(f"r{number}", worker, prompt(1, block_size=4)), ended(f"r{number}", 0, 1))
+    assert file(stage, tmp_path).shape() == (4, 2)
 
 
 def test_several_models(stage: Stage, tmp_path: Path) -> None:
@@ -218,7 +225,7 @@ def test_files_tell_their_format(stage: Stage, tmp_path: Path) -> None:
     log, trace = file(stage, tmp_path), TraceFile(written(tmp_path / "trace", talks(count=2, turns=1)))
 
     assert [len(each.read().asked) for each in (log, trace)] == [1, 2]
-    assert trace.block_size() == BLOCK_SIZE
+    assert trace.shape() == (BLOCK_SIZE, WORKERS)
     assert len(log._replace(format=RECORDING).read().asked) == 1
     with pytest.raises(CallerError, match="no request in Mooncake's format"):
         log._replace(format=MOONCAKE).read()

@@ -105,6 +105,7 @@ def test_lists(log: Path) -> None:
     assert "300 ms" in table
     assert "open" not in table
     assert f"contrail explain slow --log {log}" in table
+    assert [each["request"] for each in json_of(log, "--slowest")["requests"]] == ["slow", "open"]
     assert [each["request"] for each in json_of(log, "--mispredicted", "5")["requests"]] == ["slow"]
     assert [each["request"] for each in json_of(log)["requests"]] == ["slow", "open"]
     assert [each["request"] for each in json_of(log, "--outcome", "under_way", "--replica", "r1")["requests"]] == [
