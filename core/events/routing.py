@@ -108,7 +108,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
 
 _COLUMN_NAMES = Columns.__struct_fields__
-REUSE = "reuse"
+WAIT, REUSE = "wait_us", "reuse"
 COLUMNS, TIMED_COLUMNS = _COLUMN_NAMES[:-2], _COLUMN_NAMES[-2:]
 """Names of the columns of every decision, and of those under policies that estimate times; the last of these only
 where workers report how much they reuse."""

@@ -261,12 +261,30 @@ class _Excuses:
 
     def _hold_for_cost(self, term: Term) -> bool:
         """A cost rests on the terms of its worker, and on the greatest reuse. That may be of a candidate that the
-        record does not show."""
+        record does not show, or that the log does not have."""
         if term.term == "cost":
             return term.worker in self._workers or self._note(term) or self._follows_from_reuse(term)
-        if not self._is_other_reuse and not self._shows_all:
-            self._is_other_reuse = self._note(term, *_MEMBERSHIP)
+        if not self._is_other_reuse and self._shows_all:
+            columns = self._event.columns if isinstance(self._event, RequestRouted) else {}
+            shown = columns.get(REUSE, ())[: len(self._ours)]
+            # of the same candidates their own reuse differs before this, so they are others, which is excused by now
+            self._is_other_reuse = term.recorded == max(shown, default=0)
+        elif not self._is_other_reuse:
+            self._is_other_reuse = self._is_of_hidden(term)
         return self._is_other_reuse
+
+    def _is_of_hidden(self, term: Term) -> bool:
+        """True if a candidate that the record does not show may have the greatest reuse: one of which a report is
+        missing, one that the log does not have, or one of a history that was replaced."""
+        if getattr(self._event, "candidates_total", 0) != len(self._theirs):
+            return True  # which is excused by now
+        hidden = [worker for worker in self._theirs if worker not in self._ours]
+        if any(self._note(term._replace(worker=worker), Input.REPORT) for worker in hidden):
+            return True
+        by = self._replaced.explains_reuse_max(term.recorded, hidden) if self._replaced is not None else None
+        if by is not None:
+            self.used.append(Unverifiable("replaced", f"history was replaced: {by.text}", by.stream))
+        return by is not None
 
     def _follows_from_reuse(self, term: Term) -> bool:
         """True if the rules give the candidate its recorded cost with the recorded greatest reuse, which is excused."""

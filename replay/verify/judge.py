@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from core.events import PromptBase, RequestRejected, RequestRouted
-from core.events.routing import COLUMNS, REUSE, TIMED_COLUMNS
+from core.events.routing import COLUMNS, REUSE, TIMED_COLUMNS, WAIT
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
@@ -221,18 +221,20 @@ def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str]
     both = [(worker, place, places[worker]) for place, worker in enumerate(ours) if worker in places]
     for term in (*BEFORE_COST, "cost"):
         before, now = _column(recorded, term), _column(recomputed, term)
-        if term == "cost" and reuse_max(recorded) != reuse_max(recomputed):
-            yield Term(REUSE_MAX, "", reuse_max(recorded), reuse_max(recomputed))
+        if term == "cost" and WAIT in recorded.columns and WAIT in recomputed.columns:
+            most, most_now = reuse_max(recorded), reuse_max(recomputed)
+            if most != most_now:
+                yield Term(REUSE_MAX, "", most, most_now)
         for worker, one, other in both:
             if one < len(before) and other < len(now) and before[one] != now[other]:
                 yield Term(term, worker, before[one], now[other])
 
 
 def _column(event: RequestRouted, term: str) -> tuple[int, ...]:
-    """Its column of that name. One of reuse that is left out has no other than 0."""
+    """Its column of that name. One of reuse that is left out has no other than 0, where the policy reads any."""
     found: tuple[int, ...] | None = event.columns.get(term)
     if found is None:
-        found = (0,) * len(event.columns["cost"]) if term == REUSE else ()
+        found = (0,) * len(event.columns["cost"]) if term == REUSE and WAIT in event.columns else ()
     return found
 
 

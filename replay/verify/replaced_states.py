@@ -14,12 +14,12 @@ fold from where the replica states that its own begins must give the record (`re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from core.events import RequestRouted, UnknownEvent
-from core.events.routing import Columns
+from core.events.routing import REUSE, Columns
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.in_flight import NO_LOAD
@@ -115,6 +115,19 @@ class ReplacedStates:
         if (of, worker) not in self._found:
             self._found[of, worker] = self._explained(of, worker)
         return self._found[of, worker]
+
+    def explains_reuse_max(self, most: int, hidden: Collection[str]) -> ReplacedHistory | None:
+        """The replaced history in which one of these candidates, which the record does not show, can have had such
+        reuse that the greatest of all was the recorded one. O(PLACES_MAX) messages for each."""
+        shown = self._columns.get(REUSE, ())[: len(self._candidates)]
+
+        def fits(state: State, worker: str) -> bool:
+            own = self._at.view.state.loads.reuse
+            others = (own.get(WorkerId(each), 0) for each in hidden if each != worker)
+            return bool(max([state.loads.reuse.get(WorkerId(worker), 0), *shown, *others]) == most)
+
+        found = (self._in(LOAD, worker, fits) for worker in hidden)
+        return next((each for each in found if each is not None), None)
 
     def _explained(self, of: str, worker: str) -> ReplacedHistory | None:
         if of == "membership":

@@ -105,12 +105,14 @@ EXCUSED = "No log of the examination lacks messages in a way that asks for this 
 BOUNDED = "No number of the log comes near the bounds of columns."
 SEARCHED = "Several tiers are in use in the log, so the depths of its decisions are found by the search."
 OTHER_MODEL = "In every decision of the log a worker is left out for another reason."
-NO_DRIFT = "The clocks of the log step, and do not drift."
 ALIKE = (
     "No prompt of the log ends with a block that one worker computes for another request, and is computed there twice."
 )
 TRUE_TO_BASE = "Every decision of the log is true to the one that it continues."
 WRITTEN = "The log has the decisions as they were written, and none is written again."
+REUSE = (
+    "No report of the worker that reuses most is missing in the log, and no record of it says a wrong greatest reuse."
+)
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
 VERSION = "No verdict and no fold rests on the version of a record."
 READ_ALIKE = "Readers ask whether the base of a decision is a PromptBase; None is none, as UNSET is."
@@ -1209,7 +1211,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "replay/verify/clock_offsets.py",
         "if window.messages >= WINDOW or",
         "if",
-        unlogged=NO_DRIFT,
     ),
     Mutant(
         "offset-ahead",
@@ -1921,8 +1922,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "judge-cost-unseen": ('for term in (*BEFORE_COST, "cost"):', "for term in BEFORE_COST:"),
             "judge-cost-first": ('for term in (*BEFORE_COST, "cost"):', 'for term in ("cost", *BEFORE_COST):'),
             "judge-reuse-max-unseen": (
-                'if term == "cost" and reuse_max(recorded)',
-                "if reuse_max(recorded) < 0 and reuse_max(recorded)",
+                "            if most != most_now:\n",
+                "            if False:\n",
+                REUSE,
             ),
             "judge-column-shorter": ("if one < len(before) and other < len(now) and", "if one + 1 < len(before) and"),
             "judge-order-unseen": ("    if ours != theirs:\n", "    if set(ours) != set(theirs):\n"),
@@ -1984,13 +1986,28 @@ MUTANTS: tuple[Mutant, ...] = (
                 "return term.worker in self._workers or self._note(term) or",
                 "return bool(self._workers) or self._note(term) or",
             ),
-            "term-cost-of-other-reuse": ("(self._costs_by_reuse.get(WorkerId(term.worker)) == term.recorded)", "(1)"),
-            "term-cost-of-log-reuse": ("_replace(reuse_max=reuse_max(at.event))", "_replace()"),
-            "term-reuse-hidden": (
-                "if not self._is_other_reuse and not self._shows_all:",
-                "if not self._is_other_reuse:",
+            "term-cost-of-other-reuse": (
+                "(self._costs_by_reuse.get(WorkerId(term.worker)) == term.recorded)",
+                "(1)",
+                REUSE,
             ),
-            "term-reuse-shown": ("if not self._is_other_reuse and not self._shows_all:", "if False:"),
+            "term-cost-of-log-reuse": ("_replace(reuse_max=reuse_max(at.event))", "_replace()", REUSE),
+            "term-reuse-hidden": (
+                "if not self._is_other_reuse and self._shows_all:",
+                "if False:",
+                REUSE,
+            ),
+            "term-reuse-replaced": (
+                "explains_reuse_max(term.recorded, hidden)",
+                "explains_reuse_max(term.recomputed, hidden)",
+                REUSE,
+            ),
+            "term-reuse-of-any-report": (
+                "_note(term._replace(worker=worker), Input.REPORT)",
+                "_note(term, Input.CACHE)",
+                REUSE,
+            ),
+            "term-reuse-of-all": ("= term.recorded == max(shown, default=0)", "= True", REUSE),
             "term-choice-contradicts": ("(self._may_follow() and self._follows_from_costs())", "self._may_follow()"),
             "term-choice-unexcused": (
                 "(self._may_follow() and self._follows_from_costs())",

@@ -31,7 +31,7 @@ from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
 from tests.projections.facts import finished, joined, load, prompt, restated, stored
 from tests.projections.job_facts import asked
-from tests.replay.staged import KEY, KV, A, B, R, S, Stage
+from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
 OTHER = prompt(7, 8, 9)
@@ -208,12 +208,40 @@ def test_costs_follow_from_the_recorded_greatest_reuse(
     assert sum(found.not_judged.values()) == (not bug)
 
 
+def test_settings_that_are_missing_excuse_what_talks_reuse(tmp_path: Path) -> None:
+    """A policy that does not read it was called different in it."""
+    stage = Stage()
+    stage.pair()
+    stage.replica(R, "r1")
+    stage.say(LOAD, A, load(reuse_rate=1_000_000))
+    gone = len(stage.frames[ROUTING]) + 1
+    stage.settings(RoutingSettings(policy="kv"))
+    stage.route("x", ASKED)
+    found = verified(stage, tmp_path, {(ROUTING, gone)})
+    assert (found.different, sum(found.not_judged.values())) == (0, 1)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_a_candidate_that_is_missing_may_have_the_greatest_reuse(stage: Stage, tmp_path: Path, most: int) -> None:
+    """Its own, and none beyond that of all recorded candidates."""
+    stage.settings(RoutingSettings())
+    gone = stage.say(KV, C, joined("third"))
+    stage.say(LOAD, C, load(reuse_rate=1_000_000))
+    event = stage.decided("x", ASKED)
+    reuse = event.columns["reuse"]
+    stage.tell(structs.replace(event, columns={**event.columns, "reuse": (*reuse, *[max(reuse) + 1] * most)}))
+    found = verified(stage, tmp_path, {(KV, gone)})
+    assert (found.different, sum(found.not_judged.values())) == (most, 1 - most)
+    assert [each.term for each in found.differences] == ["reuse_max"] * most
+
+
 @pytest.mark.parametrize("gap", [lost_report, lost_cache, None])
 def test_the_greatest_reuse_may_be_of_a_candidate_that_is_not_shown(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: Callable[[Stage], None] | None
 ) -> None:
-    """Then a message that is missing excuses it."""
+    """Then a report of that one excuses it that is missing."""
     stage.settings(RoutingSettings(candidates_recorded_max=1))
+    stage.say(KV, B, stored(*[ASKED.key(depth) for depth in (1, 2, 3)]))
     if gap is None:
         stage.route("x", ASKED)
     else:
@@ -221,15 +249,12 @@ def test_the_greatest_reuse_may_be_of_a_candidate_that_is_not_shown(
     with Recording.open(written(stage, tmp_path / "made"), KEY) as recording:
         (at,) = Playback(recording, gaps=Gaps())
     assert isinstance(at, RecordedDecision)
-    (hidden,) = {A, B} - {*from_column(at.event.candidates)}
-    see_reuse(monkeypatch, {hidden: 900})
+    assert from_column(at.event.candidates) == [B]
+    see_reuse(monkeypatch, {A: 900})
     found = verified(stage, tmp_path)
-    if gap is None:
-        assert [(each.term, each.term_recorded, each.term_recomputed) for each in found.differences] == [
-            ("reuse_max", 0, 900)
-        ]
-    else:
-        assert (found.different, sum(found.not_judged.values())) == (0, 1)
+    terms = [(each.term, each.term_recorded, each.term_recomputed) for each in found.differences]
+    assert terms == [("reuse_max", 0, 900)] * (gap is not lost_report)
+    assert sum(found.not_judged.values()) == (gap is lost_report)
 
 
 @pytest.mark.parametrize("change", [cached, busy])

@@ -87,12 +87,13 @@ def test_a_load_report_that_was_sent_again_explains_what_waited(stage: Stage, tm
     assert (found.different, found.not_judged) == (0, {"replaced": 1})
 
 
+@pytest.mark.parametrize("shown", [8, 1])
 @pytest.mark.parametrize("rate", [700, 800])
 def test_a_load_report_that_was_sent_again_explains_its_reuse_rate(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int, shown: int
 ) -> None:
-    """Only the rate that the worker had reported."""
-    stage.settings(RoutingSettings())
+    """Only the rate that the worker had reported, also where the record has it as the greatest of all alone."""
+    stage.settings(RoutingSettings(candidates_recorded_max=shown))
     again = stage.sealed(LOAD, A, load(reuse_rate=700))
     stage.store(LOAD, A, again)
     see_reuse(monkeypatch, {A: reuse_of(rate)})
@@ -106,7 +107,7 @@ def test_a_load_report_that_was_sent_again_explains_its_reuse_rate(
     stage.say(KV, B, stored(71))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if rate == 700 else (1, {}))
-    assert [each.term for each in found.differences] == ["reuse"] * found.different
+    assert [each.term for each in found.differences] == ["reuse" if shown > 1 else "reuse_max"] * found.different
 
 
 @pytest.mark.parametrize("has_reported", [True, False])
