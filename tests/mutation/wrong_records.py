@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from core.events import Event, LocalChanged, RequestRejected, RequestRouted
 from core.events.kv import PREFILL
+from core.events.routing import DECIDE_VERSION
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, WorkerId, from_column, to_column
 from core.settings import APPROXIMATE, RoutingSettings
 from core.subjects import LOAD, ROUTING
@@ -154,7 +155,7 @@ LACKS: dict[str, Callable[[Stage], Lack]] = {
     "store rolled back": _rolled_back,
     "limited caches": _ended(KV),
     "limited reports": _ended(LOAD),
-    "newer rules": lambda _: Lack(version=2),
+    "newer rules": lambda _: Lack(version=DECIDE_VERSION + 1),
 }
 """By the name of the log."""
 

@@ -163,10 +163,6 @@ WRONG_INPUTS = (
         "Error: Invalid value for '--slowest': 'ten' is not a valid integer.",
     ),
     WrongInput(
-        "explain --slowest --log small.contrail",
-        "Error: Invalid value for '--slowest': '--log' is not a valid integer.",
-    ),
-    WrongInput(
         "explain --last req-1 --log small.contrail",
         "contrail: give REQUEST_ID, or --last, or options that choose requests to list: one of them",
     ),
