@@ -23,18 +23,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from core.events.routing import DECIDE_VERSION
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.policy.candidates import find_candidates
-from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, score
+from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, most_reuse, score
 from projections.policy.decide import Decision, decide_newest
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
-from projections.policy.rules import RULES
 from projections.policy.view import NO_OVERLAP, Candidate, RouteRequest, View
 
 
@@ -149,7 +147,7 @@ class PlacementInputs:
         if backlog is None:
             backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms, reuse=self._reuse)
         seen = self._seen(request)
-        backlog = backlog._replace(reuse_max=RULES[DECIDE_VERSION].reuse_max(seen, self._reuse))
+        backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse))
         scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]

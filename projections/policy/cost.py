@@ -25,7 +25,7 @@ talks, and 1 where one reuses as much as REUSE_FULL; so delays count more where 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from core.ids import WorkerId
@@ -179,6 +179,11 @@ def estimate(
 def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> int:
     """The price of a doubling of the reuse, for a prompt of so many tokens."""
     return settings.reuse_weight_m * (per_token_m * tokens // MILLI) // MILLI
+
+
+def most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -> int:
+    """The greatest reuse of these candidates, by which delays have their price; 0 where none is reported."""
+    return max((reuse.get(each.worker, 0) for each in candidates), default=0) if reuse else 0
 
 
 def delay_price_m(settings: RoutingSettings, reuse_max: int) -> int:

@@ -19,7 +19,7 @@ from core.events.routing import DECIDE_VERSION
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.policy.candidates import CandidateSet, find_candidates
-from projections.policy.cost import ScoredCandidate, score
+from projections.policy.cost import ScoredCandidate, most_reuse, score
 from projections.policy.policies import rank, rank_ties
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_choice import Preferred, PrefillInputs, preferred_worker, prefill_reason
@@ -50,10 +50,6 @@ def _no_reuse(_: View) -> Mapping[WorkerId, int]:
     return MappingProxyType({})
 
 
-def _most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -> int:
-    return max((reuse.get(each.worker, 0) for each in candidates), default=0) if reuse else 0
-
-
 def _no_delays(_: Iterable[Candidate], __: Mapping[WorkerId, int]) -> int:
     """Versions 1 and 2 have no price for delays among talks."""
     return 0
@@ -71,7 +67,7 @@ DELAYS_VERSION = 3
 RULES: dict[int, Rules] = {
     1: Rules(find_candidates, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason),
     2: Rules(find_candidates, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
-    3: Rules(find_candidates, score, rank, View.reuse, _most_reuse, preferred_worker, prefill_reason),
+    3: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
 }
 """By the version that a decision records (`RequestRouted.decide_version`)."""
 assert max(RULES) == DECIDE_VERSION

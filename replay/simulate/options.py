@@ -10,6 +10,8 @@ from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
+WORKERS = 8
+"""Workers where nothing says another number."""
 WORKERS_MAX = 4096
 REPLICAS_MAX = 256
 LAG_MS_MAX = 3_600_000
@@ -43,7 +45,7 @@ class WorkerLife(NamedTuple):
 class Options:
     """Equal options and equal arrivals give equal results, byte by byte."""
 
-    workers: int = 8
+    workers: int = WORKERS
     prefill_workers: int = 0
     """So many more, which compute long prompts for those that decode."""
     engine: SimulatedSettings = field(default_factory=SimulatedSettings)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -319,13 +319,10 @@ def recorded_shape(recording: Recording, model: str = "") -> RecordedShape:
         first.setdefault(attempt.worker, place)
         last[attempt.worker] = place
         if not block_size:
-            block_size = next((it.block_size for _, it in recording.events([attempt.at]) if _is_routed(it)), 0)
+            routed = (it for _, it in recording.events([attempt.at]) if isinstance(it, RequestRouted))
+            block_size = next((it.block_size for it in routed), 0)
     steps = sorted([*((place, 1) for place in first.values()), *((place + 1, -1) for place in last.values())])
     return RecordedShape(block_size, max(accumulate((step for _, step in steps), initial=0)))
-
-
-def _is_routed(event: object) -> TypeGuard[RequestRouted]:
-    return isinstance(event, RequestRouted)
 
 
 def _hashes(recorded_sizes: set[int], asked: TraceRequest, block_size: int) -> bytes:

@@ -23,6 +23,7 @@ from core.generation import PRIORITY_MAX
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.recording.recording import Recording
+from replay.simulate.options import WORKERS
 from replay.simulate.recorded_requests import RecordedShape, recorded_shape, recorded_trace
 from replay.simulate.workload import US_PER_MS, Trace, TraceRequest
 from streams.archive.archive_format import MAGIC
@@ -163,8 +164,6 @@ def _check(line: _MooncakeLine, where: str) -> None:
 AUTO, MOONCAKE, RECORDING = FORMATS = ("auto", "mooncake", "recording")
 BLOCK_SIZE = 64
 """Tokens per block where the trace has none: Dynamo's usual ones."""
-WORKERS = 8
-"""Workers where it has none."""
 
 
 class TraceFile(NamedTuple):

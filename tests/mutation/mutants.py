@@ -238,7 +238,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "delay-by-all-workers",
         "costs",
-        f"{POLICY}/rules.py",
+        f"{POLICY}/cost.py",
         "max((reuse.get(each.worker, 0) for each in candidates), default=0)",
         "max(reuse.values(), default=0)",
     ),

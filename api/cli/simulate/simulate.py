@@ -20,11 +20,11 @@ from api.config.data_folder import draft
 from core.errors import CallerError
 from core.settings import RoutingSettings
 from replay.simulate.charts import run_plot, sweep_plot
-from replay.simulate.options import Options
+from replay.simulate.options import WORKERS, Options
 from replay.simulate.recorded_requests import RecordedShape
 from replay.simulate.setup import Setup, changed_engine, combinations, sweep
 from replay.simulate.simulated_log import KEY
-from replay.simulate.trace_file import AUTO, FORMATS, WORKERS, TraceFile
+from replay.simulate.trace_file import AUTO, FORMATS, TraceFile
 from replay.simulate.workload import Pace
 
 BLOCKS = 16_384

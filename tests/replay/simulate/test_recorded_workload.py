@@ -14,9 +14,9 @@ from core.events.routing import RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from replay.recording.recording import Recording
-from replay.simulate.options import Options
+from replay.simulate.options import WORKERS, Options
 from replay.simulate.setup import Setup
-from replay.simulate.trace_file import BLOCK_SIZE, MOONCAKE, RECORDING, WORKERS, TraceFile
+from replay.simulate.trace_file import BLOCK_SIZE, MOONCAKE, RECORDING, TraceFile
 from replay.simulate.workload import Pace
 from tests.projections.facts import finished, joined, load, prompt, routed
 from tests.replay.simulate.talks import talks, written
