@@ -198,7 +198,7 @@ def run_through(step: Generator[None, None, T]) -> T:
 
 def cursor_of(state: State) -> dict[str, At]:
     """The position of each stream's fold, in the form of a manifest."""
-    return {stream: _at(state, stream, position) for stream, position in sorted(state.cursor.items())}
+    return {stream: _at(state, stream, position) for stream, position in state.cursor.items()}
 
 
 def _at(state: State, stream: StreamName, position: Position) -> At:
@@ -227,7 +227,7 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
         v=SNAPSHOT_VERSION if _has_bases(state) else without,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
-        streams={stream: _stream(state, stream, at) for stream, at in sorted(state.cursor.items())},
+        streams={stream: _stream(state, stream, at) for stream, at in state.cursor.items()},
         members={stream: _members(kv) for stream, kv in sorted(state.kv.items())},
         loads=[_Load(worker, loads.parts[worker].chain, loads.reports.get(worker)) for worker in sorted(loads.parts)],
         replicas=[_bare_replica(part) for _, part in sorted(state.routing.replicas.items())],

@@ -99,6 +99,7 @@ class State:
         self.jobs = JobsFold()
         self.kv: dict[StreamName, KvFold] = {}
         self.cursor: dict[StreamName, Position] = {}
+        """Of each stream that is folded, in the order of their names."""
         self.begins: dict[StreamName, StreamSeq] = {}
         """The first message of each stream that is folded from the log's own start, and not from a snapshot."""
         self.corrupt = 0
@@ -117,7 +118,7 @@ class State:
         self._worker_table: WorkerTable | None = None
 
     def __repr__(self) -> str:
-        at = " ".join(f"{stream}:{position.seq}" for stream, position in sorted(self.cursor.items()))
+        at = " ".join(f"{stream}:{position.seq}" for stream, position in self.cursor.items())
         return f"<State at {at or 'the start'}, digest {self.digest:016x}>"
 
     def open(self, stream: StreamName, epoch: Epoch) -> StreamSeq:
@@ -131,7 +132,10 @@ class State:
     def resume(self, stream: StreamName, position: Position, head: bytes) -> None:
         """The stream's fold is at this position; `head` is the chain digest of the message there (empty if the log
         lacks it)."""
+        is_new = stream not in self.cursor
         self.cursor[stream] = position
+        if is_new:
+            self.cursor = dict(sorted(self.cursor.items()))
         self.begins.pop(stream, None)
         self._points[stream] = points = DigestPoints()
         if head and position.seq:

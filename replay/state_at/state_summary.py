@@ -160,7 +160,7 @@ def summarize(
     return StateSummary(
         time=time_text(time_ms),
         time_ms=time_ms,
-        cursor={stream: at.seq for stream, at in sorted(state.cursor.items())},
+        cursor={stream: at.seq for stream, at in state.cursor.items()},
         digests={stream: hash_text(state.digest_of(stream)) for stream in sorted(state.cursor)},
         digest=hash_text(state.digest),
         incomplete=state.incomplete,

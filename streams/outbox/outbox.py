@@ -147,12 +147,13 @@ class Outbox(SourceChain):
     def _feed(self, event: ChainEvent | Tick) -> None:
         due_us = self.due_us
         for command in self.step(event, self._now_us()):
-            if isinstance(command, Append | ReadLast):
-                self._request = command
-            elif isinstance(command, AskRestatement):
-                self._feed(Restated(self._on_overflow()))
-            elif isinstance(command, Superseded):
-                self._on_superseded(command.record)
+            match command:
+                case Append() | ReadLast():
+                    self._request = command
+                case AskRestatement():
+                    self._feed(Restated(self._on_overflow()))
+                case Superseded(record):
+                    self._on_superseded(record)
         if self.due_us != due_us:
             self._wake()
 
