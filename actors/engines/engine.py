@@ -72,6 +72,14 @@ class CacheRemoved(NamedTuple):
     indexable: bool = True
 
 
+class CacheCopied(NamedTuple):
+    """Each of these blocks has one copy more in that tier. Their content is what the engine said of these names in
+    `CacheStored`, and unknown until it does."""
+
+    blocks: tuple[int, ...]
+    tier: str
+
+
 class CacheEmptied(NamedTuple):
     """All blocks left the cache."""
 
@@ -82,7 +90,7 @@ class CacheGap(NamedTuple):
     detail: str
 
 
-CacheChange = CacheStored | CacheRemoved | CacheEmptied | CacheGap
+CacheChange = CacheStored | CacheCopied | CacheRemoved | CacheEmptied | CacheGap
 
 
 class TransferFailed(PeerError):

@@ -3,14 +3,17 @@
 1. The engine names blocks; its events give their tokens, their parent, and each copy in a tier. The mirror keeps
    them as a tree and computes our hash of a block from the token ids on its way from the root. The scope (adapter,
    cache salt) belongs to the first block; those behind it inherit it.
-2. A request reads blocks from the start of its prompt: a block behind a missing one is of no use. So tiers are
-   nested sets ("on device", "on device or host", …), each closed under prefixes: what is reported of a block is the
-   *slowest tier on its way*, where each block before it, and itself, counts with its fastest copy.
+2. A request reads blocks from the start of its prompt: a block behind a missing one is of no use. It takes them from
+   the device as far as they go, then from the next tier, and never returns to a faster one. So tiers are nested sets
+   ("on device", "on device or host", …), each closed under prefixes: what is reported of a block is the tier from
+   which it would be taken: of those that have a copy the fastest that is not faster than that of the block before.
 3. Only that level is published. Blocks move between levels when a first copy is stored, a last one is removed, or
    a middle block is removed or returns. Each move is one hash stored, one removed, or both.
 4. Blocks that wait behind a missing one are kept, unreported, as long as the engine holds them. Stores behind a
    block that the mirror never saw (an image, or what came before a gap) wait in the same way.
-5. After a gap everything is forgotten. Counts of copies then are too low, never too high: what is claimed is there.
+5. A copy in a slower tier may be told by the block's name alone. It is kept as long as that tier holds it, and waits
+   until the block's content is told.
+6. After a gap everything is forgotten. Counts of copies then are too low, never too high: what is claimed is there.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import assert_never
 
 import xxhash
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from actors.kv_cache.cache_events import EVENT_HASHES_MAX, HASH_BYTES, split_pieces
 from core.block_spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, Event
@@ -44,7 +47,8 @@ class CachedBlock:
     """A node of the prefix tree: its parent, children and siblings, and the number of copies in each tier.
 
     A block without copies is *missing*: only its children know of it, by the engine's name. It has no parent and no
-    tokens until it is stored (again), and is forgotten with its last child.
+    tokens until it is stored (again), and is forgotten with its last child. One of which only the name was told has
+    copies, but no parent and no tokens either.
     """
 
     __slots__ = (
@@ -73,7 +77,7 @@ class CachedBlock:
         self.level = UNREACHABLE
         """The fastest tier that holds a copy; UNREACHABLE if it is missing."""
         self.reach = UNREACHABLE
-        """The slowest level on the way from the root to here: what is reported of it."""
+        """The level from which a request takes it: what is reported of it."""
 
     def __repr__(self) -> str:
         where = "missing" if not self.copies else TIERS[self.level]
@@ -93,6 +97,12 @@ class CachedBlock:
         """That tier has a copy."""
         return self.copies >> (level * _COPY_BITS) & ((1 << _COPY_BITS) - 1) > 0
 
+    def level_from(self, level: int) -> int:
+        """The fastest tier with a copy that is not faster than that level; UNREACHABLE if there is none."""
+        copies = self.copies >> (level * _COPY_BITS)
+        lowest = copies & -copies
+        return level + (lowest.bit_length() - 1) // _COPY_BITS if lowest else UNREACHABLE
+
     def add_copy(self, level: int) -> None:
         """That tier has one copy more."""
         self.copies += 1 << (level * _COPY_BITS)
@@ -103,8 +113,7 @@ class CachedBlock:
         """That tier has one copy less."""
         assert self.holds(level)
         self.copies -= 1 << (level * _COPY_BITS)
-        lowest = self.copies & -self.copies
-        self.level = (lowest.bit_length() - 1) // _COPY_BITS if lowest else UNREACHABLE
+        self.level = self.level_from(0)
 
     def set_hash(self, block: int) -> int:
         """Our hash, span and place of the block are set, and the hash returned; the parent's must be known."""
@@ -244,6 +253,8 @@ class CacheMirror:
                 return self._apply_stored(change)
             case CacheRemoved():
                 return self._apply_removed(change)
+            case CacheCopied():
+                return self._apply_copied(change)
             case CacheEmptied():
                 return self._forget_all("the engine emptied it")
             case CacheGap(detail):
@@ -304,6 +315,18 @@ class CacheMirror:
             parent = block
         return self._move_levels(moved)
 
+    def _apply_copied(self, change: CacheCopied) -> list[Event]:
+        level = LEVELS.get(change.tier)
+        if level is None:
+            self.blocks_unindexed += len(change.blocks)
+            return []
+        moved: dict[CachedBlock, int] = {}
+        for block in map(self._block, change.blocks):
+            block.add_copy(level)
+            if block.parent is not None and block.reach > level:
+                _move(block, moved)
+        return self._move_levels(moved)
+
     def _apply_removed(self, change: CacheRemoved) -> list[Event]:
         level = LEVELS.get(change.tier)
         if level is None or not change.indexable:
@@ -318,7 +341,8 @@ class CacheMirror:
             block.remove_copy(level)
             touched.append(block)
         for block in reversed(touched):  # engines free the tail first, events name parents first
-            _move(block, moved)
+            if block.parent is not None:
+                _move(block, moved)
         events = self._move_levels(moved)
         for block in touched:
             self._forget_if_missing(block)
@@ -361,9 +385,9 @@ class CacheMirror:
         return events_of(moved)
 
     def _forget_if_missing(self, block: CachedBlock) -> None:
-        if block.copies or block.parent is None:
+        if block.copies:
             return
-        parent = block.detach()
+        parent = block.detach() if block.parent is not None else block
         for missing in (block, parent):
             if not missing.copies and not missing.first_child:
                 self._blocks.pop(missing.name, None)
@@ -392,8 +416,8 @@ def _relevel(block: CachedBlock, moved: dict[CachedBlock, int]) -> bool:
     """The block's own level is right; returns whether it was not."""
     assert block.parent is not None
     reach, above = block.level, block.parent.reach
-    if above > reach:  # noqa: PLR1730 (a call to max costs more than all else here)
-        reach = above
+    if above > reach:
+        reach = block.level_from(above)
     if reach == block.reach:
         return False
     moved.setdefault(block, block.reach)

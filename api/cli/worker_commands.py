@@ -90,6 +90,9 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise.")
 @click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own.")
 @click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *.")
+@click.option(
+    "--host-tier", metavar="SIZE", help="Memory for copies of the cache's blocks: what leaves the device stays there."
+)
 @worker_options
 def worker(
     connection: DeploymentRef,
@@ -107,6 +110,7 @@ def worker(
     contrail worker --data data --name decode-2 --model tiny --model-path data/models/tiny
     contrail worker --data data --name decode-3 --model tiny --engine simulated
     contrail worker --data data --name decode-4 --model tiny --model-path data/models/tiny --remote-prefill
+    contrail worker --data data --name decode-5 --model tiny --model-path data/models/tiny --host-tier 1GiB
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
 
@@ -135,6 +139,7 @@ def run_worker(
     name: str,
     moves_blocks: str,
     slots: int | None = None,
+    host_tier: str | None = None,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     **given: Any,
@@ -146,10 +151,7 @@ def run_worker(
         host, port = split_address(given["listen"])
     except ValueError as error:
         raise CallerError(f"--listen: {error}") from error
-    try:
-        prompts_bytes_max = size_bytes(given["prompt_cache_max"])
-    except ValueError as error:
-        raise CallerError(f"--prompt-cache-max: {error}") from error
+    prompts_bytes_max = _size("--prompt-cache-max", given["prompt_cache_max"])
     chat_format = chat_format or ChatFormat()
     options = WorkerOptions(
         namespace=connection.namespace,
@@ -180,12 +182,20 @@ def run_worker(
         home=connection.data if given["supervised"] else None,
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
+        host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
         raise SystemExit(1)  # the supervisor starts another
+
+
+def _size(option: str, text: str) -> int:
+    try:
+        return size_bytes(text)
+    except ValueError as error:
+        raise CallerError(f"{option}: {error}") from error
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

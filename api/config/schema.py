@@ -252,6 +252,17 @@ class OperationsSection(Section, frozen=True, kw_only=True):
             raise ValueError(f"host: {self.host!r} is no host without a port: each process takes a free one, or --ops")
 
 
+class KvTiers(Section, frozen=True, kw_only=True):
+    """Slower tiers of a worker's cache, behind its device."""
+
+    host: str | None = None
+    """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
+
+    def __post_init__(self) -> None:
+        if self.host is not None:
+            _check("host", size_bytes, self.host)
+
+
 class WorkerGroup(Section, frozen=True, kw_only=True):
     """Some workers that are alike."""
 
@@ -273,6 +284,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     engine: str = "vllm"
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
+    kv_tiers: KvTiers = KvTiers()
+    """Of a vLLM group without remote prefill."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""

@@ -23,6 +23,12 @@ COPIED = ("model", "served_name", "engine", "engine_args", "advertise")
 """Keys that a generated prefill group copies from its decode group."""
 
 
+TIERS_ALONE = (
+    "KV tiers do not go together with remote prefill yet: blocks that were fetched would be copied before their holder "
+    "confirmed them; leave one of the two out"
+)
+
+
 def assign_to_workers(
     groups: list[dict[str, Any]], origins: dict[str, str], key: str, value: object, layer: str
 ) -> None:
@@ -91,6 +97,8 @@ def with_remote_prefill(groups: Iterable[WorkerGroup]) -> tuple[WorkerGroup, ...
         for group in groups
     )
     for group in decided:
+        if group.kv_tiers.host is not None:
+            _check_tiers(group)
         if group.role == PREFILL:
             _check_of_use(group, [other for other in decided if other.role == DECODE])
     return decided
@@ -109,6 +117,13 @@ def check_aliases(groups: Iterable[WorkerGroup]) -> None:
                     f"worker groups {owner.name!r} and {group.name!r} serve two models, {owner.client_name} and "
                     f"{group.client_name}, and both are called {name!r}: take it out of one `served_name`"
                 )
+
+
+def _check_tiers(group: WorkerGroup) -> None:
+    if group.engine != "vllm":
+        raise ValueError(f"worker group {group.name!r}: the engine {group.engine} has no KV tiers yet: leave them out")
+    if group.role == PREFILL or group.remote_prefill:
+        raise ValueError(f"worker group {group.name!r}: {TIERS_ALONE}")
 
 
 def _check_of_use(prefill: WorkerGroup, decode: list[WorkerGroup]) -> None:

@@ -151,7 +151,7 @@ def worker_specs(
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
                 *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
-                *("--prompt-cache-max", group.prompt_cache_max),
+                *("--prompt-cache-max", group.prompt_cache_max, *_tier_words(group)),
                 *("--listen", str(address), *advertise),
             ),
             role=group.role,
@@ -169,6 +169,10 @@ def what_of(group: WorkerGroup, model: str) -> str:
 
 def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
     return () if group.engine_stall is None else ("--engine-stall", str(delay_s(group.engine_stall)))
+
+
+def _tier_words(group: WorkerGroup) -> tuple[str, ...]:
+    return () if group.kv_tiers.host is None else ("--host-tier", group.kv_tiers.host)
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:

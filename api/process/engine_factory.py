@@ -11,6 +11,7 @@ import orjson
 
 from actors.engines.engine import Engine
 from api.config.addresses import is_loopback, split_address
+from api.config.worker_groups import TIERS_ALONE
 from core.errors import CallerError
 
 NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
@@ -34,12 +35,18 @@ class EngineArguments:
     """The key by which engines prove themselves to each other when they move blocks."""
     reasoning_parser: str = ""
     """Parser of the reasoning; a guided answer begins behind it."""
+    host_tier_bytes: int = 0
+    """Memory for copies of the cache's blocks; 0 for none."""
 
 
 def make_engine(arguments: EngineArguments) -> Engine:
     """The engine, not started; its own library is imported when it starts."""
     moves_blocks = arguments.moves_blocks
+    if arguments.host_tier_bytes and moves_blocks:
+        raise CallerError(TIERS_ALONE)
     if arguments.engine == "simulated":
+        if arguments.host_tier_bytes:
+            raise CallerError("--host-tier: the engine simulated has no tiers yet")
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise
 
@@ -63,6 +70,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
         moves_blocks=moves_blocks,
         transfer_key=arguments.transfer_key,
         reasoning_parser=arguments.reasoning_parser,
+        host_tier_bytes=arguments.host_tier_bytes,
     )
 
 

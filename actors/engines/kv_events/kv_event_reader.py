@@ -12,6 +12,9 @@
    that starts here; where `parent` is set it is None, and the blocks are in their parent's scope. `adapter` is
    given always. Blocks behind a parent that is not indexable are not indexable either: only a mirror can tell.
 4. A removal names group and block only, so the kind of each group is learned from what it stored.
+5. Events of slower tiers come without `extra_keys`, and some without tokens and kind: what they say of tokens and scope
+   is not taken. They name blocks, of which the device's events say the content: before, or afterwards where a block was
+   loaded from there.
 """
 
 from __future__ import annotations
@@ -21,13 +24,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from core.errors import Corrupt
 
 INDEXABLE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Groups in which a block can be used only together with all blocks before it."""
-TIERS = {"GPU": "device", "CPU": "host", "STORAGE": "disk"}
-"""vLLM names every device GPU."""
+DEVICE = "GPU"
+"""vLLM names every device so."""
+TIERS = {DEVICE: "device", "CPU": "host", "STORAGE": "disk"}
 
 BlockName = int | bytes
 
@@ -123,8 +127,13 @@ class KvEventReader:
     def _changes(self, event: _Event) -> Iterator[CacheChange]:
         match event:
             case _Stored():
-                self._kinds[event.group_idx] = event.kv_cache_spec_kind
-                yield from _stored(event)
+                slower = event.medium in TIERS and event.medium != DEVICE
+                if event.kv_cache_spec_kind is not None or not slower:
+                    self._kinds[event.group_idx] = event.kv_cache_spec_kind
+                if slower and event.extra_keys is None and self._kinds.get(event.group_idx) in INDEXABLE_KINDS:
+                    yield CacheCopied(tuple(map(_name, event.block_hashes)), _tier(event.medium))
+                else:
+                    yield from _stored(event)
             case _Removed():
                 names = tuple(_name(block) for block in event.block_hashes)
                 known = self._kinds.get(event.group_idx) in INDEXABLE_KINDS

@@ -50,6 +50,8 @@ TOKENIZER_FILES = [
     "special_tokens_map.json",
 ]
 """The files of a model's folder that a front end needs."""
+HOST_TIER_MODULE = "actors.engines.vllm.host_tier"
+"""vLLM imports it in each of its processes."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
 """Arguments that Contrail sets itself."""
 
@@ -125,6 +127,28 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
         "enable_prefix_caching": True,
     }
     return defaults | dict(given) | ours
+
+
+def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:
+    """The fields of vLLM's KVTransferConfig for an engine whose blocks have copies in so many bytes of the host.
+
+    CallerError if the machine has no more memory than that.
+    """
+    if size >= memory_bytes:
+        raise CallerError(
+            f"the host tier is to have {size >> 20} MiB, and the machine has {memory_bytes >> 20} MiB: make it smaller"
+        )
+    more = {"spec_name": "HostTierSpec", "spec_module_path": HOST_TIER_MODULE} if cpu else {}
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            **more,
+            "cpu_bytes_to_use": size,
+            "offload_prompt_only": False,
+            "self_describing_kv_events": True,
+        },
+    }
 
 
 def sizes_cache(given: Mapping[str, Any]) -> bool:

@@ -47,6 +47,8 @@ SHUTDOWN_TIMEOUT_S = 10.0
 """Bound on the end of the engine's processes by themselves."""
 IPC_VARIABLE = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for the folder of the sockets between its processes; its default is open to every user."""
+KV_CONFIG = "kv_transfer_config"
+"""vLLM's argument that says how blocks move."""
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -76,6 +78,7 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks.
     """
 
     info: EngineInfo
@@ -93,8 +96,9 @@ class VllmEngine:
         keep_ms: int = KEEP_MS,
         transfer_key: bytes = b"",
         reasoning_parser: str = "",
+        host_tier_bytes: int = 0,
     ) -> None:
-        assert not moves_blocks or moves_blocks in ROLES
+        assert not moves_blocks or (moves_blocks in ROLES and not host_tier_bytes)
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
@@ -103,6 +107,7 @@ class VllmEngine:
         self._moves_blocks = moves_blocks
         self._transfer_key = transfer_key
         self._reasoning_parser = reasoning_parser
+        self._host_tier_bytes = host_tier_bytes
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
         self.transfer = self._transfer
         self._side_channel: NixlSideChannel | None = None
@@ -215,7 +220,12 @@ class VllmEngine:
         )
         if self._transfer is not None:
             moving = connector(self._moves_blocks, self._transfer.keep_ms)
-            arguments["kv_transfer_config"] = self._vllm.KVTransferConfig(**moving)
+            arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**moving)
+        if self._host_tier_bytes:
+            if KV_CONFIG in self._engine_args:
+                raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
+            tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), cpu=cpu)
+            arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
             server = self._vllm.UsageContext.OPENAI_API_SERVER
@@ -358,10 +368,15 @@ class VllmEngine:
             self._feed = None
 
 
+def _memory_bytes() -> int:
+    """The machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _side_channel(engine_args: Mapping[str, Any], key: bytes) -> NixlSideChannel:
     """A port for an engine that is to move blocks; CallerError if it cannot be one."""
-    if "kv_transfer_config" in engine_args:
-        raise CallerError("kv_transfer_config is set by Contrail for an engine that moves blocks: leave it out")
+    if KV_CONFIG in engine_args:
+        raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine that moves blocks: leave it out")
     if find_spec("nixl") is None:
         raise CallerError("blocks are moved by NIXL, which is not installed: `pip install nixl`")
     return NixlSideChannel(os.environ, key)

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
 from actors.kv_cache.cache_mirror import CacheMirror
 from core.block_spans import stretch
@@ -85,24 +85,42 @@ class Model:
 
     def __init__(self) -> None:
         self.copies: Counter[tuple[Path, str]] = Counter()
+        self.told: set[Path] = set()
+        """Blocks with copies whose content was told."""
 
     def store(self, path: Path, first: int, tier: str) -> CacheChange:
         self.copies.update((block, tier) for block in prefixes(path)[first:])
+        self.told.update(prefixes(path)[first:])
         return stored(path, first, tier)
+
+    def copy(self, path: Path, first: int, tier: str) -> CacheChange:
+        blocks = prefixes(path)[first:]
+        self.copies.update((block, tier) for block in blocks)
+        return CacheCopied(tuple(map(name_of, blocks)), tier)
 
     def remove(self, path: Path, tier: str) -> CacheChange:
         if self.copies[path, tier]:
             self.copies[path, tier] -= 1
+        if not any(self.copies[path, each] for each in TIERS):
+            self.told.discard(path)
         return removed(path, tier=tier)
 
     def forget(self, change: CacheChange) -> CacheChange:
         self.copies.clear()
+        self.told.clear()
         return change
 
     def within(self, level: int) -> set[int]:
-        """Our hashes of the blocks that can be reached when all tiers up to this level are read."""
-        near = {path for (path, tier), copies in self.copies.items() if copies and TIERS.index(tier) <= level}
-        return {hash_of(path) for path in near if all(before in near for before in prefixes(path))}
+        """Our hashes of the blocks that are taken from tiers up to this level."""
+        return {hash_of(path) for path in self.told if self._taken_from(path) <= level}
+
+    def _taken_from(self, path: Path) -> int:
+        """The level from which an engine takes the block: it goes to slower tiers only, from block to block."""
+        at = 0
+        for block in prefixes(path):
+            levels = [level for level, tier in enumerate(TIERS) if level >= at and self.copies[block, tier]]
+            at = levels[0] if levels and block in self.told else len(TIERS)
+        return at
 
 
 class Reader:
@@ -135,7 +153,7 @@ paths = st.builds(
     lambda scope, letters: (scope, *letters), st.sampled_from(["", "", "salt"]), st.text("ab", min_size=1, max_size=3)
 )
 tiers = st.sampled_from(["device", "device", "host"])
-kinds = st.sampled_from(["store"] * 6 + ["remove"] * 6 + ["clear", "gap"])
+kinds = st.sampled_from(["store"] * 6 + ["copy"] * 3 + ["remove"] * 6 + ["clear", "gap"])
 operations = st.tuples(kinds, paths, st.integers(0, 2), tiers)
 
 
@@ -144,6 +162,8 @@ def change_for(model: Model, operation: tuple[str, Path, int, str]) -> CacheChan
     match kind:
         case "store":
             return model.store(path, min(first, len(path) - 2), tier)
+        case "copy":
+            return model.copy(path, min(first, len(path) - 2), "host" if tier == "device" else tier)
         case "remove":
             return model.remove(path, tier)
         case "clear":
@@ -169,7 +189,7 @@ def test_reported_is_what_can_be_reached(history: list[tuple[str, Path, int, str
 def test_long_histories(seed: int) -> None:
     """The same for long histories, in which blocks have many siblings and come and go many times."""
     dice = random.Random(seed)
-    kinds = ["store"] * 50 + ["remove"] * 70 + ["gap"]
+    kinds = ["store"] * 40 + ["copy"] * 30 + ["remove"] * 80 + ["gap"]
     hold_to_the_model(
         [
             (
@@ -274,6 +294,45 @@ def test_offload_keeps_the_wider_set() -> None:
         stored_event(hashes, 1, "host"),
         removed_event(hashes, 1, "device"),
     ]
+
+
+def test_no_way_back_to_a_faster_tier() -> None:
+    """Behind a block that is taken from the host only copies there count: the engine loads up to the first without."""
+    mirror = CacheMirror(SIZE, SEED)
+    path = ("", *"abcd")
+    hashes = [hash_of(block) for block in prefixes(path)]
+    mirror.apply(stored(path))
+    assert mirror.apply(CacheCopied((name_of(path[:3]), name_of(path)), "host")) == []
+    assert mirror.apply(removed(path[:3])) == [
+        stored_event(hashes[:2], 1, "host"),
+        removed_event(hashes, 1, "device"),
+    ]
+    assert mirror.apply(CacheCopied((name_of(path[:4]),), "host")) == [stored_event(hashes, 2, "host")]
+    assert mirror.apply(stored(path[:3], 1)) == [
+        stored_event(hashes, 1, "device"),
+        removed_event(hashes, 1, "host"),
+    ]
+
+
+def test_copies_that_are_told_by_name() -> None:
+    """A copy of an unknown block waits until the device's events say what it is, also if that is much later."""
+    mirror = CacheMirror(SIZE, SEED)
+    path = ("salt", *"ab")
+    hashes = [hash_of(block) for block in prefixes(path)]
+    copies = CacheCopied(tuple(map(name_of, prefixes(path))), "host")
+    assert mirror.apply(copies) == []
+    assert (mirror.reported, mirror.strangers, mirror.blocks_unindexed) == (0, 0, 0)
+    assert mirror.apply(stored(path)) == [stored_event(hashes)]
+    assert len(mirror.apply(removed(*prefixes(path)))) == 3
+    assert set(mirror.held("host")) == set(hashes)
+    mirror.apply(removed(*prefixes(path), tier="host"))
+    assert (mirror.reported, set(mirror.held("host"))) == (0, set())
+    assert not mirror._blocks
+    mirror.apply(copies)
+    assert mirror.apply(removed(*prefixes(path), tier="host")) == []
+    assert not mirror._blocks
+    assert mirror.apply(copies._replace(tier="tape")) == []
+    assert mirror.blocks_unindexed == 2
 
 
 def test_one_removal_in_two_tiers() -> None:

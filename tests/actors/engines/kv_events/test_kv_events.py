@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored
+from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheGap, CacheRemoved, CacheStored
 from actors.engines.kv_events.kv_event_feed import KvEventFeed
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from core.errors import Corrupt
@@ -82,6 +82,23 @@ def test_batch_in_order() -> None:
 def test_stored(fields: dict[str, Any], expected: CacheStored) -> None:
     """Scope is told where it is sure; whatever is more than tokens, or not sure, is not indexable."""
     assert read(stored(**fields)) == [expected]
+
+
+def test_copies_in_slower_tiers() -> None:
+    """Without `extra_keys` an event of a slower tier names blocks; its tokens and its adapter are not taken."""
+    fields: dict[str, Any] = {"medium": "CPU", "extra_keys": None, "lora_name": "a"}
+    assert read(stored(**fields)) == [CacheCopied((11, 12), "host")]
+    assert read(stored(**fields | {"medium": "STORAGE"})) == [CacheCopied((11, 12), "disk")]
+    assert read(stored(**fields | {"kv_cache_spec_kind": "sliding_window"})) == [
+        PLAIN._replace(tier="host", adapter="a", indexable=False)
+    ]
+    bare = fields | {"token_ids": [], "block_size": 0, "kv_cache_spec_kind": None}
+    gone = removed(11) | {"medium": "CPU"}
+    copy = CacheCopied((11, 12), "host")
+    assert read(stored(), stored(**bare), gone, removed(12)) == [
+        PLAIN, copy, CacheRemoved((11,), "host", True), CacheRemoved((12,), "device", True),
+    ]  # fmt: skip
+    assert read(stored(**bare))[0] != copy, "a group of which the device never told the kind"
 
 
 def test_image_in_the_middle() -> None:
