@@ -232,8 +232,8 @@ class CacheMirror:
         """Removals of indexable copies that the mirror does not know."""
         self.gaps = 0
         """Times that everything was forgotten because events were missed."""
-        self.reported = 0
-        """Blocks that readers know of now, in any tier."""
+        self._counts = [0] * (UNREACHABLE + 1)
+        """Blocks per level that readers know of now; the last number means nothing."""
         self._blocks: dict[int, CachedBlock] = {}
         self._plain_root = CachedBlock.root(b"")
         self._states = PrefixHashStates(seed)
@@ -245,6 +245,16 @@ class CacheMirror:
             f"<CacheMirror {self.reported} blocks of {self.block_size} reported, {len(self._blocks)} known, "
             f"{self.blocks_unindexed} unindexed, {self.orphans} orphans, {self.gaps} gaps>"
         )
+
+    @property
+    def reported(self) -> int:
+        """Blocks that readers know of now, in any tier."""
+        return sum(self._counts[:UNREACHABLE])
+
+    @property
+    def reported_by_tier(self) -> dict[str, int]:
+        """The same per tier, of each that has any, and of the device."""
+        return {tier: count for tier, count in zip(TIERS, self._counts, strict=False) if count or tier == TIERS[DEVICE]}
 
     def apply(self, change: CacheChange) -> list[Event]:
         """The mirror equals the engine's cache after this change; returns the events to publish, in order."""
@@ -372,16 +382,17 @@ class CacheMirror:
         return block
 
     def _move_levels(self, moved: dict[CachedBlock, int]) -> list[Event]:
+        counts = self._counts
         for block, old in moved.items():
+            counts[old] -= 1
+            counts[block.reach] += 1
             if old == DEVICE and block.hash is not None:
                 self._device_hashes.discard(block.hash)
             if block.reach == UNREACHABLE:
-                self.reported -= old != UNREACHABLE
                 continue
             ours = block.hash if block.hash is not None else block.set_hash(self._states.hash_of(block))
             if block.reach == DEVICE:
                 self._device_hashes.add(ours)
-            self.reported += old == UNREACHABLE
         return events_of(moved)
 
     def _forget_if_missing(self, block: CachedBlock) -> None:
@@ -397,7 +408,7 @@ class CacheMirror:
         self._plain_root = CachedBlock.root(b"")
         self._states.clear()
         self._device_hashes.clear()
-        self.reported = 0
+        self._counts = [0] * (UNREACHABLE + 1)
         return [CacheCleared(reason=reason)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from actors.metrics.log_metrics import LogMetrics, Reading
@@ -45,14 +45,21 @@ class WorkerMetrics(Collector):
         self.log = LogMetrics(self.registry)
         self._labels = {"model": model, "worker": worker}
         self._totals: Callable[[], Mapping[str, int]] = dict
+        self._tiers: Callable[[], Mapping[str, int]] = dict
         self.registry.register(self)
         self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
         self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
         self._blocks_used = self._gauge("contrail_worker_blocks_used", "Blocks of the cache in use")
         self._blocks_total = self._gauge("contrail_worker_blocks_total", "Blocks that the cache has")
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """The worker's own counts, as Prometheus scrapes them."""
+        blocks = GaugeMetricFamily(
+            "contrail_worker_cached_blocks", "Blocks that requests can take from a tier", labels=[*self._labels, "tier"]
+        )
+        for tier, count in self._tiers().items():
+            blocks.add_metric([*self._labels.values(), tier], count)
+        yield blocks
         for name, count in self._totals().items():
             family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
             family.add_metric(list(self._labels.values()), count)
@@ -61,6 +68,10 @@ class WorkerMetrics(Collector):
     def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
         """Counts by name (TOTALS) are read from this at each scrape."""
         self._totals = totals
+
+    def watch_tiers(self, tiers: Callable[[], Mapping[str, int]]) -> None:
+        """Blocks by tier are read from this at each scrape."""
+        self._tiers = tiers
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, list(self._labels), registry=self.registry)

@@ -258,6 +258,7 @@ class Worker:
             "worker": publisher.id if publisher else None,
             "name": self.options.name,
             "blocks": mirror.reported if mirror else 0,
+            "blocks_by_tier": self.blocks_by_tier,
             "requests": self.port.streams,
             "prompts_kept": {"parts": len(self.port.prompts), "bytes": self.port.prompts.size},
             "appended": publisher.kv.n_acked if publisher else 0,
@@ -270,6 +271,11 @@ class Worker:
             "link": self.link.describe(),
             "prefill": self.role.describe(),
         }
+
+    @property
+    def blocks_by_tier(self) -> dict[str, int]:
+        """Blocks that requests can take from its engine's cache; empty before the engine is up."""
+        return self.mirror.reported_by_tier if self.mirror else {}
 
     def degraded(self) -> dict[str, str]:
         """The services that are away while the worker serves, with details."""

@@ -62,6 +62,7 @@ PLAIN_WORDS = {
     "`str`": "text",
     "`bool`": "true or false",
     "`float`": "a number",
+    "`str | null`": "text",
     "`null`": "nothing",
 }
 """Terms of msgspec, and the terms of YAML for them."""
@@ -76,6 +77,7 @@ EXAMPLES = {
     "journal_max": '"256MiB"',
     "text_cache_max": '"512MiB"',
     "prompt_cache_max": '"256MiB"',
+    "kv_tiers.host": '"8GiB"',
     "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }
 """Example values of the keys with a unit or a form of their own."""
@@ -250,7 +252,8 @@ def _plain(text: str) -> str:
     for theirs, ours in PLAIN_WORDS.items():
         text = text.replace(theirs, ours)
     place = place.rstrip("`").lstrip(".").replace("[...]", "")
-    if example := EXAMPLES.get(place.rpartition(".")[2]):
+    keys = place.split(".")
+    if example := EXAMPLES.get(keys[-1]) or EXAMPLES.get(".".join(keys[-2:])):
         text = f"{text}: write {example}"
     return f"{place}: {text}" if place else text
 

@@ -99,6 +99,7 @@ def _watch(it: Worker, metrics: WorkerMetrics) -> None:
     watch_outbox(metrics.log, "kv", lambda: it.publisher.kv if it.publisher else None)
     watch_outbox(metrics.log, LOAD, lambda: it.publisher.load if it.publisher else None)
     metrics.watch_totals(lambda: it.totals)
+    metrics.watch_tiers(lambda: it.blocks_by_tier)
     metrics.watch_load(
         lambda: it.engine.load().running,
         lambda: it.engine.load().waiting,

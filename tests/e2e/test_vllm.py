@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from tokenizers import Tokenizer
 
 from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Sampling
-from core.ids import RequestId
+from core.ids import RequestId, WorkerId
 from core.prompt import tokens_to_bytes
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.engines import RecordedEngine
@@ -20,6 +23,8 @@ from tests.fixtures.eventually import eventually
 TALKS = 3
 TURNS = 5
 ANSWER_TOKENS = 16
+PROMPTS, PROMPT_TOKENS = 5, 700
+"""On a device that has 64 blocks of 32 tokens."""
 
 
 async def test_conversations_stay_where_their_prefix_is(tmp_path: Path, vllm_engine: RecordedEngine) -> None:
@@ -100,3 +105,48 @@ async def _text_is_vllms_own(running: Running, engine: RecordedEngine, talks: di
             tokens += output.tokens
         assert served.choices[0].text == tokenizer.decode(tokens, skip_special_tokens=True)
     await eventually(lambda: not running.state("frontend-0")["in_flight"], "rest")
+
+
+async def test_prompts_that_left_the_device_come_from_the_host(tmp_path: Path) -> None:
+    """A worker with a small device and a host tier, killed once: no prompt is computed twice while the host has it,
+    each text is that of the first time, and the log says all of it."""
+    file = tmp_path / "tiers.yaml"
+    group = {"count": 1, "engine_args": {"num_gpu_blocks_override": 65, "max_model_len": 1024}}
+    file.write_text(json.dumps({"version": 1, "workers": [{**group, "kv_tiers": {"host": "64MiB"}}]}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        data = ("--data", str(running.data))
+        first = [await _complete(running, number) for number in range(PROMPTS)]
+        assert [cached for cached, _ in first] == [0] * PROMPTS
+        again = [await _complete(running, number) for number in range(PROMPTS)]
+        assert [text for _, text in again] == [text for _, text in first]
+        assert {cached for cached, _ in again} == {PROMPT_TOKENS // 32 * 32}
+        await running.assert_index_is_cache()
+        tiers = running.state("decode-0")["blocks_by_tier"]
+        live = running.state("frontend-0")
+        index, (worker,) = (await running.folded(live["cursor"])).index, running.workers()
+        assert {tier: index.blocks(WorkerId(worker), tier) for tier in tiers} == tiers
+        assert tiers["host"] >= PROMPTS * (PROMPT_TOKENS // 32) - 64
+        with urllib.request.urlopen(f"http://{running.part('decode-0')['ops']}/metrics", timeout=10) as answer:
+            shown = f'contrail_worker_cached_blocks{{model="tiny",tier="host",worker="decode-0"}} {tiers["host"]}.0'
+            assert shown in answer.read().decode()
+        explained = await asyncio.to_thread(contrail, "explain", "--last", *data)
+        assert ", 0 on device" in explained.stdout
+
+        os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
+        cold = await _complete(running, 0, retries=30)
+        assert cold == first[0], "the next life begins with empty tiers"
+        assert worker not in running.workers()
+        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
+        assert verified.returncode == 0
+        found = json.loads(verified.stdout)
+        assert found["verified"] == found["decisions"] >= 2 * PROMPTS + 1
+
+
+async def _complete(running: Running, number: int, *, retries: int = 0) -> tuple[int, str]:
+    """Cached tokens and text of a prompt's greedy answer; asked again so often where no worker is there."""
+    tokens = [(number * 7 + place * 13 + place // 50 * number) % 500 + 10 for place in range(PROMPT_TOKENS)]
+    client = running.openai.with_options(max_retries=retries)
+    answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=8, temperature=0)
+    assert answer.usage is not None
+    details = answer.usage.prompt_tokens_details
+    return (details and details.cached_tokens) or 0, answer.choices[0].text

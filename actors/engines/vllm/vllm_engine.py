@@ -36,6 +36,7 @@ from core.errors import CallerError, Corrupt, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.kv_transfer import KvPull
 from core.models import GenerationFailed
+from core.prompt import Prompt
 
 START_TIMEOUT_S = 600.0
 """Bound on the loading of a model."""
@@ -271,7 +272,8 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
         """New tokens as they come, the last Output with `finish`; closing the iterator aborts within a step.
 
-        With `pull` the first comes when the blocks have; TransferFailed instead if they do not.
+        With `pull` the first comes when the blocks have; TransferFailed instead if they do not. Of a prompt that lies
+        in the host tier with its last block, vLLM computes one token again and counts none: that block is not counted.
         """
         first, moving = True, None
         async with AsyncExitStack() as until_first:
@@ -288,6 +290,9 @@ class VllmEngine:
                         await until_first.aclose()
                         if result.outputs[0].finish_reason == "error":
                             raise TransferFailed("the engine could not fetch the blocks, its lines on stderr say why")
+                    if first and self._host_tier_bytes and result.num_cached_tokens:
+                        most = Prompt(request.tokens, self.info.block_size, 0).blocks_reusable * self.info.block_size
+                        result.num_cached_tokens = min(result.num_cached_tokens, most)
                     if request.task == TASK_EMBED:
                         output = vllm_calls.embedding(result)
                     else:

@@ -194,10 +194,12 @@ export class Decision extends EventTarget {
     const age = known.size > 0;
     const pending = rows.some((row) => row.pending > 0);
     const waits = rows.some((row) => row.waiting > 0);
+    const tiers = rows.some((row) => row.overlap_device !== row.overlap);
     const cost = shown.policy === "time" ? ["score", "number", "weighted milliseconds: no time"] : ["cost", "number", unit && `in ${timed ? "milliseconds" : unit}`];
     const heads = [
       ["candidate"], ["", "bar"], cost, ["more", "number", "than the cheapest"],
-      ["cached", "number", "blocks of the prompt cached there"], pending && ["pending", "number", "blocks being computed there for another request"],
+      ["cached", "number", "blocks of the prompt cached there"],
+      tiers && ["on device", "number", "of the cached blocks; the others would be loaded from a slower tier"], pending && ["pending", "number", "blocks being computed there for another request"],
       timed ? ["to compute", "number", "tokens of the prompt"] : ["to compute", "number", "blocks, queued ones included, less credit"],
       timed && ["wait", "number", "milliseconds until prefills there, and those held in the router, let it begin"],
       ["active", "number", "blocks in flight there"],
@@ -210,7 +212,7 @@ export class Decision extends EventTarget {
         [row.chosen ? "● " : "", store.nameOfId(row.worker), row.cache_known ? null : el("em", { title: "its chain had a gap" }, " cache unknown")],
         bar(row, most, terms),
         amount(row.cost), row.cost > least ? `+${amount(row.cost - least)}` : "",
-        count(row.overlap), pending && (row.pending ? count(row.pending) : "–"), timed ? count(row.tokens) : amount(row.to_prefill),
+        count(row.overlap), tiers && count(row.overlap_device), pending && (row.pending ? count(row.pending) : "–"), timed ? count(row.tokens) : amount(row.to_prefill),
         timed && amount(row.outstanding_ms + row.held_ms), count(row.active_blocks), count(row.active_requests), waits && (row.waiting ? count(row.waiting) : "–"),
         age && ageOf(known.get(row.worker)?.knowledge),
       ].filter((cell) => cell !== false),

@@ -26,6 +26,7 @@ from api.process.engine_factory import EngineArguments, block_host, make_engine
 from core.errors import CallerError
 
 PREFILL = {"role": "prefill", "count": 1}
+TIERS = {"kv_tiers": {"host": "1GiB"}}
 
 
 def loaded(
@@ -61,6 +62,19 @@ def test_workers_of_both_kinds_get_their_memory_for_prompts(tmp_path: Path, give
             assert spec.command[spec.command.index("--prompt-cache-max") + 1] == word
 
 
+def test_a_host_tier_stands_in_the_command_of_its_workers(tmp_path: Path) -> None:
+    """And in no other; a group beside a prefill group may have one if it computes its prompts itself."""
+    alone = {"name": "alone", "remote_prefill": False, **TIERS}
+    groups = loaded(tmp_path, {}, alone, PREFILL).deployment.workers
+    commands = {
+        group.name: worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))[0]
+        for group in groups
+    }
+    words = commands["alone"].command
+    assert words[words.index("--host-tier") + 1] == "1GiB"
+    assert not any("--host-tier" in commands[name].command for name in ("decode", "prefill"))
+
+
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
@@ -82,6 +96,9 @@ def test_workers_of_both_kinds_get_their_memory_for_prompts(tmp_path: Path, give
         ([{}, {**PREFILL, "slots": 0}], "slots"),
         ([{}, PREFILL, PREFILL], "two worker groups have one name, 'prefill': give each a `name` of its own"),
         ([{"role": "both"}], "role 'both': there are decode, prefill"),
+        ([{"engine": "simulated", **TIERS}], "group 'decode': the engine simulated has no KV tiers yet: leave them out"),
+        ([{**TIERS}, PREFILL], "group 'decode': KV tiers do not go together with remote prefill yet"),
+        ([{}, {**PREFILL, **TIERS}], "group 'prefill': KV tiers do not go together with remote prefill yet"),
     ],
 )
 def test_what_cannot_work_together_is_said(tmp_path: Path, groups: list[dict[str, Any]], said: str) -> None:
@@ -240,6 +257,21 @@ def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> Non
     assert isinstance(holder, VllmEngine)
     assert holder.transfer is not None
     assert os.environ.pop(variable) == "10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("engine", "moves_blocks", "said"),
+    [
+        ("simulated", "", "--host-tier: the engine simulated has no tiers yet"),
+        ("vllm", "decode", "KV tiers do not go together with remote prefill yet"),
+        ("vllm", "prefill", "KV tiers do not go together with remote prefill yet"),
+    ],
+)
+def test_an_engine_that_can_have_no_host_tier_is_not_made(engine: str, moves_blocks: str, said: str) -> None:
+    """In one sentence, before anything starts."""
+    given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
+    with pytest.raises(CallerError, match=said):
+        make_engine(EngineArguments(engine=engine, moves_blocks=moves_blocks, host_tier_bytes=1 << 30, **given))
 
 
 @pytest.mark.parametrize(

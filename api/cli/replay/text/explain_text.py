@@ -223,6 +223,8 @@ def _costs(row: CandidateRow) -> tuple[str, ...]:
 
 def _work(row: CandidateRow) -> tuple[str, ...]:
     cached = str(row.overlap) if row.cache_known else "unknown"
+    if row.overlap_device != row.overlap:
+        cached += f", {row.overlap_device} on device"
     return (
         cached,
         str(row.pending),
