@@ -698,7 +698,7 @@ class RequestScheduler:
         if output.prefill is not None:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
-        if routed.policy in ESTIMATING_POLICIES and not routed.wait_us and not is_remote:
+        if routed.policy in ESTIMATING_POLICIES and not (routed.wait_us or is_remote or routed.expects_load):
             computed = routed.prompt_tokens - request.cached_tokens
             self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
 

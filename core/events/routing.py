@@ -361,6 +361,11 @@ class RequestRouted(EventBase, frozen=True):
     base: PromptBase | UnsetType = UNSET
     """Stands in version 2, and in later ones if the decision continues another."""
 
+    @property
+    def expects_load(self) -> bool:
+        """True if its worker was expected to take blocks of the prompt from a slower tier than the device."""
+        return self.columns["overlap"][:1] < self.columns["overlap_all"][:1]
+
     def __post_init__(self) -> None:
         if self.v <= CONTINUED_VERSION and (self.v == CONTINUED_VERSION) == (self.base is UNSET):
             raise ValueError(f"version {self.v} of a decision, with the base {self.base!r}")

@@ -1,4 +1,5 @@
-"""PrefillTimeModel: the duration of each model's prefills, learned from first tokens of requests without a wait.
+"""PrefillTimeModel: the duration of each model's prefills, learned from first tokens of requests without a wait, and
+without blocks to load from a slower tier.
 
 Samples are kept in classes by the tokens computed, each twice as wide as the one before, the newest few of each, for
 AGE_MAX_US: else classes that nothing fills any more would keep the prices of a burst for ever. The line goes through

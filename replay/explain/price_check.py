@@ -4,8 +4,9 @@ A decision that estimates times rests on a line over the tokens to be computed, 
 line stands in no error and in no gap: all decisions under it follow from the log. It shows only beside the prefills.
 
 A prefill is a sample if its attempt was alone on its worker from its decision to its first token, by the log and by the
-decision. Its time is that of the worker's own record, or else the time from the decision to the first token. On a fleet
-too busy for that, prefills are samples that had no other prefill beside them, but answers under way.
+decision, and was expected to load no blocks from a slower tier. Its time is that of the worker's own record, or else
+the time from the decision to the first token. On a fleet too busy for that, prefills are samples that had no other
+prefill beside them, but answers under way.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _read_range(recording: Recording, history: RequestHistory, start: int, end: 
         line = PrefillTime(*routed.prefill_time)
         key = number // PLACES, routed.request, routed.attempt
         own.decisions[key] = _LearnedDecision(line, routed.prompt_tokens)
-        if number in undisturbed and not routed.wait_us:
+        if number in undisturbed and not (routed.wait_us or routed.expects_load):
             attempt, others = undisturbed[number]
             if _active_at(routed) > others:
                 continue  # one that the recording does not have

@@ -49,12 +49,15 @@ class Scheduling:
             self.join(log, number)
 
     @staticmethod
-    def join(log: SimulatedLog, number: int) -> None:
+    def join(log: SimulatedLog, number: int) -> SimulatedSource:
+        """The worker's chain, which has begun."""
         joined = WorkerJoined(
             name=f"w{number}", model=MODEL, role="decode", engine="simulated", block_size=BLOCK_SIZE,
             capacity_blocks=1000, context_max=8192, address="virtual:0",
         )  # fmt: skip
-        SimulatedSource(log, KV, worker_id(number)).append([joined])
+        source = SimulatedSource(log, KV, worker_id(number))
+        source.append([joined])
+        return source
 
     @property
     def scheduler(self) -> RequestScheduler:

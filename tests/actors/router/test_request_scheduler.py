@@ -27,14 +27,15 @@ from actors.router.request_scheduler import (
 from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import RequestFinished, RequestRouted
+from core.events import BlocksStored, RequestFinished, RequestRouted
 from core.events.routing import RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers
+from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
-from tests.actors.router.scheduling import Scheduling
+from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
 
 HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
 
@@ -94,6 +95,24 @@ def test_a_light_prompt_is_sent_in_the_step_of_its_arrival_and_a_long_one_in_a_t
     it.ticks()
     assert it.routed == ["light", "beside", "long"][: len(it.routed)]
     assert "beside" in it.routed
+
+
+@pytest.mark.parametrize(("tier", "learns"), [("device", True), ("host", False)])
+def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learns: bool) -> None:
+    """The time of a load is no time of computing: only blocks on the device leave the computed tokens alone."""
+    it = Scheduling(RoutingSettings(policy="time"), workers=0)
+    source, hashes = Scheduling.join(it.log, 0), Prompt(tokens_to_bytes(range(20)), BLOCK_SIZE, 7).hashes()
+    source.append([BlocksStored(hashes=hashes, tier=tier)])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    asked = it.arrive("one")
+    it.ticks()
+    (routed,) = it.published(RequestRouted)
+    assert isinstance(routed, RequestRouted)
+    assert routed.expects_load is not learns
+    it.output(asked, 1)
+    assert noted == [20 - asked.cached_tokens] * learns
 
 
 def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:

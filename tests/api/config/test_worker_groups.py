@@ -96,7 +96,10 @@ def test_a_host_tier_stands_in_the_command_of_its_workers(tmp_path: Path) -> Non
         ([{}, {**PREFILL, "slots": 0}], "slots"),
         ([{}, PREFILL, PREFILL], "two worker groups have one name, 'prefill': give each a `name` of its own"),
         ([{"role": "both"}], "role 'both': there are decode, prefill"),
-        ([{"engine": "simulated", **TIERS}], "group 'decode': the engine simulated has no KV tiers yet: leave them out"),
+        (
+            [{"engine": "simulated", **TIERS}],
+            "the engine simulated has no KV tiers yet: leave them out",
+        ),
         ([{**TIERS}, PREFILL], "group 'decode': KV tiers do not go together with remote prefill yet"),
         ([{}, {**PREFILL, **TIERS}], "group 'prefill': KV tiers do not go together with remote prefill yet"),
     ],

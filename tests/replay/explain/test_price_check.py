@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from core.events import RequestPrefilled
+from core.events import BlocksStored, RequestPrefilled
 from core.events.routing import PROGRESS_VERSION
 from core.subjects import LOAD
 from projections.policy.prefill_time import PrefillTime, PrefillTimeSample
@@ -16,7 +16,7 @@ from replay.explain.price_check import APART_MIN_US, SAMPLES_MIN, check_prices, 
 from replay.recording.recording import Recording
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
-from tests.projections.facts import joined, load
+from tests.projections.facts import joined, load, prompt
 from tests.replay.priced import LOW, TRUE, WRONG, PricedStage
 from tests.replay.staged import KEY, KV, A, B
 
@@ -179,6 +179,15 @@ def test_decisions_without_a_learned_line_do_not_count(scene: PricedStage, tmp_p
 def test_prefills_of_other_workers_are_no_samples(scene: PricedStage, tmp_path: Path) -> None:
     for _ in range(20):
         scene.ask(WRONG, remote=True)
+    assert scene.only(tmp_path).samples == 0
+
+
+def test_loads_are_no_samples(scene: PricedStage, tmp_path: Path) -> None:
+    """Blocks that come from a slower tier take time that no computed token explains."""
+    for number in range(1, 21):
+        known = prompt(*(1000 * number + block for block in range(50)))
+        scene.stage.say(KV, A, BlocksStored(hashes=known.hashes(), tier="host"))
+        scene.ask(WRONG, 50)
     assert scene.only(tmp_path).samples == 0
 
 

@@ -1,0 +1,102 @@
+"""tiers: the time to the first token of a prompt that is nowhere, on the device, and in the host's memory.
+
+`python -m bench.tiers --json FILE`. Two real vLLM engines on this machine's CPU with the built-in tiny model, one of
+them with a host tier; on its device is room for one prompt. They answer the same prompts in turn, so that both have the
+same share of a noisy machine. A text that is not that of the cold answer, and a prompt of which less came from the
+cache than lies there, end the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from actors.engines.tiny_model import ensure_tiny_checkpoint
+from actors.engines.vllm.vllm_engine import VllmEngine
+from bench.figures import Figure, main, refuse
+from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId, new_id
+from core.prompt import tokens_to_bytes
+
+PROMPTS, PROMPTS_QUICK = 20, 4
+TOKENS = 3000
+BLOCK_SIZE = 32
+DEVICE_BLOCKS = 140
+HOST_BYTES = 1 << 30
+ARGUMENTS = {"num_gpu_blocks_override": DEVICE_BLOCKS + 1, "max_model_len": 4096, "block_size": BLOCK_SIZE}
+WARM = 2
+"""Prompts before the first that counts."""
+MILLI = 1000
+
+
+class Answer(NamedTuple):
+    """One answer of an engine."""
+
+    first_ms: float
+    cached: int
+    tokens: tuple[int, ...]
+
+
+def measure(options: argparse.Namespace) -> Iterable[Figure]:
+    """Medians over the prompts."""
+    prompts = PROMPTS_QUICK if options.quick else PROMPTS
+    with TemporaryDirectory() as folder:
+        model = str(ensure_tiny_checkpoint(Path(folder, "tiny"), lambda *_: None))
+        found = asyncio.run(_measured(model, prompts))
+    cold = found["cold"]
+    for name, each in found.items():
+        share = f"{each / cold:.0%} of cold"
+        yield Figure(f"first token of {TOKENS} tokens, {name}", each, "ms", note="" if name == "cold" else share)
+
+
+async def _measured(model: str, prompts: int) -> dict[str, float]:
+    """Milliseconds by where the prompt lay."""
+    plain = VllmEngine("tiny", model, ARGUMENTS)
+    tiered = VllmEngine("tiny", model, ARGUMENTS, host_tier_bytes=HOST_BYTES)
+    try:
+        for engine in (plain, tiered):
+            await engine.start(lambda _: None)
+        for number in range(WARM):
+            for engine in (plain, tiered):
+                await _answer(engine, -1 - number)
+        cold, beside, device = [], [], []
+        for number in range(prompts):
+            cold.append(await _answer(plain, number))
+            beside.append(await _answer(tiered, number))
+            device.append(await _answer(tiered, number))
+        host = [await _answer(tiered, number) for number in range(prompts)]
+    finally:
+        await plain.stop()
+        await tiered.stop()
+    whole = (TOKENS - 1) // BLOCK_SIZE * BLOCK_SIZE
+    for number, first in enumerate(cold):
+        if not first.tokens == beside[number].tokens == device[number].tokens == host[number].tokens:
+            refuse(f"prompt {number} has another text from a cache")
+        if (first.cached, beside[number].cached, device[number].cached, host[number].cached) != (0, 0, whole, whole):
+            refuse(f"prompt {number} was not in the cache where it should have been")
+    each = {"cold": cold, "cold, and copied to the host": beside, "from the device": device, "from the host": host}
+    return {name: median(answer.first_ms for answer in answers) for name, answers in each.items()}
+
+
+async def _answer(engine: VllmEngine, number: int) -> Answer:
+    """The greedy answer to that prompt, once all before it is settled."""
+    await engine.settle()
+    ids = [(number * 7 + place * 13 + place // 50 * number) % 500 + 10 for place in range(TOKENS)]
+    sampling = Sampling(max_tokens=8, temperature=0.0, ignore_eos=True)
+    request = GenerateRequest(id=RequestId(new_id()), tokens=tokens_to_bytes(ids), sampling=sampling)
+    began, first_ms, cached, tokens = time.perf_counter(), 0.0, 0, list[int]()
+    async for output in engine.generate(request):
+        if not tokens:
+            first_ms, cached = (time.perf_counter() - began) * MILLI, output.cached_tokens or 0
+        tokens += output.tokens
+    return Answer(first_ms, cached, tuple(tokens))
+
+
+if __name__ == "__main__":
+    main("tiers", measure)
