@@ -120,8 +120,6 @@ def check_aliases(groups: Iterable[WorkerGroup]) -> None:
 
 
 def _check_tiers(group: WorkerGroup) -> None:
-    if group.engine != "vllm":
-        raise ValueError(f"worker group {group.name!r}: the engine {group.engine} has no KV tiers yet: leave them out")
     if group.role == PREFILL or group.remote_prefill:
         raise ValueError(f"worker group {group.name!r}: {TIERS_ALONE}")
 

@@ -45,12 +45,13 @@ def make_engine(arguments: EngineArguments) -> Engine:
     if arguments.host_tier_bytes and moves_blocks:
         raise CallerError(TIERS_ALONE)
     if arguments.engine == "simulated":
-        if arguments.host_tier_bytes:
-            raise CallerError("--host-tier: the engine simulated has no tiers yet")
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise
 
         given: dict[str, Any] = {"model_path": arguments.model_path} | arguments.engine_args
+        if arguments.host_tier_bytes:
+            block_bytes = SimulatedSettings.parse(given).block_bytes
+            given.setdefault("host_blocks", max(1, arguments.host_tier_bytes // block_bytes))
         if moves_blocks:
             given["transfer"] = True
             if arguments.block_host:

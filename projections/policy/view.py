@@ -102,7 +102,7 @@ class View(NamedTuple):
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
         """Per stream: epoch and last sequence applied, in one order."""
-        return dict(self.state.cursor)
+        return dict(self.state.cursor.items())
 
     @property
     def version_read(self) -> int:

@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, assert_never
 
-from actors.engines.engine import CacheChange, CacheEmptied, CacheGap, CacheRemoved, CacheStored, EngineLoad
+from actors.engines.engine import (
+    CacheChange,
+    CacheCopied,
+    CacheEmptied,
+    CacheGap,
+    CacheRemoved,
+    CacheStored,
+    EngineLoad,
+)
 from actors.engines.simulated.engine_state import Abort, Input, Submit
 from actors.engines.simulated.engine_step import EngineState, StepResult, check_request, load_of, step
 from actors.engines.simulated.simulated_settings import SimulatedSettings
@@ -25,6 +33,7 @@ from core.subjects import LOAD
 from projections.policy.binding_plan import is_one_pass
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_request import MODEL
+from replay.simulate.tiered_copies import TieredCopies
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import US_PER_MS
 
@@ -64,6 +73,8 @@ class BlockCopies:
                 case CacheEmptied() | CacheGap():
                     self._copies.clear()
                     found.append(CacheCleared(reason="the engine emptied it"))
+                case CacheCopied():
+                    raise AssertionError("a cache without slower tiers")
                 case _:
                     assert_never(change)
         _add_removed(gone, found)
@@ -171,7 +182,7 @@ class SimulatedWorker:
         self._agenda = agenda
         self._on_output = on_output
         self._engine = EngineState(engine)
-        self._copies = BlockCopies()
+        self._copies = TieredCopies(engine.block_size) if engine.host_blocks else BlockCopies()
         self._kv = SimulatedSource(log, KV, id)
         self._load = SimulatedSource(log, LOAD, id)
         self._arrived: list[Input] = []

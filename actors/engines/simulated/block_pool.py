@@ -8,6 +8,7 @@
    found: when it is freed, it is the next to be taken.
 4. A block's name says what should be in it, its content what is in it: memory, that changes only when it is written.
    They part when blocks come from another engine, and nothing here looks whether they fit.
+5. With a host tier behind it, what is stored here is kept there as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import xxhash
 
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
+from actors.engines.simulated.host_tier import HostTier
 from core.prompt import scope_bytes
 
 TIER = "device"
@@ -48,8 +50,9 @@ class PoolBlock:
 class BlockPool:
     """A fixed number of blocks; collects what happens to them in `changes`. Each call costs O(blocks that it names)."""
 
-    def __init__(self, capacity_blocks: int) -> None:
+    def __init__(self, capacity_blocks: int, host_blocks: int = 0) -> None:
         self.capacity_blocks = capacity_blocks
+        self.host = HostTier(host_blocks) if host_blocks else None
         self.changes: list[CacheChange] = []
         """Blocks stored and removed, in order, until the changes are taken."""
         self._blocks: list[PoolBlock] = []
@@ -132,6 +135,16 @@ class BlockPool:
             if named.setdefault(name, block) is not block:
                 self._copies.setdefault(name, []).append(block)
         self.changes.append(chain)
+        if self.host is not None:
+            self.changes += self.host.keep(names, [block.content for block in blocks])
+
+    def find_behind(self, names: Sequence[int], found: int) -> list[int]:
+        """The contents of the longest run of these names in the host, behind the first so many; these, too, count as
+        used there."""
+        if self.host is None:
+            return []
+        self.host.use(names)
+        return self.host.find(names[found:])
 
     def named(self) -> Iterator[tuple[int, PoolBlock]]:
         """Every block that has a name, with it."""
@@ -155,6 +168,8 @@ class BlockPool:
         for block in self._free_queue:
             block.places = 0
         self._free_queue.clear()
+        if self.host is not None:
+            self.host.clear()
         self.changes.append(CacheEmptied())
 
     def _make(self, most: int) -> list[PoolBlock]:

@@ -102,7 +102,7 @@ class EngineState:
         self.settings = settings
         self.timing = timing_of(settings)
         self.now_us = 0
-        self.pool = BlockPool(settings.capacity_blocks)
+        self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks)
         self.waiting: list[tuple[int, int, EngineSequence]] = []
         """By priority, then by arrival."""
         self.running: list[EngineSequence] = []

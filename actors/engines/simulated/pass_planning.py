@@ -42,10 +42,14 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         shared = sum(block.users > 0 for block in found)
         if state.pool.free < seq.blocks_known - shared:
             break
+        behind = [] if seq.pull else state.pool.find_behind(seq.names_reusable, len(found))
         del state.waiting[0]
         if not seq.thrown_out:
             seq.began_us = work.start_us
         seq.settle_in(found, state.pool)
+        if behind:
+            _load(state, seq, behind, work.start_us)
+            continue
         if seq.pull:
             _fetch(state, seq)
             continue
@@ -121,6 +125,15 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
     assert fits
     state.moving[seq.request.id] = seq
     state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
+
+
+def _load(state: EngineState, seq: EngineSequence, contents: list[int], start_us: int) -> None:
+    """It has its place and its blocks, and waits for those that come from the host."""
+    fits = seq.reserve(seq.length, state.pool)
+    assert fits
+    seq.contents = tuple(contents)
+    state.moving[seq.request.id] = seq
+    state.landing.append((start_us + len(contents) * state.settings.host_us_per_block, seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:

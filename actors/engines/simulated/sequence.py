@@ -75,7 +75,7 @@ class EngineSequence(ABC):
         self.pull = pull
         """Its prompt's blocks come from elsewhere, and have not come yet."""
         self.contents: tuple[int, ...] = ()
-        """Fetched contents on the way into the request's blocks."""
+        """Fetched contents, or those from the host, on the way into the request's blocks."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens
@@ -159,6 +159,18 @@ class EngineSequence(ABC):
         self._judge()
         if self.computed // self.size > first:
             self._store(first, pool)
+
+    def load_in(self, pool: BlockPool) -> None:
+        """The contents from the host are in the blocks behind those that are computed, and count as computed."""
+        first = self.computed // self.size
+        for block, content in zip(self.blocks[first : first + len(self.contents)], self.contents, strict=True):
+            block.content = content
+        self.computed += len(self.contents) * self.size
+        self.contents = ()
+        if not self.thrown_out:
+            self.cached_tokens = self.computed
+        self._judge()
+        self._store(first, pool)
 
     def throw_out(self, pool: BlockPool) -> None:
         """Its blocks are free, and it is to be computed anew, with the answer so far as if that were prompt."""

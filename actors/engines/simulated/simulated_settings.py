@@ -36,6 +36,8 @@ NOT_BELOW_ZERO = (
     "eos_token",
     "eos_every",
     "transfer_us_per_block",
+    "host_blocks",
+    "host_us_per_block",
 )
 
 
@@ -98,6 +100,10 @@ class SimulatedSettings:
     ones, because others count them too."""
     transfer_us_per_block: int = 100
     """Simulated microseconds to fetch a block from another engine."""
+    host_blocks: int = 0
+    """Blocks in the host's memory behind the cache; 0 for no host tier."""
+    host_us_per_block: int = 100
+    """Simulated microseconds to load a block from there; other requests go on meanwhile."""
     side_channel_host: str = "127.0.0.1"
     """The address of the side channel, for other engines' pulls."""
     side_channel_port: int = 0
@@ -127,6 +133,11 @@ class SimulatedSettings:
             raise CallerError(f"engine_args: context_max must hold a prompt and an answer, not {self.context_max}")
         if self.vocab <= self.token_min:
             raise CallerError(f"engine_args: vocab ({self.vocab}) must be above token_min ({self.token_min})")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.host_blocks and self.transfer:
+            raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
         if self.replies and not self.model_path:
             raise CallerError("engine_args: replies are texts, which need model_path, a folder with tokenizer.json")
 

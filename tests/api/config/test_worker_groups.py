@@ -96,10 +96,6 @@ def test_a_host_tier_stands_in_the_command_of_its_workers(tmp_path: Path) -> Non
         ([{}, {**PREFILL, "slots": 0}], "slots"),
         ([{}, PREFILL, PREFILL], "two worker groups have one name, 'prefill': give each a `name` of its own"),
         ([{"role": "both"}], "role 'both': there are decode, prefill"),
-        (
-            [{"engine": "simulated", **TIERS}],
-            "the engine simulated has no KV tiers yet: leave them out",
-        ),
         ([{**TIERS}, PREFILL], "group 'decode': KV tiers do not go together with remote prefill yet"),
         ([{}, {**PREFILL, **TIERS}], "group 'prefill': KV tiers do not go together with remote prefill yet"),
     ],
@@ -250,8 +246,13 @@ def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> Non
     given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None}
     alone = make_engine(EngineArguments(engine="simulated", moves_blocks="", block_host="", **given))
     moves = make_engine(EngineArguments(engine="simulated", moves_blocks="decode", block_host="", **given))
+    tiered = make_engine(
+        EngineArguments(engine="simulated", moves_blocks="", block_host="", host_tier_bytes=1 << 30, **given)
+    )
     assert isinstance(alone, SimulatedEngine)
     assert isinstance(moves, SimulatedEngine)
+    assert isinstance(tiered, SimulatedEngine)
+    assert (alone.settings.host_blocks, tiered.settings.host_blocks) == (0, 8192)
     assert (alone.settings.transfer, moves.settings.transfer) == (False, True)
 
     assert make_engine(EngineArguments(engine="vllm", moves_blocks="", block_host="10.0.0.7", **given)).transfer is None
@@ -265,7 +266,7 @@ def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("engine", "moves_blocks", "said"),
     [
-        ("simulated", "", "--host-tier: the engine simulated has no tiers yet"),
+        ("simulated", "decode", "KV tiers do not go together with remote prefill yet"),
         ("vllm", "decode", "KV tiers do not go together with remote prefill yet"),
         ("vllm", "prefill", "KV tiers do not go together with remote prefill yet"),
     ],

@@ -212,11 +212,14 @@ def test_copies() -> None:
 
 def test_a_host_without_room_for_a_block_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence with the size of a block, at the start."""
-    from actors.engines.vllm import host_tier as module  # noqa: PLC0415
+    from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec  # noqa: PLC0415
+
+    from actors.engines.vllm.host_tier import HostTierSpec  # noqa: PLC0415
 
     def too_small(self: Any, _config: object) -> None:
         self.blocks_per_chunk, self.num_chunks, self.kv_bytes_per_chunk = 1, 0, 4096
 
-    monkeypatch.setattr(module.CPUOffloadingSpec, "__init__", too_small)
+    monkeypatch.setattr(CPUOffloadingSpec, "__init__", too_small)
+    config: Any = SimpleNamespace()
     with pytest.raises(ValueError, match="the host tier holds no block: one takes 4096 bytes"):
-        module.HostTierSpec(SimpleNamespace())
+        HostTierSpec(config)

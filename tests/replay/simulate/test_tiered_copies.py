@@ -1,0 +1,62 @@
+"""What the log is told of a simulated cache with a host tier."""
+
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+
+import pytest
+
+from actors.engines.simulated.engine_state import EngineState, Submit
+from actors.engines.simulated.engine_step import step
+from actors.engines.simulated.sequence import BlockHashPrompt
+from core.events import BlocksRemoved, BlocksStored
+from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId, WorkerId
+from core.prompt import hashes_to_bytes
+from core.settings import TIERS
+from projections.index.prefix_index import PrefixIndex
+from replay.simulate.simulated_worker import BlockCopies
+from replay.simulate.tiered_copies import TieredCopies
+from tests.replay.simulate.families import ENGINE
+
+WORKER = WorkerId("a" * 16)
+PROMPTS = [[1000 * number + depth for depth in range(30)] for number in range(6)]
+
+
+def asked(name: str, hashes: list[int], size: int) -> Submit:
+    known = BlockHashPrompt(len(hashes) * size + 1, hashes_to_bytes(hashes))
+    return Submit(GenerateRequest(id=RequestId(name), tokens=b"", sampling=Sampling(max_tokens=9)), known=known)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_index_of_the_events_knows_what_is_where(seed: int) -> None:
+    """Each tier's blocks, as many as the engine has, and closed; on the device those of an engine without a host."""
+    dice, now_us = Random(seed), 0
+    engine = dataclasses.replace(ENGINE, capacity_blocks=64, host_blocks=100, host_us_per_block=5)
+    state, plain = EngineState(engine), EngineState(dataclasses.replace(engine, host_blocks=0))
+    copies, plainly, index = TieredCopies(engine.block_size), BlockCopies(), PrefixIndex()
+    for number in range(80):
+        prompt = dice.choice(PROMPTS)[: dice.randrange(1, 31)]
+        for of, where in ((state, copies), (plain, plainly)):
+            done = step(of, now_us, [asked(str(number), prompt, engine.block_size)])
+            changes = done.changes
+            while done.due_us is not None:
+                done = step(of, done.due_us)
+                changes = changes + done.changes
+            events = where.apply(changes)
+            if where is plainly:
+                continue
+            for event in events:
+                assert isinstance(event, BlocksStored | BlocksRemoved)
+                change = index.store if isinstance(event, BlocksStored) else index.remove
+                change(WORKER, event.tier, event.blocks)
+        now_us = max(state.now_us, plain.now_us) + 1
+        held = {tier: index.held(WORKER, tier) for tier in TIERS}
+        assert len(copies) == sum(map(len, held.values()))
+        assert all(block in copies for blocks in held.values() for block in blocks)
+        assert copies.overlap(prompt) == len(prompt), "what was computed just now"
+        assert len(held["host"]) <= engine.host_blocks
+    assert held["host"]
+    assert len(copies) > len(plainly)
+    assert repr(copies) == f"<TieredCopies of {len(copies)} blocks>"
