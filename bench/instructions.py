@@ -5,8 +5,8 @@ by as much from process to process; callgrind counts the instructions of a proce
 same again within half a percent. It says nothing of caches and of the kernel.
 
 A second front end joins a deployment of `bench.frontdoor` and runs under valgrind, some fifty times slower. So what it
-does by the clock counts fifty times as much as it should: the same while it idles is measured and taken off. `--beside`
-measures another checkout of this project in the same way, with its own code and this environment's packages.
+does by the clock counts fifty times as much as it should: the same while it idles is measured and taken off, and an
+answer counts as taken late by its client only after fifty times as long as otherwise. `--beside` measures another checkout of this project in the same way, with its own code and this environment's packages.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ LOAD_S_MAX = 500.0
 START_S = 240.0
 """Longest start under valgrind."""
 THOUSAND = 1000
+SLOWER = 50
+"""The factor by which valgrind slows a process."""
+PATIENT = f"""
+from core.events import routing
+
+if hasattr(routing, "DELAYED_MS"):
+    routing.DELAYED_MS *= {SLOWER}
+"""
+"""Goes before all else in the process that is counted."""
 FILES = "callgrind.out"
 TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
@@ -97,11 +106,14 @@ def _counted(tree: Path, load: Load, requests: int) -> float:
 def _of_another(pid: int, folder: Path, load: Load, requests: int) -> float:
     """The same, by a front end like that of the process, which joins its deployment."""
     port, log = free_port(), folder / "frontend.log"
+    (folder / "sitecustomize.py").write_text(PATIENT)
     command = [
         "valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder / FILES}",
         *_like(pid, port),
     ]  # fmt: skip
-    with running(command, log, _environment(pid)) as process:
+    environment = _environment(pid)
+    environment["PYTHONPATH"] = os.pathsep.join((str(folder), environment["PYTHONPATH"]))
+    with running(command, log, environment) as process:
         answers(port, log, wait_s=START_S)
         time.sleep(SETTLE_S)
         _loaded(port, load, WARM_REQUESTS, first=0)
