@@ -6,7 +6,8 @@ same again within half a percent. It says nothing of caches and of the kernel.
 
 A second front end joins a deployment of `bench.frontdoor` and runs under valgrind, some fifty times slower. So what it
 does by the clock counts fifty times as much as it should: the same while it idles is measured and taken off, and an
-answer counts as taken late by its client only after fifty times as long as otherwise. `--beside` measures another checkout of this project in the same way, with its own code and this environment's packages.
+answer counts as taken late by its client only after fifty times as long as otherwise. `--beside` measures another
+checkout of this project in the same way, with its own code and this environment's packages.
 """
 
 from __future__ import annotations

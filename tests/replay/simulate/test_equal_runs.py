@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "closed loop": {"concurrency": 12, "routing": RoutingSettings(temperature_m=500)},
     "kv": {"routing": RoutingSettings(policy="kv")},
     "host tier": {
-        "engine": dataclasses.replace(ENGINE, capacity_blocks=ENGINE.capacity_blocks // 4, host_blocks=400),
+        "engine": dataclasses.replace(ENGINE, capacity_blocks=24, host_blocks=400),
         "replicas": 2,
         "lag_ms": 20,
         "failures_per_hour": 1000,
@@ -43,7 +43,7 @@ DIGESTS: dict[str, str] = {
     "prefill workers": "677c531971ec7416b20dc261117734d7",
     "closed loop": "47c8753af3c271cd6d4c849e99198911",
     "kv": "51dd19cce70a256e32d79eaadddf1d1c",
-    "host tier": "e1a1c30bff4b53c25938a3ebba9a7ad7",
+    "host tier": "c5cddaa3ba2ce6cde5052328dc4b99d7",
     "approximate": "1bd45feaab4a21139a3f233abb346a87",
     "least loaded": "9a6b05516e6d6dca2b943485b97f9d34",
 }
