@@ -38,6 +38,8 @@ ADDED = {
     "decided_after_ms",
     "first_tokens",
     "course",
+    "host_blocks",
+    "host_us_per_block",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"
