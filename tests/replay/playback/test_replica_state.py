@@ -7,7 +7,7 @@ from core.subjects import ROUTING
 from projections.folds.state import State
 from replay.playback.replica_state import UNKNOWN, ReplicaState
 from tests.projections.facts import finished, replica_restated, routed
-from tests.replay.staged import A, KEY, R, Stage
+from tests.replay.staged import KEY, A, R, Stage
 
 
 def test_a_restatement_ends_the_doubt_that_a_missing_message_casts() -> None:

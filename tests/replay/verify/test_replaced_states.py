@@ -279,6 +279,49 @@ def test_a_worker_that_ended_was_there_by_a_rollback_that_is_named(
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_named and goes_back else (1, {}))
 
 
+def decide_at_a_place_that_is_filled_again(stage: Stage, *, gone: int, goes_back: bool) -> None:
+    """`x` is decided with worker D, and `w` behind the next message of D. Then the store has nothing of D, and a
+    message of B where `x` was decided."""
+    stage.say(LOAD, D, load())
+    stage.say(KV, D, joined("fourth"))
+    stage.route("x", ASKED)
+    if goes_back:
+        stage.say(KV, D, stored(70))
+        stage.route("w", ASKED)
+    rolled_back(stage, 2 if goes_back else 1)
+    stage.say(KV, B, stored(71))
+    stage._seats.clear()
+    stage.settings(RoutingSettings(policy="kv"))
+    stage.route("y", ASKED)
+    reason = f"{KV} {LOST_HISTORY}: {ROLLED_BACK_TEXT}, its end at {KV}:{gone} is gone"
+    stage.tell(structs.replace(replica_restated([]), reason=reason))
+
+
+@pytest.mark.parametrize("gone", [4, 5])
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_worker_that_ended_was_there_by_the_place_that_a_rollback_names(
+    stage: Stage, tmp_path: Path, gone: int, goes_back: bool
+) -> None:
+    """The replica never names a place before that of `x` again, but its cursors went back, and the restatement says
+    that this very place is gone. A later place says nothing of it."""
+    decide_at_a_place_that_is_filled_again(stage, gone=gone, goes_back=goes_back)
+    found = verified(stage, tmp_path)
+    is_named = goes_back and gone == 4
+    assert {each.request for each in found.differences} == (set() if is_named else {"x"})
+    assert found.not_judged == ({"replaced": goes_back + is_named} if goes_back else {})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_at_such_a_place_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_at_a_place_that_is_filled_again(stage, gone=4, goes_back=True)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (3, {})
+
+
 @pytest.mark.parametrize("change", [cached, waiting, busy])
 def test_a_wrong_term_before_such_a_rollback_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
