@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from core.ids import Epoch, StreamSeq
+from core.ids import Epoch, StreamSeq, WorkerId
 from core.subjects import ROUTING
 from projections.folds.state import State
 from replay.playback.replica_state import UNKNOWN, ReplicaState
@@ -39,6 +39,7 @@ def test_pending_events_count_on_what_a_snapshot_has() -> None:
 
     found.move_to(whole)
 
-    folded, pending = whole.routing.in_flight_load.busy[A], found.pending_events.in_flight_load.busy[A]
+    worker = WorkerId(A)
+    folded, pending = whole.routing.in_flight_load.busy[worker], found.pending_events.in_flight_load.busy[worker]
     assert (folded.requests, pending.requests) == (1, -1)
     assert (folded.blocks, len(found.pending_events)) == (-pending.blocks, 1)
