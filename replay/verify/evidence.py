@@ -264,10 +264,11 @@ class NamedPlaces:
         return f"<NamedPlaces in {len(self._first)} epochs>"
 
     def epoch_named(self, stream: StreamName, epoch: int, at: RecordedDecision | RecordedRefusal) -> str:
-        """An earlier message of a replica, one of another replica, or a snapshot that names the epoch, or a later
-        statement that the stream was made anew; empty if there is none."""
-        named = self._first.get((stream, epoch), {}).values()
-        first = min((it for it in named if it.at < at.seq or it.replica != at.replica), default=None)
+        """An earlier message of a replica, one of another replica, a report on folds or a snapshot that names the
+        epoch, or a later statement that the stream was made anew; empty if there is none."""
+        named = [*self._first.get((stream, epoch), {}).values(), *self._furthest.get((stream, epoch), {}).values()]
+        evident = (it for it in named if it.at < at.seq or it.replica != at.replica or it.reported)
+        first = min(evident, default=None)
         if first is not None:
             return f"replica {self._recording.names.replica(first.replica)} at {ROUTING}:{first.at}"
         for seq, replica in self._remade.get(stream, ()):

@@ -347,6 +347,19 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if lost == KV else (1, {}))
 
 
+@pytest.mark.parametrize("names", [KV, LOAD])
+def test_a_stream_that_was_made_anew_is_named_by_a_later_report(
+    stage: Stage, tmp_path: Path, names: StreamName
+) -> None:
+    """Its replica had folded the epoch before. A report on another stream is no evidence."""
+    event = stage.decided("x", ASKED)
+    stage.tell(structs.replace(event, cursor={**event.cursor, KV: (7, 5)}))
+    points = stage.report(R).points[names]
+    stage.tell(structs.replace(stage.report(R), points={names: structs.replace(points, epoch=7)}))
+    found = verified(stage, tmp_path)
+    assert {each.request: each.term for each in found.differences} == ({} if names == KV else {"x": "cursor"})
+
+
 def count_other_requests(stage: Stage, *, is_sent_again: bool) -> RequestRouted:
     """`x` is decided where R has read what S has in flight. Then the store goes back: S sends that again at another
     place, or never. All caches are as before, but for a message of B that is missing."""
