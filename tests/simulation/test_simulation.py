@@ -31,6 +31,8 @@ VERIFIED = 20
 DIFFERED = (484, 586, 623, 842, 1290, 1716, 1737, 2155, 2279, 2285, 2615, 2887, 3247, 3964, 4270, 4443, 4847)
 """Seeds of worlds in whose logs verify once found differences where there are none, or the law took a record that the
 broker had changed for a true one. Their workers reported no reuse."""
+DIFFERED_BY_REUSE = (449, 689, 1290, 1920, 2091, 2230, 2657)
+"""The like of worlds with drawn reuse rates."""
 
 
 def test_every_law_holds_in_every_world(worlds: list[Share]) -> None:
@@ -155,3 +157,10 @@ def test_logs_that_once_differed_verify(seed: int) -> None:
     """Settings that the log had lost made a decision different; a record with a flipped bit was taken for true."""
     found = simulate(seed, {"verified": True, "reuse_rates": False, "candidates_recorded_max": 8})
     assert found.counts["verified"] > 0
+
+
+@pytest.mark.parametrize("seed", DIFFERED_BY_REUSE)
+def test_logs_with_reuse_rates_that_once_differed_verify(seed: int) -> None:
+    """Other messages stood at a place or in an epoch that a replica names, or its own were changed or cut off."""
+    found = simulate(seed, {"verified": True, "reuse_rates": True})
+    assert found.counts["reuse recorded"] > 0

@@ -19,6 +19,7 @@ from projections.folds.load_fold import reuse_of
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
+from replay.verify.verify import verify
 from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 from tests.replay.verify.test_differing_terms import (
@@ -250,6 +251,39 @@ def test_cursors_that_went_back_before_an_equal_report_are_no_evidence(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {"replaced": 1})
     assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
+
+
+def decide_before_what_is_cut_off(stage: Stage) -> None:
+    """`x` is decided behind two messages of B that the stream loses. A restates its cache at the place of the first."""
+    stage.say(KV, B, stored(70))
+    stage.say(KV, B, stored(72))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    stage.say(KV, A, joined("left"), restated(0, 1, *[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.say(KV, B, joined("right"), restated(0, 1, 71))
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_cache_before_a_restatement_rests_on_messages_that_retention_took(
+    stage: Stage, tmp_path: Path, cut: int
+) -> None:
+    """The recording begins behind the rest of the chain of A: the cache of A before its restatement is in no record."""
+    decide_before_what_is_cut_off(stage)
+    with stage.recording(tmp_path / "log", {KV: cut}) as recording:
+        found = verify(recording)
+    assert (found.different, found.not_judged) == (0, {"replaced": 1})
+
+
+@pytest.mark.parametrize("change", [waiting, busy])
+def test_a_wrong_term_before_such_a_restatement_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_before_what_is_cut_off(stage)
+    monkeypatch.undo()
+    with stage.recording(tmp_path / "log", {KV: 3}) as recording:
+        found = verify(recording)
+    assert [each.term for each in found.differences] == [TERMS[change]]
 
 
 def decide_before_a_rollback(stage: Stage, *, is_named: bool, goes_back: bool) -> None:
