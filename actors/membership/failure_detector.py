@@ -11,8 +11,9 @@
    worker without a WorkerJoined in the log; load reports and jobs of a worker that is over or in no kv stream.
 5. A worker that is over keeps its connection for as long as it answers and tokens come over it: an open stream is
    trusted over any lease.
-6. No end is written for a source with a chain that another key sealed: another deployment shares the namespace, and
-   its sources live by its registry, not by ours.
+6. No end is written for a source with a chain that another key sealed, as long as it sends messages: another
+   deployment shares the namespace, and its sources live by its registry, not by ours. A changed message looks the same
+   until the next one of its source; so a source that is silent for FOREIGN_LEASES is judged like all others.
 7. A connection without a message for SILENT_S, not even the answer to a ping, is closed, and its streams go on
    elsewhere. The worker is not over by that: the connection is made again as soon as the worker answers.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, assert_never
 
 from core.ids import StreamName, WorkerId
@@ -39,6 +41,9 @@ REPLICA_LEASES = 2
 LOAD_LEASES = 1
 """Load reports and jobs of a worker that is over, or in no kv stream, end after so many: it may write the end itself
 first."""
+FOREIGN_LEASES = 6
+"""A source of another key is judged after so many lease times without a message in any stream. Workers and replicas
+that live report every few seconds."""
 WRITES_MAX = 64
 """Ends that are written at once; the others are judged again at the next observation."""
 NO_ANSWER, NO_WORD = "no lease, no answer", "no lease, no word"
@@ -83,8 +88,8 @@ class Observed(NamedTuple):
     registry_healthy: bool
     connections: Mapping[WorkerId, ConnectionState]
     silent_sources: Sequence[SilentSource]
-    foreign: AbstractSet[str] = frozenset()
-    """Sources with a chain that another key sealed."""
+    foreign: Mapping[str, int] = MappingProxyType({})
+    """Sources with a chain that another key sealed, or with a changed message; each with its messages so far."""
 
 
 class PingResult(NamedTuple):
@@ -153,7 +158,9 @@ class FailureDetector:
         self._silent_since: dict[SilentSource, int] = {}
         self._absent: frozenset[WorkerId] = frozenset()
         self._mute: frozenset[WorkerId] = frozenset()
+        self._foreign_since: dict[tuple[str, int], int] = {}
         self._foreign: AbstractSet[str] = frozenset()
+        """Sources of another key that send messages."""
         self._pinging: set[WorkerId] = set()
         self._unanswered: set[WorkerId] = set()
         """Workers that did not answer a ping since the last observation."""
@@ -187,7 +194,7 @@ class FailureDetector:
         return commands
 
     def _judge(self, seen: Observed, now_us: int) -> None:
-        self._foreign = seen.foreign
+        self._note_foreign(seen.foreign, now_us)
         self._judge_connections(seen)
         before = self._absent_since
         self._absent_since = {w: before.get(w, now_us) for w in seen.alive if w not in seen.registered}
@@ -201,6 +208,13 @@ class FailureDetector:
                     self._judge_worker(worker, seen.alive[worker], connection)
             self._judge_silent_sources(seen.silent_sources, now_us)
         self._unanswered.clear()
+
+    def _note_foreign(self, foreign: Mapping[str, int], now_us: int) -> None:
+        before, patience_us = self._foreign_since, FOREIGN_LEASES * self._lease_us
+        self._foreign_since = {each: before.get(each, now_us) for each in foreign.items()}
+        self._foreign = {
+            source for (source, _), since_us in self._foreign_since.items() if now_us - since_us < patience_us
+        }
 
     def _judge_connections(self, seen: Observed) -> None:
         mute: list[WorkerId] = []

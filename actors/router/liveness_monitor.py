@@ -19,8 +19,9 @@ from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
 from core.events import ReplicaLost, WorkerLost
 from core.failure import log_failure
-from core.ids import ReplicaId
+from core.ids import ReplicaId, WorkerId
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
+from projections.folds.source_fold import SourcePart
 from projections.folds.state import State
 from streams.machine_shell import MachineShell
 from streams.registry import Change, Registry
@@ -95,8 +96,19 @@ class LivenessMonitor:
             fleet.registry_healthy,
             connections,
             list(self._silent_sources()),
-            self._state.foreign,
+            {source: self._messages_of(source) for source in self._state.foreign},
         )
+
+    def _messages_of(self, source: str) -> int:
+        """Messages of the source so far, in all streams."""
+        state, worker = self._state, WorkerId(source)
+        parts: list[SourcePart | None] = [
+            state.routing.replicas.get(ReplicaId(source)),
+            state.loads.parts.get(worker),
+            state.jobs.parts.get(worker),
+            *(kv.members.get(worker) for kv in state.kv.values()),
+        ]
+        return sum(part.chain.n_next for part in parts if part is not None)
 
     def _silent_sources(self) -> Iterator[failure_detector.SilentSource]:
         """Sources that are not registered and have no address in the log."""

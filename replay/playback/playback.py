@@ -30,7 +30,7 @@ from replay.playback.state_cursors import (
     SharedCursors,
     StateCursor,
 )
-from replay.recording.gaps import Gaps
+from replay.recording.gaps import GAP, Gaps
 from replay.recording.prompt_columns import BaseFault
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.unknown_sources import UnknownSources
@@ -139,6 +139,8 @@ class Playback:
         self._only = {ReplicaId(replica)} if isinstance(replica, str) else replica
         self._delay = delay
         self.gaps = gaps
+        self._behind_changed = {gap.noticed for gap in gaps.all if gap.stream == ROUTING and gap.kind == GAP}
+        """Messages of replicas of which the one before is missing, or is another than was sent."""
         self.unknown_sources = UnknownSources(recording)
         self.source = CursorSource(recording, rebases=bool(gaps.all))
         self.late_folds = LateFolds(self.source)
@@ -241,7 +243,7 @@ class Playback:
             self._skip("repeat", map(_name, message.events))
         else:
             steps = self._steps(replica, frame, message.events)
-            if message.n > self._numbers.get(replica, message.n):
+            if message.n > self._numbers.get(replica, message.n) or frame.seq in self._behind_changed:
                 steps.insert(0, _ReplicaEvent(frame, -1, None))
             self._numbers[replica] = message.n + 1
             self._unapplied.setdefault(replica, deque()).extend(steps)
@@ -385,7 +387,7 @@ class Playback:
             message = frame.message
             if frame.owner != replica or message is None or message.source != SourceId(replica) or message.n < n_next:
                 continue
-            if message.n > n_next:
+            if message.n > n_next or frame.seq in self._behind_changed:
                 replica_state.note_missing(frame.seq)
             n_next = message.n + 1
             for event in message.events if frame.seq < step.frame.seq else message.events[: step.number]:

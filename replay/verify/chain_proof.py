@@ -146,7 +146,11 @@ class ChainWalk:
 
     def _note_worker_end(self, record: Record, worker: SourceId) -> None:
         at = self.sources.get(worker)
-        if at is not None and at.seq and worker not in self.ends:
+        if at is None and not self._cut:
+            at = _Source(0, CHAIN_START)  # if it sent anything, all of that is missing
+        elif at is not None and not at.seq:
+            at = None
+        if at is not None and worker not in self.ends:
             gap = self._missing(record, worker, at, at.n_next + 1)
             if gap.kind == GAP:  # a hole is named in any case
                 self.ends[worker] = gap

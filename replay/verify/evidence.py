@@ -38,6 +38,10 @@ LIFTED = frozenset({"cut", "deleted", "gap", "replaced"})
 """Reasons that hold only until the replica is known to have had our folds, or to have read our messages."""
 
 
+_GONE = re.compile(rf"{ROLLED_BACK_TEXT}, its end at \S+:(\d+) is gone")
+"""The text of such a loss with its place, as `actors.consistency.log_heads` writes it."""
+
+
 class Unverifiable(NamedTuple):
     """A reason why the recording may not show a part of the view of a decision, with its evidence."""
 
@@ -204,10 +208,20 @@ class _Reversal(NamedTuple):
     at: StreamSeq
     number: int
     cursor: Mapping[str, tuple[int, int]]
+    streams: frozenset[str]
+    """The streams of the earlier places."""
 
     def follows(self, other: RecordedDecision | RecordedRefusal) -> bool:
         """True if it comes after that decision of its replica."""
         return (self.at, self.number) > (other.seq, other.number)
+
+
+class _RollBack(NamedTuple):
+    """A restatement that names a stream which was rolled back."""
+
+    at: StreamSeq
+    gone: int | None
+    """The place from which on the history before it is gone, at the latest; None if the text has none."""
 
 
 class NamedPlaces:
@@ -223,8 +237,8 @@ class NamedPlaces:
         self._furthest: dict[tuple[str, int], dict[tuple[ReplicaId, bool], _Place]] = {}
         self._remade: dict[str, list[tuple[StreamSeq, ReplicaId]]] = {}
         """By stream, the places at which replicas state that it was made anew …"""
-        self._rolled_back: dict[str, StreamSeq] = {}
-        """… and the last one at which one states that it was rolled back."""
+        self._rolled_back: dict[str, list[_RollBack]] = {}
+        """… and the statements that it was rolled back."""
         self._begins: dict[ReplicaId, list[tuple[StreamSeq, Mapping[str, tuple[int, int]]]]] = {}
         """By replica its reports, each with the begins of its folds."""
         self._cursors: dict[ReplicaId, Mapping[str, tuple[int, int]]] = {}
@@ -250,10 +264,11 @@ class NamedPlaces:
         return f"<NamedPlaces in {len(self._first)} epochs>"
 
     def epoch_named(self, stream: StreamName, epoch: int, at: RecordedDecision | RecordedRefusal) -> str:
-        """An earlier message of a replica, one of another replica, or a snapshot that names the epoch, or a later
-        statement that the stream was made anew; empty if there is none."""
-        named = self._first.get((stream, epoch), {}).values()
-        first = min((it for it in named if it.at < at.seq or it.replica != at.replica), default=None)
+        """An earlier message of a replica, one of another replica, a report on folds or a snapshot that names the
+        epoch, or a later statement that the stream was made anew; empty if there is none."""
+        named = [*self._first.get((stream, epoch), {}).values(), *self._furthest.get((stream, epoch), {}).values()]
+        evident = (it for it in named if it.at < at.seq or it.replica != at.replica or it.reported)
+        first = min(evident, default=None)
         if first is not None:
             return f"replica {self._recording.names.replica(first.replica)} at {ROUTING}:{first.at}"
         for seq, replica in self._remade.get(stream, ()):
@@ -277,15 +292,23 @@ class NamedPlaces:
 
     def left_histories(self, at: RecordedDecision | RecordedRefusal) -> Iterator[ReplacedHistory]:
         """Per stream the history in which the decision was made, if a restatement later on says that the stream was
-        rolled back, and its replica names an earlier place later on: what it had read behind that one is gone."""
-        later = [each.cursor for each in self._reversals.get(at.replica, ()) if each.follows(at)]
+        rolled back, and its replica names an earlier place later on: what it had read behind that one is gone. So is
+        what stood from the place on that the restatement names, though others stand there by then."""
+        later = [each for each in self._reversals.get(at.replica, ()) if each.follows(at)]
+        who = self._recording.names.replica(at.replica)
         for name, (epoch, seq) in at.event.cursor.items():
-            places = [cursor[name][1] for cursor in later if cursor.get(name, (0, 0))[0] == epoch]
-            first = min(places, default=seq)
-            if first < seq and self._rolled_back.get(name, 0) > at.seq:
-                who = self._recording.names.replica(at.replica)
-                text = f"replica {who} had read {name}:{seq}, and only {name}:{first} after the stream was rolled back"
-                yield ReplacedHistory(StreamName(name), first + 1, seq, seq + 1, text)
+            rolled_back = [each for each in self._rolled_back.get(name, ()) if each.at > at.seq]
+            reversals = [each for each in later if each.cursor.get(name, (0, 0))[0] == epoch]
+            if not rolled_back or not reversals:
+                continue
+            read = min(each.cursor[name][1] for each in reversals)
+            gone = min((each.gone for each in rolled_back if each.gone is not None), default=seq + 1)
+            if read < seq:
+                text = f"replica {who} had read {name}:{seq}, and only {name}:{read} after the stream was rolled back"
+                yield ReplacedHistory(StreamName(name), read + 1, seq, seq + 1, text)
+            elif gone <= seq and any(name in each.streams for each in reversals):
+                text = f"replica {who} had read {name}:{seq}, and what stood from {name}:{gone} on was rolled back"
+                yield ReplacedHistory(StreamName(name), gone, seq, seq + 1, text)
 
     def late_histories(self, at: RecordedDecision | RecordedRefusal, late_folds: LateFolds) -> list[ReplacedHistory]:
         """The first messages of streams that the replica's folds lack by its last report before the decision, or by the
@@ -326,7 +349,8 @@ class NamedPlaces:
             if how.startswith(MADE_ANEW):
                 self._remade.setdefault(name, []).append((at, replica))
             elif how.startswith(ROLLED_BACK_TEXT):
-                self._rolled_back[name] = at
+                found = _GONE.search(how)
+                self._rolled_back.setdefault(name, []).append(_RollBack(at, int(found[1]) if found else None))
         elif isinstance(event, ReplicaReported):
             begins = {} if isinstance(event.begins, UnsetType) else event.begins
             self._begins.setdefault(replica, []).append((at, begins))
@@ -339,8 +363,13 @@ class NamedPlaces:
     ) -> None:
         before = self._cursors.get(replica, {})
         self._cursors[replica] = cursor
-        if any(before.get(name, (0, 0))[0] == epoch and seq < before[name][1] for name, (epoch, seq) in cursor.items()):
-            self._reversals.setdefault(replica, []).append(_Reversal(at, number, cursor))
+        earlier = frozenset(
+            name
+            for name, (epoch, seq) in cursor.items()
+            if before.get(name, (0, 0))[0] == epoch and seq < before[name][1]
+        )
+        if earlier:
+            self._reversals.setdefault(replica, []).append(_Reversal(at, number, cursor, earlier))
 
     def _note_own_place(self, at: StreamSeq, replica: ReplicaId, cursor: Mapping[str, tuple[int, int]]) -> None:
         """No replica can have read its own message, or a later one, before it sent it: others stood there."""

@@ -294,9 +294,10 @@ class ReplacedStates:
             if frame.owner != worker or message is None:
                 continue
             if message.source == worker:
-                if n_next is None:  # the recording lacks the start of its chain
+                begins_later = n_next is None and message.n > 0  # retention took what the state before rests on
+                if n_next is None:
                     n_first = n_next = message.n
-                if message.n > n_next and n_next - n_first < where.messages:
+                if begins_later or (message.n > n_next and n_next - n_first < where.messages):
                     yield None
                 if message.n - n_first >= where.messages:
                     return

@@ -27,6 +27,11 @@ class Options:
     """What an engine computes in one pass. With any, the policy is `time` to begin with, and replicas hold requests
     until a worker is free; else it is `kv`."""
 
+    reuse_rates: bool = False
+    """Whether workers report drawn reuse rates. If so, the policy is `time` to begin with."""
+    candidates_recorded_max: int = 8
+    """To begin with."""
+
     prefill_workers: int = 0
     """With any, all engines move blocks, and the others decode what these computed."""
     keep_ms: int = 3000
@@ -151,6 +156,8 @@ HOLDING = 0.25
 """Share of the worlds in which requests are held."""
 HELD_REQUESTS_PER_S = 12.0
 """There, so that workers are busy."""
+REUSING = 0.5
+"""Share of the worlds in which workers report drawn reuse rates."""
 TAMPERING = 0.3
 """Share of the worlds with several replicas and a kept history in which one replica is tampered with."""
 REWRITES = ("log_cut", "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head")
@@ -186,7 +193,7 @@ def drawn(random_: random.Random, available: frozenset[str]) -> Options:
         slow=random_.choice((0.0, 0.02, 0.1)),
         **chosen,
     )
-    return replace(world, **_prefilling(random_), **_holding(random_))
+    return replace(world, **_prefilling(random_), **_holding(random_), **_reusing(random_))
 
 
 def _prefilling(random_: random.Random) -> dict[str, Any]:
@@ -208,3 +215,10 @@ def _holding(random_: random.Random) -> dict[str, Any]:
     if random_.random() >= HOLDING:
         return {}
     return {"pass_tokens": random_.choice((8, 24, 64)), "requests_per_s": HELD_REQUESTS_PER_S}
+
+
+def _reusing(random_: random.Random) -> dict[str, Any]:
+    """The like, drawn after that."""
+    if random_.random() >= REUSING:
+        return {}
+    return {"reuse_rates": True, "candidates_recorded_max": random_.choice((1, 2, 8))}

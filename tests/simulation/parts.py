@@ -12,6 +12,7 @@ from actors.disagg.decode_role import DecodeRole
 from actors.disagg.prefill_role import PrefillRole
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.router.router import Router, RouterOptions
+from actors.worker.load_reporter import ReuseRate
 from actors.worker.worker import Worker, WorkerOptions
 from core.events.kv import PREFILL
 from core.ids import ReplicaId, WorkerId
@@ -43,11 +44,10 @@ ACTIVE_MAX = 64
 
 def first_settings(options: Options) -> RoutingSettings:
     """What replicas begin with."""
-    policy = "time" if options.pass_tokens else "kv"
-    return (
-        RoutingSettings(policy=policy, active_max=ACTIVE_MAX)
-        if options.prefill_workers
-        else RoutingSettings(policy=policy)
+    return RoutingSettings(
+        policy="time" if options.pass_tokens or options.reuse_rates else "kv",
+        candidates_recorded_max=options.candidates_recorded_max,
+        active_max=ACTIVE_MAX if options.prefill_workers else RoutingSettings().active_max,
     )
 
 
@@ -86,8 +86,15 @@ class WorkerPart(Part):
     first_id: WorkerId
     """Under which it began; another one if its end was written though it lived."""
 
-    async def start(self, clock: VirtualClock, random_: random.Random, options: Options, witness: Witness) -> None:
-        """It is registered, or will be when the registry is back."""
+    async def start(
+        self,
+        clock: VirtualClock,
+        random_: random.Random,
+        options: Options,
+        witness: Witness,
+        reuse_rate: ReuseRate | None,
+    ) -> None:
+        """It is registered, or will be when the registry is back. It reports `reuse_rate` if there is any."""
         moves = options.prefill_workers > 0
         self.engine = MovingEngine(clock, options) if moves else CacheEngine(random_, options)
         known = WorkerOptions(
@@ -101,6 +108,9 @@ class WorkerPart(Part):
         self.worker = Worker(known, self.engine, self.log, self.registry, clock, KEY)
         await self.worker.start({})
         self.first_id = self.id
+        if reuse_rate is not None:
+            assert self.worker.reports is not None
+            self.worker.reports._reuse_rate = reuse_rate
         if isinstance(self.worker.role, PrefillRole) and options.mixed_up:
             MixUps(self.worker.role, random_, options.mixed_up)
         if isinstance(self.worker.role, DecodeRole):

@@ -20,6 +20,7 @@ from tests.simulation.invariants import LAWS, snapshots_are_true
 from tests.simulation.loop import Stuck, VirtualLoop
 from tests.simulation.options import drawn
 from tests.simulation.prefill_laws import count_jobs
+from tests.simulation.reuse_rates import count_reuse
 from tests.simulation.scale import scaled
 from tests.simulation.verified_logs import verify_names_no_difference
 from tests.simulation.witness import Broken
@@ -82,6 +83,7 @@ async def _life(world: World) -> None:
         await _probe(world)
     count_jobs(world)
     count_holds(world)
+    count_reuse(world)
     if world.options.verified:
         await verify_names_no_difference(world)
 

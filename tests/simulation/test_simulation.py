@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 
@@ -12,8 +13,11 @@ from msgspec import UNSET
 from actors.membership import decision_bases
 from actors.membership.decision_bases import DecisionBases
 from core.events import RequestRouted
+from projections.folds.load_fold import REUSE_STEPS, reuse_of
+from projections.policy.cost import REUSE_FULL
 from tests.fixtures.worlds import ROOT, SHARES, Share
 from tests.simulation.options import HELD_REQUESTS_PER_S
+from tests.simulation.reuse_rates import CHANGES_EVERY_MS, DrawnReuseRate
 from tests.simulation.run import Outcome, simulate
 
 SHOWN = 60
@@ -23,10 +27,12 @@ HELD = 20
 PREFILLED = 20
 """… those in which prompts are computed elsewhere …"""
 VERIFIED = 20
-"""… and those of which the log is verified, and that of as many with prefill workers."""
+"""… and those of which the log is verified, and that of as many with prefill workers, and with drawn reuse rates."""
 DIFFERED = (484, 586, 623, 842, 1290, 1716, 1737, 2155, 2279, 2285, 2615, 2887, 3247, 3964, 4270, 4443, 4847)
 """Seeds of worlds in whose logs verify once found differences where there are none, or the law took a record that the
-broker had changed for a true one."""
+broker had changed for a true one. Their workers reported no reuse."""
+DIFFERED_BY_REUSE = (449, 689, 1290, 1920, 2091, 2230, 2657)
+"""The like of worlds with drawn reuse rates."""
 
 
 def test_every_law_holds_in_every_world(worlds: list[Share]) -> None:
@@ -69,6 +75,7 @@ def test_worlds_are_worth_looking_at() -> None:
         "served", "refused", "killed", "kill_worker", "kill_replica", "part_tcp", "part_log", "part_registry",
         "lose_lease", "registry_away", "registry_wiped", "change_settings", "log_away", "log_full", "log_cut",
         "log_restored", "log_remade", "delete_message", "flip_byte", "expire_head", "tamper", "replayed", "restored",
+        "reuse recorded", "reuse of another recorded",
     }  # fmt: skip
     assert sum(outcome.counts["served"] for outcome in outcomes) > 10 * SHOWN
 
@@ -103,6 +110,29 @@ def test_their_logs_verify() -> None:
     assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
 
 
+def test_logs_of_decisions_that_read_reuse_rates_verify() -> None:
+    """Each of these worlds records reuse; some decisions leave out the candidate of the greatest one."""
+    outcomes = [simulate(seed, {"verified": True, "reuse_rates": True, "replicas": 2}) for seed in range(VERIFIED)]
+
+    assert sum(outcome.counts.get("verified", 0) for outcome in outcomes) > 10 * VERIFIED
+    assert sum(outcome.counts.get("reuse recorded", 0) for outcome in outcomes) > 10 * VERIFIED
+    assert sum(outcome.counts.get("reuse of another recorded", 0) for outcome in outcomes) > VERIFIED
+
+
+def test_drawn_rates_change_and_repeat() -> None:
+    """They change every CHANGES_EVERY_MS, have every kind of value, and equal seeds give equal rates."""
+    rate, again = DrawnReuseRate(random.Random(1)), DrawnReuseRate(random.Random(1))
+    found = [rate.note(at_ms, 0, 0) for at_ms in range(0, 100 * CHANGES_EVERY_MS, CHANGES_EVERY_MS // 2)]
+
+    assert found == [again.note(at_ms, 0, 0) for at_ms in range(0, 100 * CHANGES_EVERY_MS, CHANGES_EVERY_MS // 2)]
+    assert found[::2] == found[1::2]
+    reuse = {reuse_of(each) for each in found}
+    assert {0, REUSE_FULL} < reuse
+    assert min(reuse - {0}) < REUSE_STEPS
+    assert max(reuse) > REUSE_FULL
+    assert any(REUSE_STEPS < each < REUSE_FULL for each in reuse)
+
+
 def test_logs_of_decisions_that_continue_others_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of these worlds are short: any number of shared blocks is worth naming here."""
     continued: list[bool] = []
@@ -125,4 +155,12 @@ def test_logs_of_decisions_that_continue_others_verify(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("seed", DIFFERED)
 def test_logs_that_once_differed_verify(seed: int) -> None:
     """Settings that the log had lost made a decision different; a record with a flipped bit was taken for true."""
-    assert simulate(seed, {"verified": True}).counts["verified"] > 0
+    found = simulate(seed, {"verified": True, "reuse_rates": False, "candidates_recorded_max": 8})
+    assert found.counts["verified"] > 0
+
+
+@pytest.mark.parametrize("seed", DIFFERED_BY_REUSE)
+def test_logs_with_reuse_rates_that_once_differed_verify(seed: int) -> None:
+    """Other messages stood at a place or in an epoch that a replica names, or its own were changed or cut off."""
+    found = simulate(seed, {"verified": True, "reuse_rates": True})
+    assert found.counts["reuse recorded"] > 0

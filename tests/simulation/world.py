@@ -33,6 +33,7 @@ from tests.simulation.parts import LEASE_MS, NAMESPACE, Part, ReplicaPart, Worke
 from tests.simulation.patience import drawn_s, until_gone
 from tests.simulation.remote_log import Broker, RemoteLog
 from tests.simulation.remote_registry import RemoteRegistry
+from tests.simulation.reuse_rates import DrawnReuseRate
 from tests.simulation.witness import Broken, Witness
 
 RESTART_S = 5.0
@@ -116,7 +117,9 @@ class World:
     def start_worker(self, name: str) -> WorkerPart:
         """A new process of that name."""
         part = self.workers[name] = WorkerPart(*self._ways(name))
-        start = partial(part.start, self._clock(), self._chances(), self.options, self.witness)
+        chances = self._chances()
+        rate = DrawnReuseRate(self._chances_of("reuse")) if self.options.reuse_rates else None
+        start = partial(part.start, self._clock(), chances, self.options, self.witness, rate)
         part.spawn(self._begun(part, start))
         return part
 
@@ -152,6 +155,10 @@ class World:
     def _chances(self) -> random.Random:
         self._lives += 1
         return random.Random(f"{self._lives} {self._seed}")
+
+    def _chances_of(self, what: str) -> random.Random:
+        """Chances of one thing in the process that was made last."""
+        return random.Random(f"{what} {self._lives} {self._seed}")
 
     def _clock(self) -> VirtualClock:
         return VirtualClock(self.loop, self.random.randrange(-3000, 3000))

@@ -8,6 +8,7 @@ import pytest
 
 from actors.membership import failure_detector
 from actors.membership.failure_detector import (
+    FOREIGN_LEASES,
     NO_ANSWER,
     NO_WORD,
     OBSERVE_EVERY_S,
@@ -55,11 +56,11 @@ class Driven:
         registered: Iterable[WorkerId] = (),
         healthy: bool = True,
         silent: Iterable[SilentSource] = (),
-        foreign: Iterable[str] = (),
+        foreign: dict[str, int] | None = None,
     ) -> list[Command]:
         self.now_us += after_ms * 1000
         workers = {worker: AliveWorker(f"host:{worker}", KV) for worker in alive}
-        seen = Observed(workers, frozenset(registered), healthy, connections, list(silent), frozenset(foreign))
+        seen = Observed(workers, frozenset(registered), healthy, connections, list(silent), foreign or {})
         return list(self.detector.step(seen, self.now_us))
 
     def tell(self, event: PingResult | EndWritten) -> None:
@@ -202,9 +203,20 @@ def test_a_tick_changes_nothing(it: Driven) -> None:
 
 
 def test_a_source_of_another_key_is_left_alone(it: Driven) -> None:
-    """It is suspected, so that no request goes there; no end, no ping and no connection follow."""
+    """It is suspected, so that no request goes there; while it sends messages, no end, no ping and no connection
+    follow."""
     silent = [SilentSource(LOAD, A, 3)]
-    for _ in range(9):
-        assert not it.observe({A: REFUSED}, after_ms=LEASE_MS, silent=silent, foreign=[A])
+    for messages in range(3 * FOREIGN_LEASES):
+        assert not it.observe({A: REFUSED}, after_ms=LEASE_MS, silent=silent, foreign={A: messages})
     assert it.detector.suspected == {A}
     assert it.observe({A: REFUSED}, silent=silent), "the chain fits again"
+
+
+def test_a_silent_source_is_judged_though_its_chain_does_not_fit(it: Driven) -> None:
+    """A message of it was changed, maybe: a dead source cannot show its key by a next one."""
+    silent = [SilentSource(ROUTING, B, 2)]
+    it.observe({A: REFUSED}, silent=silent, foreign={A: 5, B: 2})
+    assert not it.observe({A: REFUSED}, after_ms=FOREIGN_LEASES * LEASE_MS - 1, silent=silent, foreign={A: 5, B: 2})
+    found = it.observe({A: REFUSED}, after_ms=1, silent=silent, foreign={A: 6, B: 2})
+    assert found == [WriteEnd((ROUTING,), B, NO_WORD, 2)]
+    assert it.observe({A: REFUSED}, after_ms=FOREIGN_LEASES * LEASE_MS, foreign={A: 6}) == end_of(A)

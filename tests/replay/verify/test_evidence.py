@@ -177,6 +177,20 @@ def test_own_words_that_are_missing_excuse_until_the_replica_restates_itself(sta
     assert (found.verified, found.different, found.not_judged) == (3, 0, {"unknown": 1})
 
 
+def test_own_words_that_were_changed_excuse_until_the_replica_restates_itself(stage: Stage, tmp_path: Path) -> None:
+    """The next message of the replica shows the change. What the message says now is another's."""
+    changed = stage.tell(LocalChanged(worker=A, reasons=("not_connected",)))
+    stage.route("alone", ASKED)
+    stage.tell(RESTATED)
+    stage.tell(LocalChanged(worker=A, reasons=("not_connected",)))
+    stage.route("again", ASKED)
+    place = next(n for n, it in enumerate(stage._records) if (it.stream, it.seq) == (ROUTING, changed))
+    record = stage._records[place]
+    stage._records[place] = record._replace(payload=record.payload.replace(A.encode(), B.encode()))
+    found = verified(stage, tmp_path)
+    assert (found.verified, found.different, found.not_judged) == (3, 0, {"unknown": 1})
+
+
 def test_decisions_that_are_none_are_counted_apart(stage: Stage, tmp_path: Path) -> None:
     """Of a message said twice, one signed by another, one behind its replica's end, and one of a form that this
     program does not know."""

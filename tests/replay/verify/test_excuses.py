@@ -183,6 +183,39 @@ def test_a_worker_that_was_lost_had_sent_what_the_log_acknowledged(
     assert [(each.kind, each.seq) for each in found.proof.breaks] == [("missing", 4)] * is_missing
 
 
+def decide_before_a_worker_left_nothing(stage: Stage, *, acknowledged: int) -> None:
+    """`before` is decided without worker C and `x` with it. The stream loses all messages of C, which others then find
+    lost. By its report of load the log had acknowledged so many messages to C."""
+    stage.route("before", ASKED)
+    stage.say(KV, C, joined("third"))
+    stage.say(LOAD, C, structs.replace(load(), kv_n=acknowledged))
+    stage.route("x", ASKED)
+    rolled_back(stage, 1)
+    stage.say(KV, C + LOST_SUFFIX, WorkerLost(by=R, reason="no lease, no answer"), about=C)
+
+
+@pytest.mark.parametrize("acknowledged", [0, 1, 2])
+def test_a_worker_that_left_nothing_had_sent_what_the_log_acknowledged(
+    stage: Stage, tmp_path: Path, acknowledged: int
+) -> None:
+    """Its chain lacks messages from its first one on. Before, it was called whole, and the decision different."""
+    decide_before_a_worker_left_nothing(stage, acknowledged=acknowledged)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if acknowledged else (1, {}))
+    assert [(gap.source, gap.n_from, gap.n_to) for gap in found.gaps] == [(C, 0, acknowledged - 1)] * bool(acknowledged)
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_before_a_worker_that_left_nothing_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_before_a_worker_left_nothing(stage, acknowledged=1)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert [(each.request, each.term) for each in found.differences] == [("before", TERMS[change])]
+
+
 @pytest.mark.parametrize("change", [cached, waiting, busy])
 def test_a_wrong_term_before_what_a_lost_worker_had_sent_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]

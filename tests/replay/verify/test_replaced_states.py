@@ -19,6 +19,7 @@ from projections.folds.load_fold import reuse_of
 from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
+from replay.verify.verify import verify
 from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 from tests.replay.verify.test_differing_terms import (
@@ -252,6 +253,39 @@ def test_cursors_that_went_back_before_an_equal_report_are_no_evidence(
     assert (found.differences[0].request, found.differences[0].term) == ("y", "overlap")
 
 
+def decide_before_what_is_cut_off(stage: Stage) -> None:
+    """`x` is decided behind two messages of B that the stream loses. A restates its cache at the place of the first."""
+    stage.say(KV, B, stored(70))
+    stage.say(KV, B, stored(72))
+    stage.route("x", ASKED)
+    rolled_back(stage, 2)
+    stage.say(KV, A, joined("left"), restated(0, 1, *[ASKED.key(depth) for depth in (1, 2, 3)]))
+    stage.say(KV, B, joined("right"), restated(0, 1, 71))
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_cache_before_a_restatement_rests_on_messages_that_retention_took(
+    stage: Stage, tmp_path: Path, cut: int
+) -> None:
+    """The recording begins behind the rest of the chain of A: the cache of A before its restatement is in no record."""
+    decide_before_what_is_cut_off(stage)
+    with stage.recording(tmp_path / "log", {KV: cut}) as recording:
+        found = verify(recording)
+    assert (found.different, found.not_judged) == (0, {"replaced": 1})
+
+
+@pytest.mark.parametrize("change", [waiting, busy])
+def test_a_wrong_term_before_such_a_restatement_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_before_what_is_cut_off(stage)
+    monkeypatch.undo()
+    with stage.recording(tmp_path / "log", {KV: 3}) as recording:
+        found = verify(recording)
+    assert [each.term for each in found.differences] == [TERMS[change]]
+
+
 def decide_before_a_rollback(stage: Stage, *, is_named: bool, goes_back: bool) -> None:
     """`x` is decided with worker D, which ends. Then the store has nothing of D, and no chain lacks anything."""
     stage.say(LOAD, D, load())
@@ -279,6 +313,49 @@ def test_a_worker_that_ended_was_there_by_a_rollback_that_is_named(
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if is_named and goes_back else (1, {}))
 
 
+def decide_at_a_place_that_is_filled_again(stage: Stage, *, gone: int, goes_back: bool) -> None:
+    """`x` is decided with worker D, and `w` behind the next message of D. Then the store has nothing of D, and a
+    message of B where `x` was decided."""
+    stage.say(LOAD, D, load())
+    stage.say(KV, D, joined("fourth"))
+    stage.route("x", ASKED)
+    if goes_back:
+        stage.say(KV, D, stored(70))
+        stage.route("w", ASKED)
+    rolled_back(stage, 2 if goes_back else 1)
+    stage.say(KV, B, stored(71))
+    stage._seats.clear()
+    stage.settings(RoutingSettings(policy="kv"))
+    stage.route("y", ASKED)
+    reason = f"{KV} {LOST_HISTORY}: {ROLLED_BACK_TEXT}, its end at {KV}:{gone} is gone"
+    stage.tell(structs.replace(replica_restated([]), reason=reason))
+
+
+@pytest.mark.parametrize("gone", [4, 5])
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_worker_that_ended_was_there_by_the_place_that_a_rollback_names(
+    stage: Stage, tmp_path: Path, gone: int, goes_back: bool
+) -> None:
+    """The replica never names a place before that of `x` again, but its cursors went back, and the restatement says
+    that this very place is gone. A later place says nothing of it."""
+    decide_at_a_place_that_is_filled_again(stage, gone=gone, goes_back=goes_back)
+    found = verified(stage, tmp_path)
+    is_named = goes_back and gone == 4
+    assert {each.request for each in found.differences} == (set() if is_named else {"x"})
+    assert found.not_judged == ({"replaced": goes_back + is_named} if goes_back else {})
+
+
+@pytest.mark.parametrize("change", [cached, waiting, busy])
+def test_a_wrong_term_at_such_a_place_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
+) -> None:
+    plant(monkeypatch, A, change)
+    decide_at_a_place_that_is_filled_again(stage, gone=4, goes_back=True)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (3, {})
+
+
 @pytest.mark.parametrize("change", [cached, waiting, busy])
 def test_a_wrong_term_before_such_a_rollback_is_named(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Candidate], Candidate]
@@ -302,6 +379,19 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_restatement(
     stage.tell(structs.replace(replica_restated([]), reason=reason))
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if lost == KV else (1, {}))
+
+
+@pytest.mark.parametrize("names", [KV, LOAD])
+def test_a_stream_that_was_made_anew_is_named_by_a_later_report(
+    stage: Stage, tmp_path: Path, names: StreamName
+) -> None:
+    """Its replica had folded the epoch before. A report on another stream is no evidence."""
+    event = stage.decided("x", ASKED)
+    stage.tell(structs.replace(event, cursor={**event.cursor, KV: (7, 5)}))
+    points = stage.report(R).points[names]
+    stage.tell(structs.replace(stage.report(R), points={names: structs.replace(points, epoch=7)}))
+    found = verified(stage, tmp_path)
+    assert {each.request: each.term for each in found.differences} == ({} if names == KV else {"x": "cursor"})
 
 
 def count_other_requests(stage: Stage, *, is_sent_again: bool) -> RequestRouted:
