@@ -43,7 +43,7 @@ class ReplicaState:
         """The place of its newest restatement until its fold has that; else 0."""
         self._own_events: deque[tuple[int, Event]] = deque()
         """The pending events, each with its sequence in the routing stream."""
-        self._lacks_own = replica in state.routing.unknown
+        self._is_incomplete = replica in state.routing.unknown
         """True if its fold may lack earlier events of the replica itself."""
         self._local: dict[WorkerId, tuple[str, ...]] = {}
         self._by_reason: Mapping[str, frozenset[WorkerId]] | None = MappingProxyType({})
@@ -108,8 +108,11 @@ class ReplicaState:
         self._note_read(at.seq if at is not None else 0)
         while at is not None and self._own_events and self._own_events[0][0] <= at.seq:
             self.pending_events.read_back(self._own_events.popleft()[1])
-        lacked_own, self._lacks_own = self._lacks_own, ROUTING in cut or self.replica in state.routing.unknown
-        if lacked_own and not self._lacks_own:
+        was_incomplete, self._is_incomplete = (
+            self._is_incomplete,
+            ROUTING in cut or self.replica in state.routing.unknown,
+        )
+        if was_incomplete and not self._is_incomplete:
             # a snapshot may have requests in flight that the fold before lacked when their ends were applied
             self.pending_events.refold((), self.part)
 
