@@ -281,7 +281,8 @@ def test_sources_of_another_key_are_named() -> None:
     assert text == (
         f"2 sources in the log ({'a' * 16}, {'b' * 16}) write under another key than this deployment's: another "
         "deployment shares the namespace; stop it, and give it a --namespace of its own, or this deployment's key. "
-        "Gaps that front ends find in these chains are no lost messages."
+        "Gaps that front ends find in these chains are no lost messages. A source of this deployment stands here, too, "
+        "from a changed message to its next one."
     )
 
 
