@@ -6,7 +6,7 @@ under prefixes by themselves: of one sequence the last block is evicted first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
 from actors.engines.engine import (
@@ -21,7 +21,8 @@ from actors.engines.engine import (
 from actors.engines.simulated.engine_state import Abort, Input, Submit
 from actors.engines.simulated.engine_step import EngineState, StepResult, check_request, load_of, step
 from actors.engines.simulated.simulated_settings import SimulatedSettings
-from actors.kv_cache.cache_events import EVENT_HASHES_MAX
+from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
+from actors.kv_cache.cache_mirror import LEVELS, UNREACHABLE, CachedBlock, CacheMirror, PrefixHashStates
 from actors.transport.worker_connection import WorkerDeclined
 from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
 from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event, LoadReported, WorkerJoined, WorkerLost
@@ -33,7 +34,6 @@ from core.subjects import LOAD
 from projections.policy.binding_plan import is_one_pass
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_request import MODEL
-from replay.simulate.tiered_copies import TieredCopies
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import US_PER_MS
 
@@ -123,6 +123,52 @@ def _add_removed(gone: list[int], found: list[Event]) -> None:
         for start in range(0, len(gone), EVENT_HASHES_MAX)
     ]
     gone.clear()
+
+
+class TieredCopies:
+    """The same for an engine with slower tiers: a mirror as a worker's own, but of an engine that names blocks by our
+    hashes and tells no tokens. A plain chain costs some 3 us per block."""
+
+    def __init__(self, block_size: int) -> None:
+        self._mirror = _NameMirror(block_size)
+
+    def __repr__(self) -> str:
+        return f"<TieredCopies of {len(self)} blocks>"
+
+    def __len__(self) -> int:
+        return self._mirror.reported
+
+    def __contains__(self, block: int) -> bool:
+        return self._mirror.reaches(block)
+
+    def overlap(self, hashes: list[int]) -> int:
+        """Number of the prompt's leading blocks in any tier."""
+        reaches = self._mirror.reaches
+        return next((depth for depth, name in enumerate(hashes) if not reaches(name)), len(hashes))
+
+    def apply(self, changes: Iterable[CacheChange]) -> list[Event]:
+        """Events about these changes, in their order, and as few as possible."""
+        return merge_events([event for change in changes for event in self._mirror.apply(change)])
+
+
+class _NameMirror(CacheMirror):
+    def __init__(self, block_size: int) -> None:
+        super().__init__(block_size, 0)
+        self._states = _NamesAsHashes(0)
+
+    def reaches(self, block: int) -> bool:
+        """A request can take the block from some tier."""
+        known = self._blocks.get(block)
+        return known is not None and known.reach != UNREACHABLE
+
+    def _is_indexed(self, change: CacheStored) -> bool:
+        return change.tier in LEVELS
+
+
+class _NamesAsHashes(PrefixHashStates):
+    def hash_of(self, block: CachedBlock) -> int:
+        """Its name."""
+        return block.name
 
 
 REPORT_EVERY_US = REPORT_EVERY_MS * 1000

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import xxhash
 
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
-from actors.engines.simulated.host_tier import HostTier
+from actors.engines.simulated.simulated_host_tier import HostTier
 from core.prompt import scope_bytes
 
 TIER = "device"

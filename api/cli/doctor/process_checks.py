@@ -138,8 +138,8 @@ def check_foreign(replicas: list[ProcessReply]) -> Finding:
             f"{count_text(len(sources), 'source')} in the log ({', '.join(sources[:3])}) "
             f"{plural(len(sources), 'writes', 'write')} under another key than this deployment's: another deployment "
             "shares the namespace; stop it, and give it a --namespace of its own, or this deployment's key. Gaps that "
-            "front ends find in these chains are no lost messages. A source of this deployment stands here, too, from a "
-            "changed message to its next one."
+            "front ends find in these chains are no lost messages. A source of this deployment stands here, too, from "
+            "a changed message to its next one."
         )
         return Finding("foreign_sources", PROBLEM, text, facts)
     return Finding("foreign_sources", OK, "Every chain that goes on is sealed with this deployment's key.", facts)

@@ -21,9 +21,8 @@ from projections.index.prefix_index import PrefixIndex
 from replay.recording.recording import Recording
 from replay.simulate.options import Options
 from replay.simulate.simulated_log import KEY
-from replay.simulate.simulated_worker import BlockCopies
+from replay.simulate.simulated_worker import BlockCopies, TieredCopies
 from replay.simulate.simulation import SimulationResult, simulate
-from replay.simulate.tiered_copies import TieredCopies
 from replay.verify.verify import verify
 from tests.replay.simulate.families import ENGINE, families
 from tests.replay.simulate.said import said

@@ -12,8 +12,8 @@ import pytest
 from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheRemoved
 from actors.engines.simulated.engine_state import Abort, Forget
 from actors.engines.simulated.engine_step import load_of
-from actors.engines.simulated.host_tier import HostTier
 from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.engines.simulated.simulated_host_tier import HostTier
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_mirror import LEVELS, CacheMirror
 from core.errors import CallerError
