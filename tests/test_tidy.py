@@ -224,8 +224,8 @@ def test_engines_are_imported_late() -> None:
     """vLLM, torch and NIXL are imported inside functions, so that everything else runs without them; but in a module
     that vLLM imports by its name, and nothing else does."""
     assert [name(path) for path in CODE if early_imports(path) & set(LATE)] == [BY_VLLM]
-    users = [path for path in CODE if re.search(r"\bhost_tier import|import host_tier$", path.read_text(), re.MULTILINE)]
-    assert users == []
+    imported = re.compile(r"\bhost_tier import|import host_tier$", re.MULTILINE)
+    assert [path for path in CODE if imported.search(path.read_text())] == []
 
 
 def test_core_and_folds_ask_no_clock_and_no_dice() -> None:
