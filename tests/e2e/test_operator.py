@@ -36,7 +36,7 @@ from tests.fixtures.listeners import listeners
 MARKER = "zebra crossing at noon"
 BIG = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" * 50_000_000 + b'"}]}'
 WORKERS = ("decode-0", "decode-1")
-LABELS = {"model", "worker", "policy", "outcome", "reason", "stream", "le"}
+LABELS = {"model", "worker", "policy", "outcome", "reason", "stream", "tier", "le"}
 
 
 async def test_a_deployment_is_closed_and_bounded(tmp_path: Path) -> None:
