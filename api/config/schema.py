@@ -285,7 +285,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
     kv_tiers: KvTiers = KvTiers()
-    """Of a vLLM group without remote prefill."""
+    """Of a group without remote prefill."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""

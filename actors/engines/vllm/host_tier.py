@@ -80,7 +80,8 @@ class HostTierSpec(CPUOffloadingSpec):
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
-        if self.blocks_per_chunk != 1 or self.num_chunks < 1:
+        assert self.blocks_per_chunk == 1
+        if self.num_chunks < 1:
             raise ValueError(f"the host tier holds no block: one takes {self.kv_bytes_per_chunk} bytes")
         self._copier: HostTierWorker | None = None
 
