@@ -340,11 +340,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _is_stuck(self, now_s: float) -> bool:
         """True if the client has read nothing for too long although bytes wait for it."""
-        unsent = self.transport.get_write_buffer_size()
-        speaks = not (self.flow.write_paused or self.idle or self.transport.is_closing())
-        if not unsent or unsent < self._unsent or speaks:
-            self._taken_s = now_s
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
         self._unsent = unsent
+        if not unsent or unsent < before or not (self.flow.write_paused or self.idle or self.transport.is_closing()):
+            self._taken_s = now_s
+            return False
         return now_s - self._taken_s > SLOW_READER_S
 
     def shutdown(self) -> None:
