@@ -579,7 +579,7 @@ class RequestScheduler:
             if request.asked is not None:  # it was held, or waited for a worker
                 self._decide(request)
                 return
-            request.prepare(self._now_us, RESUME_WAIT_US)
+            request.prepare(self._now_us, RESUME_WAIT_US, self._learned_time(request.model))
             if self._may_hold(request):
                 self._hold(request)
             else:
@@ -589,9 +589,7 @@ class RequestScheduler:
 
     def _decide(self, request: RoutedRequest) -> None:
         """The request is decided on alone, and sent; if there is no worker, it waits for one, or is refused."""
-        assert request.asked is not None
-        asked = self._with_learned_time(request.asked)
-        view = self._decision_view()
+        asked, view = self._asked(request), self._decision_view()
         decision = decide_newest(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
@@ -612,12 +610,20 @@ class RequestScheduler:
         self._do(PublishLocal(view.local))
         return view
 
-    def _with_learned_time(self, asked: RouteRequest) -> RouteRequest:
-        """The request with the prefill times that this replica has learned, where the policy reads them."""
+    def _asked(self, request: RoutedRequest) -> RouteRequest:
+        """The input of the request's decision, with the prefill time that is learned by now."""
+        asked, time = request.asked, self._learned_time(request.model)
+        assert asked is not None
+        if asked.time is not time:  # learned since the request was prepared
+            asked = request.asked = asked._replace(time=time)
+        return asked
+
+    def _learned_time(self, model: str) -> PrefillTime | None:
+        """The prefill time that this replica has learned, where the policy reads it."""
         settings = self._settings
         if settings.policy not in ESTIMATING_POLICIES or settings.prefill_us_per_token_m:
-            return asked
-        return asked._replace(time=self.learned.time(asked.model))
+            return None
+        return self.learned.time(model)
 
     def _draw_seed(self, asked: RouteRequest) -> int:
         drawn: int = xxhash.xxh3_64_intdigest(f"draw/{asked.id}/{asked.attempt}".encode(), self._seed)
@@ -849,8 +855,7 @@ class RequestScheduler:
         view = self._decision_view()
         unbound = []
         for each in queue:
-            assert each.asked is not None
-            asked, since_ms = self._with_learned_time(each.asked), each.held_since_us // US_PER_MS
+            asked, since_ms = self._asked(each), each.held_since_us // US_PER_MS
             start = self.held.start(each)
             unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start))
         busy_us: dict[WorkerId, int] = {}

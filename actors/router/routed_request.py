@@ -15,6 +15,7 @@ from core.generation import GenerateRequest, IntakeTimes, Output
 from core.ids import RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
 from core.prompt import Prompt
+from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 
 ATTEMPTS_MAX = 3
@@ -193,9 +194,9 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
         assert self.routed is not None
         return WorkerId(self.routed.worker)
 
-    def prepare(self, now_us: int, resume_wait_us: int) -> None:
-        """The next attempt has its payload and the input of its decision. A begun answer waits `resume_wait_us` at most
-        for a worker."""
+    def prepare(self, now_us: int, resume_wait_us: int, time: PrefillTime | None) -> None:
+        """The next attempt has its payload and the input of its decision, with the learned prefill time. A begun answer
+        waits `resume_wait_us` at most for a worker."""
         left_ms = None
         if self.deadline_ms is not None:
             left_ms = max(1, self.deadline_ms - (now_us - self.arrived_us) // 1000)
@@ -203,7 +204,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
         self.payload = self.answer.payload(left_ms)
         self.asked = RouteRequest(
             self.id, self.attempt, self.model, self.answer.prompt(self.payload), self.tenant, self.priority,
-            self.session, session_parent=self.session_parent,
+            self.session, time, session_parent=self.session_parent,
         )  # fmt: skip
 
     def start(self, routed: RequestRouted, now_us: int) -> None:
