@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -181,7 +181,7 @@ def is_plain_token(output: Output) -> bool:
     return len(tokens) == 1 and output == Output(tokens=tokens)
 
 
-class IntakeTimes(NamedTuple):
+class IntakeTimes(msgspec.Struct, frozen=True):
     """The time of a request in its front end before the router had it, in microseconds."""
 
     loop_us: int

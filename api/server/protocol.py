@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
+import msgspec
 from uvicorn._types import ASGI3Application, HTTPScope
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -236,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))
 
     def _scope(self, version: str) -> HTTPScope:
-        path, raw_path, query = target_of(self.url)
+        target = target_of(self.url)
         return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -246,9 +247,9 @@ class HttpProtocol(HttpToolsProtocol):
             "scheme": self.scheme or "http",
             "method": self.parser.get_method().decode("ascii"),
             "root_path": "",
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
+            "path": target.path,
+            "raw_path": target.raw_path,
+            "query_string": target.query,
             "headers": self.headers,
             "state": self.app_state.copy(),
         }
@@ -408,7 +409,7 @@ class HttpProtocol(HttpToolsProtocol):
         return active.response_started or active is not self.cycle or not self._in_body
 
 
-class RequestTarget(NamedTuple):
+class RequestTarget(msgspec.Struct, frozen=True):
     """Of a request line: as ASGI has them."""
 
     path: str

@@ -6,7 +6,8 @@ import asyncio
 import socket
 import struct
 import sys
-from typing import NamedTuple
+
+import msgspec
 
 from core.clock import SystemClock
 
@@ -20,7 +21,7 @@ _INET, _STREAM = int(socket.AF_INET), int(socket.SOCK_STREAM)
 """Also of sockets of other families: the kernel goes by the number of the file."""
 
 
-class SendingState(NamedTuple):
+class SendingState(msgspec.Struct, frozen=True):
     """The sending side of a connection."""
 
     unacked: int

@@ -9,6 +9,8 @@ from collections import deque
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
 from core.errors import Corrupt
 from core.events.kv import PREFILL
@@ -74,7 +76,7 @@ class Position(NamedTuple):
     seq: StreamSeq
 
 
-class Applied(NamedTuple):
+class Applied(msgspec.Struct, frozen=True):
     """Facts about one folded record, for the parts that react to it."""
 
     stream: StreamName

@@ -20,9 +20,10 @@ import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_address
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlparse
 
+import msgspec
 import nats.errors
 import orjson
 from nats.aio.client import Client, Srv
@@ -103,14 +104,14 @@ _PERMISSION = re.compile(r"permissions violation for publish to \"([^\"]+)\"", r
 _NO_AUTHORIZATION = re.compile(r"authorization|authentication|user credentials", re.IGNORECASE)
 
 
-class NatsReply(NamedTuple):
+class NatsReply(msgspec.Struct, frozen=True):
     """The reply to a request."""
 
     payload: bytes
     headers: bytes
 
 
-class _Waiting(NamedTuple):
+class _Waiting(msgspec.Struct, frozen=True):
     subject: str
     until_s: float
     """By the loop's clock."""

@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from core.codec import READABLE, encode_event, is_decision
 from core.events import Event
 from core.ids import SourceId
@@ -59,7 +61,7 @@ def encoded(event: Event, limits: OutboxLimits) -> bytes:
     return found
 
 
-class Batch(NamedTuple):
+class Batch(msgspec.Struct, frozen=True):
     """The events of one message, in order."""
 
     encodings: list[bytes]
@@ -67,7 +69,7 @@ class Batch(NamedTuple):
     """True if all events are of low rate (`core.codec.READABLE`)."""
 
 
-class SealedMessage(NamedTuple):
+class SealedMessage(msgspec.Struct, frozen=True):
     """The message of an append: it stays the same from its first append until the log has it."""
 
     n: int
@@ -79,7 +81,7 @@ class SealedMessage(NamedTuple):
         return f"{source}:{self.n}"
 
 
-class EventCounts(NamedTuple):
+class EventCounts(msgspec.Struct, frozen=True):
     """Numbers of events, the decisions among them counted apart."""
 
     events: int

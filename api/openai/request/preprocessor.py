@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from core.prompt import TOKEN_BYTES
 Result = TypeVar("Result")
 
 
-class Usage(NamedTuple):
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request: each prompt once, the answers of all its choices together."""
 
     prompt_tokens: int

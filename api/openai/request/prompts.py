@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import cast
+
+import msgspec
 
 from api.openai.request.sampling import context_exceeded, least_output_tokens, requested_tokens
 from api.openai.types.request_types import CHOICES_MAX, COMPLETION_TOKENS, ChatRequest, CompletionRequest
@@ -17,7 +19,7 @@ TRUNCATED_CHARS_PER_TOKEN = 16
 """Characters tokenized for each token to keep, if the last tokens of a text are kept: few tokens are longer."""
 
 
-class PromptTokens(NamedTuple):
+class PromptTokens(msgspec.Struct, frozen=True):
     """One prompt of a request."""
 
     tokens: bytes
@@ -70,7 +72,7 @@ def _tokenize_prompts(
     return [_with_text(prompt, parameters, tokenizer) for prompt in sent] if parameters.echo else sent
 
 
-class _Keep(NamedTuple):
+class _Keep(msgspec.Struct, frozen=True):
     """Which of a prompt's tokens are kept."""
 
     tokens_max: int
@@ -102,11 +104,13 @@ class _Keep(NamedTuple):
 
     def of_text(self, text: str, tokenizer: ModelTokenizer) -> bytes:
         """The tokens of a text that are kept; ApiError if there are none."""
-        tokens_max, truncate, left, special, proceed, tenant = self
-        if truncate is not None and left:
+        tokens_max, truncate = self.tokens_max, self.truncate
+        if truncate is not None and self.left:
             text = text[-TRUNCATED_CHARS_PER_TOKEN * truncate :]
             tokens_max = len(text)
-        tokens = tokenizer.encode(text, tokens_max, add_special_tokens=special, proceed=proceed, tenant=tenant)
+        tokens = tokenizer.encode(
+            text, tokens_max, add_special_tokens=self.special, proceed=self.proceed, tenant=self.tenant
+        )
         return tokens if tokens and truncate is None else self.of_tokens(tokens)
 
     def of_tokens(self, tokens: bytes) -> bytes:
@@ -138,7 +142,8 @@ def _with_text(prompt: PromptTokens, parameters: CompletionRequest, tokenizer: M
     if prompt.text is not None:
         return prompt
     skip = parameters.skip_special_tokens is not False
-    return prompt._replace(text=tokenizer.texts.decode(tokens_from_bytes(prompt.tokens), skip_special_tokens=skip))
+    text = tokenizer.texts.decode(tokens_from_bytes(prompt.tokens), skip_special_tokens=skip)
+    return PromptTokens(prompt.tokens, text)
 
 
 def _several(prompt: str | list[int | str | list[int]]) -> list[str] | list[list[int]]:

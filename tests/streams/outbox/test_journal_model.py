@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from streams.outbox.backlog import OutboxLimits, SealedMessage
+from streams.outbox.backlog import EventCounts, OutboxLimits, SealedMessage
 from tests.streams.left import acknowledge, left_journal, new_journal, seal_next
 from tests.streams.source import SOURCE, said
 
@@ -64,7 +64,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        assert self.journal.clear() == (len(self.waiting), 0)
+        assert self.journal.clear() == EventCounts(len(self.waiting), 0)
         self.lost += len(self.waiting)
         if self.sealed is not None and not self.journal.standing.sealed_at:
             self.dropped += self.waiting
