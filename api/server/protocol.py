@@ -319,25 +319,30 @@ class HttpProtocol(HttpToolsProtocol):
 
     def check_deadlines(self, now_s: float) -> None:
         """A request that took too long is refused, a connection idle for too long closed; called once a second."""
-        took_s, limits = now_s - self.since_s, self._limits
         if self._is_stuck(now_s):
             self.transport.abort()
+        elif self._refused:
             return
-        if self._refused or self.transport.is_closing():
-            return
-        if self._in_head:
-            if took_s > limits.head_timeout_s:
-                self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
-        elif self._in_body:
-            latest_s = now_s + limits.body_timeout_s
-            earned_s = (self._body_bytes - self._body_bytes_paid) / limits.body_bytes_per_s_min
-            self._body_bytes_paid = self._body_bytes
-            # while reading is paused, we are slow and not the client
-            self._body_until_s = latest_s if self.flow.read_paused else min(self._body_until_s + earned_s, latest_s)
-            if now_s > self._body_until_s:
-                self._refuse(ApiError(408, "the request's body came too slowly"))
-        elif took_s > limits.keep_alive_s and self.idle:
+        elif self._in_head or self._in_body:
+            if not self.transport.is_closing():
+                self._check_arrival(now_s)
+        elif now_s - self.since_s > self._limits.keep_alive_s and self.idle:
             self.transport.close()
+
+    def _check_arrival(self, now_s: float) -> None:
+        """The request is refused if its head or its body took too long."""
+        limits = self._limits
+        if self._in_head:
+            if now_s - self.since_s > limits.head_timeout_s:
+                self._refuse(ApiError(408, f"the headers were not complete within {limits.head_timeout_s:g} s"))
+            return
+        latest_s = now_s + limits.body_timeout_s
+        earned_s = (self._body_bytes - self._body_bytes_paid) / limits.body_bytes_per_s_min
+        self._body_bytes_paid = self._body_bytes
+        # while reading is paused, we are slow and not the client
+        self._body_until_s = latest_s if self.flow.read_paused else min(self._body_until_s + earned_s, latest_s)
+        if now_s > self._body_until_s:
+            self._refuse(ApiError(408, "the request's body came too slowly"))
 
     def _is_stuck(self, now_s: float) -> bool:
         """True if the client has read nothing for too long although bytes wait for it."""
