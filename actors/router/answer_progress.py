@@ -42,7 +42,7 @@ class AnswerProgress:
         self._block_size = block_size
         self._columns = columns
         self._scope = scope_bytes(request.adapter, request.cache_salt) if request.adapter or request.cache_salt else b""
-        self._tokens_max = min(request.sampling.max_tokens, context_max - len(request.tokens) // TOKEN_BYTES)
+        self._context_max = context_max
         self.parts: NamedParts | None = None
         """Parts of the present attempt's prompt, if it is long."""
         self.passthrough = True
@@ -62,7 +62,9 @@ class AnswerProgress:
     @property
     def complete(self) -> bool:
         """True if the answer is as long as it may be and only its end was not delivered."""
-        return 0 < self._tokens_max <= len(self.tokens)
+        request = self._request
+        tokens_max = min(request.sampling.max_tokens, self._context_max - len(request.tokens) // TOKEN_BYTES)
+        return 0 < tokens_max <= len(self.tokens)
 
     @property
     def repeating(self) -> bool:

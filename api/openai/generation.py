@@ -211,8 +211,10 @@ class Generation:
             await self.writing
 
     async def _encode_whole(self) -> bytes:
-        prompts = sum([len(choice.prompt_logprobs) for choice in self.prepared.choices])
-        if self._logprobs + prompts <= LOGPROBS_INLINE_MAX:
+        logprobs = self._logprobs
+        if self.prepared.options.prompt_logprobs:
+            logprobs += sum([len(choice.prompt_logprobs) for choice in self.prepared.choices])
+        if logprobs <= LOGPROBS_INLINE_MAX:
             return self.encoder.encode_whole()
         return await asyncio.to_thread(self.encoder.encode_whole)
 

@@ -36,7 +36,7 @@ def output_tokens_max(parameters: ChatRequest | CompletionRequest, card: ModelCa
     """
     room = card.context_max - prompt
     requested = requested_tokens(parameters)
-    if room < (1 if requested is None else least_output_tokens(requested, card.context_max)):
+    if room < LEAST_ROOM and room < (1 if requested is None else least_output_tokens(requested, card.context_max)):
         raise context_exceeded(parameters, prompt, card.context_max)
     if requested is None:
         requested = room if isinstance(parameters, ChatRequest) else COMPLETION_TOKENS
@@ -115,7 +115,8 @@ def shown_logprobs(parameters: ChatRequest | CompletionRequest) -> int:
 
 def _logprobs(parameters: ChatRequest | CompletionRequest) -> int:
     ranked = isinstance(parameters, CompletionRequest) and (parameters.best_of or 1) > (parameters.n or 1)
-    return max(shown_logprobs(parameters), 0 if ranked else -1)
+    shown = shown_logprobs(parameters)
+    return 0 if ranked and shown < 0 else shown
 
 
 def _prompt_logprobs(parameters: ChatRequest | CompletionRequest) -> int:
