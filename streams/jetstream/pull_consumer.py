@@ -141,15 +141,16 @@ class PullConsumer:
         # $JS.ACK.[domain.account.]stream.consumer.deliveries.stream_seq.consumer_seq.time_ns.pending[.random]
         tokens = reply.split(b".")
         first = 5 if len(tokens) == 9 else 7
+        seq = int(tokens[first])
         if int(tokens[first + 1]) != self._delivered + 1:
             self._break_off()
             return
         self._delivered += 1
         self.outstanding -= 1
-        if int(tokens[first]) < self._start:  # the server that reads for us had not caught up, and began at its own end
+        if seq < self._start:  # the server that reads for us had not caught up, and began at its own end
             return
         time_ms = int(tokens[first + 2]) // _NS_PER_MS
-        record = Record(self._stream, StreamSeq(int(tokens[first])), time_ms, subject.decode(), payload)
+        record = Record(self._stream, StreamSeq(seq), time_ms, subject.decode(), payload)
         self._on_record(record, int(tokens[first + 3]))
         self.stirred.set()
 

@@ -177,10 +177,10 @@ class Journal:
         self._keep_counts()
 
     def take(self) -> Batch:
-        room = self._limits.message_bytes_max - ENVELOPE_BYTES
+        room, most = self._limits.message_bytes_max - ENVELOPE_BYTES, min(self._events, self._limits.events_max)
         encodings: list[bytes] = []
         readable, decisions, size = True, 0, 0
-        while len(encodings) < self._events and len(encodings) < self._limits.events_max:
+        while len(encodings) < most:
             kind, data, after, decides = self._event()
             if encodings and size + len(data) > room:
                 break
@@ -367,4 +367,5 @@ class Journal:
 
 def _oldest(standing: JournalPosition) -> int:
     """The first offset that is still needed."""
-    return min(standing.sealed_at or standing.events_from, standing.events_from)
+    sealed_at, events_from = standing.sealed_at, standing.events_from
+    return sealed_at if 0 < sealed_at < events_from else events_from

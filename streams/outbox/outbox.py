@@ -118,8 +118,8 @@ class Outbox(SourceChain):
     async def _next_event(self) -> ChainEvent | Tick:
         request, self._request = self._request, None
         if request is None:
-            await self._sleep_until_due()
-            self.wall_offset_ms = self._clock.wall_ms() - self._now_us() // 1000
+            now_us = await self._sleep_until_due()
+            self.wall_offset_ms = self._clock.wall_ms() - now_us // 1000
             return TICK
         try:
             if isinstance(request, Append):
@@ -128,10 +128,11 @@ class Outbox(SourceChain):
         except (Unavailable, WrongSequence) as error:
             return LogFailed(error)
 
-    async def _sleep_until_due(self) -> None:
+    async def _sleep_until_due(self) -> int:
+        """The chain's time has come; returns the time."""
         assert self._loop is not None
         assert self.due_us is not None
-        while self.due_us > self._now_us():
+        while self.due_us > (now_us := self._now_us()):
             self._alarm = self._loop.create_future()
             timer = self._loop.call_at(self.due_us / 1_000_000, self._wake)
             try:
@@ -139,6 +140,7 @@ class Outbox(SourceChain):
             finally:
                 timer.cancel()
                 self._alarm = None
+        return now_us
 
     def _wake(self) -> None:
         if self._alarm is not None and not self._alarm.done():
