@@ -186,7 +186,8 @@ class RoutingPublisher:
 
     def read_back(self, message: Message) -> None:
         """Events of this replica were read from the log and folded: they are not pending any more."""
-        self._n_read = max(self._n_read, message.n + 1)
+        if message.n >= self._n_read:
+            self._n_read = message.n + 1
         for event in message.events:
             self.pending_events.read_back(event)  # type: ignore[arg-type]  # our own events are of types that we know
 

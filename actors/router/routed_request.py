@@ -28,18 +28,18 @@ LEAVING_MAX = 8
 LOST_MAX = 32
 """Workers that one answer may lose in all. It bounds an answer that ends an engine every few tokens."""
 US_PER_MS = 1000
+_HALF_TENTH_US = US_PER_TENTH // 2
 _NO_INTAKE = IntakeTimes(0, 0, 0)
 
 
-class RetryBudget:
+class RetryBudget(msgspec.Struct):
     """Bounds the attempts of one request, so that one request cannot end a fleet."""
 
-    def __init__(self) -> None:
-        self._delivered = 0
-        self._broken = 0
-        self._leaving = 0
-        """Attempts of each kind in a row, since the client got a token."""
-        self._lost = 0
+    _delivered: int = 0
+    _broken: int = 0
+    _leaving: int = 0
+    """Attempts of each kind in a row, since the client got a token."""
+    _lost: int = 0
 
     def __repr__(self) -> str:
         return f"<RetryBudget {self._broken} broken off and {self._leaving} left in a row, {self._lost} lost in all>"
@@ -274,7 +274,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     def _stages(self, at_us: int) -> tuple[int, ...]:
         """The present attempt's `RequestStages`, up to now."""
         intake = self.intake if self.attempt == 0 and self.intake is not None else _NO_INTAKE
-        before = (*intake, self.queue_us, self.hold_us, self.route_us)
+        before = (intake.loop_us, intake.body_us, intake.prepare_us, self.queue_us, self.hold_us, self.route_us)
         if self.first_token_us < 0:
             behind = (at_us - self.sent_us, 0, 0, 0, 0)
         else:
@@ -289,7 +289,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
                 computed_us = min(left_us, computed_us)
                 queued_us = min(left_us - computed_us, queued_us)
                 behind = (left_us - computed_us - queued_us, elsewhere_us, queued_us, computed_us, decode_us)
-        return tuple([(each + US_PER_TENTH // 2) // US_PER_TENTH for each in before + behind])
+        return tuple([(each + _HALF_TENTH_US) // US_PER_TENTH for each in before + behind])
 
     def client_error(self, error: NoWorkers | CallerError) -> Exception:
         """The error for the client. It is GenerationFailed if the client has tokens: then the request is neither at
