@@ -140,7 +140,7 @@ class RoutingPublisher:
         elif type(event) in _COUNTED:
             self._decisions_rejected += type(event) is RequestRejected
             event = self._with_counts(event)
-        if len(self.pending_events) >= PENDING_EVENTS_MAX and self.outbox.drops:
+        if self.outbox.drops and len(self.pending_events) >= PENDING_EVENTS_MAX:
             self._forget_dropped()
         self.pending_events.emit(event, self._state.routing.replicas.get(self.id))
         self.outbox.put(event)

@@ -152,6 +152,8 @@ class Generation:
             self.writing.result()
         if consumer.choice.finish is not None:
             return False
+        if consumer.backlog is None:
+            consumer.backlog = OutputBuffer()
         if not consumer.backlog:
             self._queued.append(consumer)
         consumer.backlog.add(output)
@@ -199,6 +201,7 @@ class Generation:
                 self.writing = None
                 return
             consumer = self._queued.pop(0)
+            assert consumer.backlog is not None
             delta = consumer.choice.push(consumer.backlog.take())
 
     async def _encode(self, delta: ChoiceDelta) -> bytes:
@@ -267,14 +270,16 @@ class ChoiceConsumer:
 
     def __init__(self, generation: Generation, choice: Choice) -> None:
         self.choice = choice
-        self.backlog = OutputBuffer()
+        self.backlog: OutputBuffer | None = None
+        """Made when the client falls behind."""
         self._generation = generation
         self._transcript = choice.transcript
         self._is_first = choice.index == 0
         self._is_plain = generation.prepared.is_plain_text
 
     def __repr__(self) -> str:
-        return f"<ChoiceConsumer of {self.choice!r}, {self.backlog.count} tokens behind>"
+        behind = 0 if self.backlog is None else self.backlog.count
+        return f"<ChoiceConsumer of {self.choice!r}, {behind} tokens behind>"
 
     def on_output(self, output: Output) -> bool:
         """The output's text is on its way to the client; False if no more is wanted."""
