@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from api.server.tcp_probe import TcpProbe
 from core.clock import SystemClock
 from core.generation import IntakeTimes
@@ -11,14 +13,13 @@ _NS_PER_US = 1000
 _NS_PER_MS = 1_000_000
 
 
-class RequestIntake:
+class RequestIntake(msgspec.Struct):
     """The moments of one request before the router has it, by the monotonic clock. Some 2 us in all, most of it for the
     kernel's word on when the head came."""
 
-    __slots__ = ("_arrived_ns", "_begun_ns", "_whole_ns")
-
-    def __init__(self) -> None:
-        self._arrived_ns = self._begun_ns = self._whole_ns = 0
+    _arrived_ns: int = 0
+    _begun_ns: int = 0
+    _whole_ns: int = 0
 
     def __repr__(self) -> str:
         return f"<RequestIntake {self.times()}>"
