@@ -329,7 +329,7 @@ class SourceChain:
         if self.sealed is not None:
             return self._offer(self.sealed)
         if self._restatement_due:
-            self.drops = self._restatement_due = False
+            self.drops, self._restatement_due = self.ended, False
             if self._last_event is None:
                 return (AskRestatement(),)
             self._restate([self._last_event], now_us)

@@ -35,6 +35,7 @@ from core.models import GenerationFailed, NoWorkers
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
+from projections.policy.prefill_time import PrefillTime
 from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
 
 HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
@@ -113,6 +114,18 @@ def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learn
     assert routed.expects_load is not learns
     it.output(asked, 1)
     assert noted == [20 - asked.cached_tokens] * learns
+
+
+def test_a_held_request_is_decided_by_the_price_that_is_learned_meanwhile() -> None:
+    """Its input was made when it came; the record has the price of the decision."""
+    it = Scheduling(HOLDING)
+    long = it.arrive("long", 5000)
+    assert long.phase is Phase.HELD
+    it.scheduler.learned.time = lambda _model: PrefillTime(1000, 30_000)  # type: ignore[method-assign]
+    it.ticks()
+    (routed,) = it.published(RequestRouted)
+    assert isinstance(routed, RequestRouted)
+    assert routed.prefill_time == (1000, 30_000)
 
 
 def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:
