@@ -121,7 +121,7 @@ def test_a_held_request_is_decided_by_the_price_that_is_learned_meanwhile() -> N
     it = Scheduling(HOLDING)
     long = it.arrive("long", 5000)
     assert long.phase is Phase.HELD
-    it.scheduler.learned.time = lambda _model: PrefillTime(1000, 30_000)  # type: ignore[method-assign]
+    it.scheduler.learned.time = lambda _model: PrefillTime(1000, 30_000)  # type: ignore[assignment, method-assign]
     it.ticks()
     (routed,) = it.published(RequestRouted)
     assert isinstance(routed, RequestRouted)
