@@ -136,15 +136,14 @@ class BlockStore:
         """True if a file of that name lies there. No I/O."""
         return name in self._blocks if self._scanned else False
 
-    def touch(self, names: Iterable[bytes], stamp: int) -> None:
-        """Blocks of one prompt from its first on, of which not all need lie here, were used at that time."""
+    def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
+        """Blocks, of which not all need lie here, have these stamps, or keep newer ones."""
         with self._lock:
-            for depth, name in enumerate(names):
+            for name, stamp in stamps:
                 block = self._blocks.get(name)
-                if block is not None and block.stamp < stamp - depth:
-                    block.stamp = stamp - depth
-                    self._unsaved[name] = block.stamp
-                    heapq.heappush(self._oldest, (block.stamp, name))
+                if block is not None and block.stamp < stamp:
+                    block.stamp = self._unsaved[name] = stamp
+                    heapq.heappush(self._oldest, (stamp, name))
             if len(self._oldest) > 2 * len(self._blocks) + 1024:
                 self._oldest = [(block.stamp, name) for name, block in self._blocks.items()]
                 heapq.heapify(self._oldest)

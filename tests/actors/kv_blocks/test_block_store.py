@@ -37,6 +37,9 @@ class Folder:
         """A new process over the same folder."""
         return Folder(self.path, blocks, facts, self.clock.now_ms)
 
+    def touch(self, blocks: list[bytes], stamp: int) -> None:
+        self.store.touch((name(block), stamp - depth) for depth, block in enumerate(blocks))
+
     def put(self, block: bytes, stamp: int | None = None) -> bool:
         self.clock.advance(1)
         return self.store.put(name(block), payload(block), self.store.stamp_now() if stamp is None else stamp)
@@ -137,7 +140,7 @@ def test_what_is_used_stays(folder: Folder) -> None:
     for block in (b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h"):
         folder.put(block)
     folder.clock.advance(10)
-    folder.store.touch([name(b"a"), name(b"not here"), name(b"b")], folder.store.stamp_now())
+    folder.touch([b"a", b"not here", b"b"], folder.store.stamp_now())
     folder.store.save_stamps()
     next_one = folder.again(8)
     for block, gone in ((b"i", b"c"), (b"j", b"d")):
@@ -241,7 +244,7 @@ def test_any_interleaving(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyP
         act = fresh.random()
         if act < 0.6:
             stamp = folder.store.stamp_now()
-            folder.store.touch(map(name, prompt), stamp)
+            folder.touch(prompt, stamp)
             for depth, block in enumerate(prompt[: fresh.randrange(1, len(prompt) + 1)]):
                 folder.store.put(name(block), payload(block), stamp - depth)
                 assert folder.bytes_on_disk() <= bound * FILE_BYTES
@@ -324,5 +327,5 @@ def test_old_stamps_are_forgotten(folder: Folder) -> None:
     folder.put(b"a")
     for _ in range(3000):
         folder.clock.advance(1)
-        folder.store.touch([name(b"a")], folder.store.stamp_now())
+        folder.touch([b"a"], folder.store.stamp_now())
     assert len(folder.store._oldest) <= 1100
