@@ -12,7 +12,7 @@
 5. `scan` reads names, sizes and times of what lies there; before it has ended there is no block, and none is stored.
    It removes unfinished files. Files of other names are left alone, and count for nothing.
 
-Thread-safe. No other process may write here: see `FolderLock`.
+Thread-safe. No other process may write here: see `BlockFolderLock`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOCK_FILE = "lock"
 _NAMES = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(UNFINISHED)})")
 
 
-class FolderLock:
+class BlockFolderLock:
     """A folder of mode 0700 that is this process's alone, until `close` or its end."""
 
     def __init__(self, folder: Path) -> None:

@@ -161,7 +161,7 @@ def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:
 
 
 class DiskTier(NamedTuple):
-    """Where an engine keeps copies of its blocks beyond its own end."""
+    """A folder with copies of an engine's blocks, which outlive the engine."""
 
     folder: Path
     """Of this engine's worker alone; what engines of several workers can share lies beside it."""

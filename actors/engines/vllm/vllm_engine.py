@@ -33,7 +33,7 @@ from actors.engines.vllm import vllm_args, vllm_calls, vllm_side_channel
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, DiskTier, guide_behind_reasoning
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
-from actors.kv_blocks.block_store import FolderLock
+from actors.kv_blocks.block_store import BlockFolderLock
 from actors.kv_blocks.disk_counts import read_counts
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
@@ -85,7 +85,7 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
-    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks. `disk_tier` is behind it.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks. `disk_tier` is the next.
     """
 
     info: EngineInfo
@@ -118,7 +118,7 @@ class VllmEngine:
         self._reasoning_parser = reasoning_parser
         self._host_tier_bytes = host_tier_bytes
         self._disk_tier = disk_tier
-        self._disk_lock: FolderLock | None = None
+        self._disk_lock: BlockFolderLock | None = None
         self._disk_counts: Mapping[str, int] = {}
         self._weights: dict[str, str] = {}
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
@@ -265,14 +265,14 @@ class VllmEngine:
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
-    def _claim_disk(self, tier: DiskTier) -> FolderLock:
+    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock:
         """The tier's folder is ours. CallerError if not, or if the model is none in a folder."""
         if not Path(self._model_path).is_dir():
             raise CallerError(
                 f"a disk tier needs the model's own folder, to know its weights by their content: {self._model_path} "
                 "is none; fetch the model and give its folder"
             )
-        return FolderLock(tier.folder)
+        return BlockFolderLock(tier.folder)
 
     def _read_weights(self) -> dict[str, str]:
         """The model's files, and what changes if they do."""
@@ -280,7 +280,7 @@ class VllmEngine:
 
     @property
     def _counts_file(self) -> Path:
-        """Where the disk tier writes its numbers."""
+        """The file of the disk tier's numbers."""
         return Path(self._feed.folder, "disk-counts")
 
     def disk_counts(self) -> Mapping[str, int]:

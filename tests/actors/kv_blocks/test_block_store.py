@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
-from actors.kv_blocks.block_store import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S, BlockStore, FolderLock
+from actors.kv_blocks.block_store import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S, BlockStore, BlockFolderLock
 from actors.kv_blocks.disk_counts import NAMES, DiskCounts, read_counts
 from core.clock import ManualClock
 from core.errors import CallerError
@@ -311,15 +311,15 @@ def test_counting_without_a_file_ends_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "decode-0"
-    lock = FolderLock(folder)
+    lock = BlockFolderLock(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with pytest.raises(CallerError, match="decode-0 is in use by another worker of that name"):
-        FolderLock(folder)
+        BlockFolderLock(folder)
     lock.close()
-    FolderLock(folder).close()
+    BlockFolderLock(folder).close()
     (tmp_path / "file").write_text("")
     with pytest.raises(CallerError, match=r"the disk tier cannot use the folder .*: Not a directory"):
-        FolderLock(tmp_path / "file" / "decode-0")
+        BlockFolderLock(tmp_path / "file" / "decode-0")
 
 
 def test_old_stamps_are_forgotten(folder: Folder) -> None:
