@@ -65,7 +65,7 @@ class BlockFolderLock:
 
 
 class _Block:
-    """What is known of a file."""
+    """Size and stamp of a file."""
 
     __slots__ = ("size", "stamp")
 

@@ -71,7 +71,7 @@ def _content(path: str) -> str:
 
 
 def _load(kept: Path) -> dict[str, list[str]]:
-    """What is kept; nothing if it is no such file, which costs time alone."""
+    """The digests that are kept; none if it is no such file, which costs time alone."""
     try:
         found = json.loads(kept.read_text())
         return {str(path): [str(state), str(bytes.fromhex(content).hex())] for path, (state, content) in found.items()}

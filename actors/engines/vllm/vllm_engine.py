@@ -29,7 +29,7 @@ import msgspec
 
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.kv_events.kv_event_reader import KvEventReader
-from actors.engines.vllm import vllm_args, vllm_calls, vllm_side_channel
+from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, DiskTier, guide_behind_reasoning
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
@@ -85,7 +85,7 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
-    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks. `disk_tier` is the next.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks; next is `disk_tier`.
     """
 
     info: EngineInfo
@@ -266,12 +266,14 @@ class VllmEngine:
         return config
 
     def _claim_disk(self, tier: DiskTier) -> BlockFolderLock:
-        """The tier's folder is ours. CallerError if not, or if the model is none in a folder."""
+        """The tier's folder is ours, and nothing of killed engines is left in memory. CallerError if it cannot be ours,
+        or if the model is none in a folder."""
         if not Path(self._model_path).is_dir():
             raise CallerError(
                 f"a disk tier needs the model's own folder, to know its weights by their content: {self._model_path} "
                 "is none; fetch the model and give its folder"
             )
+        shared_memory.remove_leftovers()
         return BlockFolderLock(tier.folder)
 
     def _read_weights(self) -> dict[str, str]:
@@ -427,6 +429,7 @@ class VllmEngine:
             await self._feed.stop()
             self._feed = None
         if self._disk_lock is not None:
+            await asyncio.to_thread(shared_memory.remove_leftovers)
             self._disk_lock.close()
             self._disk_lock = None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
-from actors.kv_blocks.block_store import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S, BlockStore, BlockFolderLock
+from actors.kv_blocks.block_store import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S, BlockFolderLock, BlockStore
 from actors.kv_blocks.disk_counts import NAMES, DiskCounts, read_counts
 from core.clock import ManualClock
 from core.errors import CallerError
