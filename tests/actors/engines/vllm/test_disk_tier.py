@@ -49,12 +49,18 @@ class UnsealedEngine(RecordedEngine):
         return config
 
 
-def engine_over(model: Path, folder: Path, kind: type[RecordedEngine] = RecordedEngine, **more: Any) -> RecordedEngine:
+def engine_over(
+    model: Path,
+    folder: Path,
+    kind: type[RecordedEngine] = RecordedEngine,
+    host_blocks: int = HOST_BLOCKS,
+    **more: Any,
+) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
     if more:
         arguments |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": 8}
     tier = DiskTier(folder, DISK_BYTES, b"k" * 32)
-    return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
+    return kind("tiny", str(model), arguments, host_tier_bytes=host_blocks * BLOCK_BYTES, disk_tier=tier, **more)
 
 
 @pytest.fixture(scope="module")
@@ -78,24 +84,21 @@ def again(asked: GenerateRequest) -> GenerateRequest:
 
 async def stored(engine: RecordedEngine, asked: list[GenerateRequest], folder: Path) -> list[tuple[Answer, list[Path]]]:
     """The cold answer to each, and its blocks' files, from its first block on; all are off the device and the host."""
-    found = []
-    for each in asked:
-        before = set(folder.glob("*.kv"))
-        cold = await answer_to(engine, each)
-        blocks = len(each.tokens) // TOKEN_BYTES // SIZE
+    before = set(folder.glob("*.kv"))
+    cold = [await answer_to(engine, each) for each in asked]
 
-        def new(before: set[Path] = before) -> list[Path]:
-            return list(set(folder.glob("*.kv")) - before)
+    def new() -> list[Path]:
+        return list(set(folder.glob("*.kv")) - before)
 
-        await eventually(lambda new=new, blocks=blocks: len(new()) >= blocks, "its blocks on the disk")  # type: ignore[misc]
-        found.append((cold, sorted(new(), key=lambda file: -file.stat().st_mtime_ns)))
+    await eventually(lambda: len(new()) == len(asked) * BLOCKS, "all blocks on the disk")
+    files = sorted(new(), key=lambda file: file.stat().st_mtime_ns)  # of each prompt, the last block is the oldest
     await push_out(engine)
-    return found
+    return [(each, files[at * BLOCKS : (at + 1) * BLOCKS][::-1]) for at, each in enumerate(cold)]
 
 
 async def push_out(engine: RecordedEngine) -> None:
     """Neither device nor host has anything of before."""
-    for _ in range(2 * DEVICE_BLOCKS // BLOCKS):
+    for _ in range((DEVICE_BLOCKS + SIZE) // BLOCKS):
         await answer_to(engine, request(prompt(LENGTH), 2))
 
 
@@ -171,22 +174,6 @@ async def test_scopes_share_nothing(tiered: RecordedEngine, folder: Path) -> Non
         assert first.tokens != cold[0].tokens
 
 
-async def test_a_prompt_longer_than_the_host(tiered: RecordedEngine, folder: Path) -> None:
-    """It lies on the disk, longer by a block than the host has room: a part of it is loaded, and it is answered."""
-    whole = prompt((HOST_BLOCKS + 1) * SIZE + 5)
-    part = request(whole[: 60 * SIZE * TOKEN_BYTES], 2)
-    asked = request(whole, 8)
-    before = set(folder.glob("*.kv"))
-    await answer_to(tiered, part)
-    cold = await answer_to(tiered, asked)
-    await eventually(lambda: len(set(folder.glob("*.kv")) - before) == HOST_BLOCKS + 1, "all of it on the disk")
-    for _ in range(3):
-        await push_out(tiered)
-        async with asyncio.timeout(60):
-            found = await answer_to(tiered, again(asked))
-        assert found == cold._replace(cached_tokens=HOST_BLOCKS // 2 * SIZE)
-
-
 async def test_many_at_once(tiered: RecordedEngine, folder: Path) -> None:
     """Sixteen prompts that lie on the disk, three times what the host holds: all are answered with their texts."""
     asked = [request(prompt(LENGTH), 8) for _ in range(16)]
@@ -224,7 +211,7 @@ async def test_a_disk_that_is_full(tiered: RecordedEngine, folder: Path) -> None
     nothing is tried."""
     asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
     cold = [cold for cold, _ in await stored(tiered, asked, folder)]
-    before, pids = tiered.disk_counts(), tiered._processes.pids
+    before, pids = await quiet(tiered), tiered._processes.pids
     limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
     for pid, (_, hard) in limits.items():
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, hard))
@@ -261,8 +248,11 @@ async def test_lives_of_a_worker(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
     folder = tmp_path / "kv" / "decode-0"
     asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
-    engine = await life(model, folder)
+    engine = await life(model, folder, host_blocks=3 * HOST_BLOCKS)
     cold = [cold for cold, _ in await stored(engine, asked, folder)]
+    longer = request(prompt((HOST_BLOCKS + 1) * SIZE + 5), 8)
+    longer_cold = await answer_to(engine, longer)
+    await quiet(engine)
     for kill in range(KILLS):
         number = len(list(folder.glob("*.kv")))
         burst = [asyncio.ensure_future(answer_to(engine, request(prompt(LENGTH), 4))) for _ in range(6)]
@@ -281,6 +271,11 @@ async def test_lives_of_a_worker(tiny_checkpoint: Path, tmp_path: Path) -> None:
         assert await followed.depth(each) == Depth(0, 0)
         assert await answer_to(engine, again(each)) == first._replace(cached_tokens=BLOCKS * SIZE)
         assert await followed.depth(each) == Depth(BLOCKS * SIZE, BLOCKS * SIZE)
+    for _ in range(REPEATS):  # longer than the host by a block: half of the host is loaded, and it is answered
+        await push_out(engine)
+        async with asyncio.timeout(60):
+            found = await answer_to(engine, again(longer))
+        assert found == longer_cold._replace(cached_tokens=HOST_BLOCKS // 2 * SIZE)
     assert followed.mirror.strangers == 0
     await engine.stop()
 
@@ -307,9 +302,11 @@ async def test_lives_of_a_worker(tiny_checkpoint: Path, tmp_path: Path) -> None:
     assert wrong == REPEATS
 
 
-async def life(model: Path, folder: Path, kind: type[RecordedEngine] = RecordedEngine) -> RecordedEngine:
+async def life(
+    model: Path, folder: Path, kind: type[RecordedEngine] = RecordedEngine, host_blocks: int = HOST_BLOCKS
+) -> RecordedEngine:
     """An engine that has started."""
-    engine = engine_over(model, folder, kind)
+    engine = engine_over(model, folder, kind, host_blocks)
     await engine.start()
     return engine
 
