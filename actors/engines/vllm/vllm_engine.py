@@ -361,7 +361,7 @@ class VllmEngine:
             raise EngineDead("the engine is not running")
         try:
             if self._disk_tier is not None:
-                moving = {DISK_PARAMETER: request.adapter is None}
+                moving = {DISK_PARAMETER: not request.adapter}
             call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
             ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
             async with aclosing(ask(**call)) as results:

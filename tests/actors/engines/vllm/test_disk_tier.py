@@ -22,7 +22,7 @@ from actors.engines.vllm import shared_memory
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.kv_blocks.block_store import FAILURES_MAX
 from core.errors import CallerError, EngineDead
-from core.generation import GenerateRequest
+from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
 from core.prompt import TOKEN_BYTES
 from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, LENGTH, REPEATS, SIZE, Depth, Followed
@@ -231,6 +231,12 @@ async def test_a_disk_that_is_full(tiered: RecordedEngine, folder: Path) -> None
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
 
 
+def test_nothing_of_a_client_reaches_the_tier() -> None:
+    """No request has parameters of block transfers, and the API refuses them by name (`test_errors`)."""
+    fields = {*GenerateRequest.__struct_fields__, *Sampling.__struct_fields__}
+    assert not [name for name in fields if "transfer" in name or name in {"extra_args", "vllm_xargs"}]
+
+
 async def test_a_second_worker_of_that_name_is_refused(
     tiered: RecordedEngine, tiny_checkpoint: Path, folder: Path
 ) -> None:
@@ -271,7 +277,7 @@ async def test_lives_of_a_worker(tiny_checkpoint: Path, tmp_path: Path) -> None:
         assert await followed.depth(each) == Depth(0, 0)
         assert await answer_to(engine, again(each)) == first._replace(cached_tokens=BLOCKS * SIZE)
         assert await followed.depth(each) == Depth(BLOCKS * SIZE, BLOCKS * SIZE)
-    for _ in range(REPEATS):  # longer than the host by a block: half of the host is loaded, and it is answered
+    for _ in range(3):  # longer than the host by a block: half of the host is loaded, and it is answered
         await push_out(engine)
         async with asyncio.timeout(60):
             found = await answer_to(engine, again(longer))
