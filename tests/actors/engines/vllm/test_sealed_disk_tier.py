@@ -27,9 +27,11 @@ class Tier:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             from vllm.v1.kv_offload import base, config  # noqa: PLC0415
+            from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: PLC0415
 
             from actors.engines.vllm import disk_tier  # noqa: PLC0415
         self.module, self.base = disk_tier, base
+        self.transfer_job: Any = TransferJob
         parallel = config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, is_parallelism_agnostic=False)
         self.config = config.OffloadingConfig(
             groups=(config.OffloadingGroupConfig(TOKENS, ("layer",), 0),),
@@ -61,7 +63,7 @@ class Tier:
 
     def job(self, context: Any, keys: list[bytes], chunks: list[int], *, load: bool) -> Any:
         self.jobs += 1
-        made = self.module.TransferJob(self.jobs, keys, np.array(chunks, np.int32), load, context)
+        made = self.transfer_job(self.jobs, keys, np.array(chunks, np.int32), load, context)
         (self.tier.submit_load if load else self.tier.submit_store)(made)
         return made
 
