@@ -331,6 +331,7 @@ class SealedDiskTier(SecondaryTierManager):
 
         def mark() -> None:
             self._store.touch((block_name(self._key, key), stamp) for key, stamp in stamps)
+            self._store.save_stamps()
             with self._changed:
                 self._stamping -= 1
 

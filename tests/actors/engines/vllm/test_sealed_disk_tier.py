@@ -217,6 +217,26 @@ async def test_requests_to_be_marked_are_bounded(tier: Tier, held: threading.Eve
     await eventually(lambda: tier.tier._stamping == 0, "all marks")
 
 
+async def test_what_was_used_is_seen_in_the_files(tier: Tier, tmp_path: Path) -> None:
+    """Of one prompt the last block is the oldest, also after a request that only read: so the order outlives a kill."""
+    keys = names(3)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2], load=False)
+    tier.finished()
+    before = [file.stat().st_mtime_ns for file in files_of(tmp_path, tier, keys)]
+    assert [before[0] - each for each in before] == [0, 1, 2]
+    reader = tier.request("b", keys, PLAIN.copy())
+    reader.get_state(tier.module.RequestBlocks).stamp += 1_000_000_000
+    tier.tier.on_request_finished(reader)
+    await eventually(lambda: tier.tier._stamping == 0, "the mark")
+    after = [file.stat().st_mtime_ns for file in files_of(tmp_path, tier, keys)]
+    assert after[0] > before[0]
+    assert [after[0] - each for each in after] == [0, 1, 2]
+
+
+def files_of(folder: Path, tier: Tier, keys: list[bytes]) -> list[Path]:
+    return [folder / "decode-0" / f"{tier.module.block_name(b'k' * 32, key).hex()}.kv" for key in keys]
+
+
 async def test_a_thread_that_fails_ends_its_job(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
