@@ -1,9 +1,10 @@
-"""tiers: the time to the first token of a prompt that is nowhere, on the device, and in the host's memory.
+"""tiers: the time to the first token of a prompt that is nowhere, on the device, in the host's memory, and on the disk.
 
-`python -m bench.tiers --json FILE`. Two real vLLM engines on this machine's CPU with the built-in tiny model, one of
-them with a host tier; on its device is room for one prompt. They answer the same prompts in turn, so that both have the
-same share of a noisy machine. A text that is not that of the cold answer, and a prompt of which less came from the
-cache than lies there, end the program.
+`python -m bench.tiers --json FILE`. Real vLLM engines on this machine's CPU with the built-in tiny model: one without
+tiers, one with a host tier, and one with a disk behind a host for two prompts, which is started again in between; on a
+device is room for one prompt. The first two answer the same prompts in turn, so that both have the same share of a
+noisy machine; the third does so beside one without tiers. Files are in the system's cache. A text that is not that of
+the cold answer, and a prompt of which less came from the cache than lies there, end the program.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from actors.engines.tiny_model import ensure_tiny_checkpoint
+from actors.engines.vllm.vllm_args import DiskTier
 from actors.engines.vllm.vllm_engine import VllmEngine
 from bench.figures import Figure, main, refuse
 from core.generation import GenerateRequest, Sampling
@@ -29,7 +31,11 @@ TOKENS = 3000
 BLOCK_SIZE = 32
 DEVICE_BLOCKS = 140
 HOST_BYTES = 1 << 30
+HOST_BYTES_BEFORE_DISK = 200 << 18
+"""Room for 200 blocks of 256 KiB: two prompts."""
+DISK_BYTES = 4 << 30
 ARGUMENTS = {"num_gpu_blocks_override": DEVICE_BLOCKS + 1, "max_model_len": 4096, "block_size": BLOCK_SIZE}
+COLD = "cold"
 WARM = 2
 """Prompts before the first that counts."""
 MILLI = 1000
@@ -49,10 +55,12 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
     with TemporaryDirectory() as folder:
         model = str(ensure_tiny_checkpoint(Path(folder, "tiny"), lambda *_: None))
         found = asyncio.run(_measured(model, prompts))
-    cold = found["cold"]
+        found |= asyncio.run(_measured_on_disk(model, prompts, Path(folder, "kv", "bench")))
+    cold = found[COLD]
     for name, each in found.items():
-        share = f"{each / cold:.0%} of cold"
-        yield Figure(f"first token of {TOKENS} tokens, {name}", each, "ms", note="" if name == "cold" else share)
+        cold = each if name.startswith(COLD) and "," not in name else cold
+        share = "" if each == cold else f"{each / cold:.0%} of cold"
+        yield Figure(f"first token of {TOKENS} tokens, {name}", each, "ms", note=share)
 
 
 async def _measured(model: str, prompts: int) -> dict[str, float]:
@@ -80,8 +88,43 @@ async def _measured(model: str, prompts: int) -> dict[str, float]:
             refuse(f"prompt {number} has another text from a cache")
         if (first.cached, beside[number].cached, device[number].cached, host[number].cached) != (0, 0, whole, whole):
             refuse(f"prompt {number} was not in the cache where it should have been")
-    each = {"cold": cold, "cold, and copied to the host": beside, "from the device": device, "from the host": host}
+    each = {COLD: cold, "cold, and copied to the host": beside, "from the device": device, "from the host": host}
     return {name: median(answer.first_ms for answer in answers) for name, answers in each.items()}
+
+
+async def _measured_on_disk(model: str, prompts: int, folder: Path) -> dict[str, float]:
+    """The same for an engine with a disk, and for the one that comes after it."""
+    plain = VllmEngine("tiny", model, ARGUMENTS)
+    cold, beside, disk, later = list[Answer](), list[Answer](), list[Answer](), list[Answer]()
+    try:
+        await plain.start(lambda _: None)
+        for read in (disk, later):
+            tier = DiskTier(folder, DISK_BYTES, bytes(32))
+            engine = VllmEngine("tiny", model, ARGUMENTS, host_tier_bytes=HOST_BYTES_BEFORE_DISK, disk_tier=tier)
+            try:
+                await engine.start(lambda _: None)
+                for number in range(WARM):
+                    for each in (plain, engine):
+                        await _answer(each, -1 - number)
+                if read is disk:
+                    beside += [await _answer(engine, number) for number in range(prompts)]
+                for number in range(prompts):
+                    cold.append(await _answer(plain, number))
+                    read.append(await _answer(engine, number))
+            finally:
+                await engine.stop()
+    finally:
+        await plain.stop()
+    whole = (TOKENS - 1) // BLOCK_SIZE * BLOCK_SIZE
+    for number in range(prompts):
+        answers = (cold[number], beside[number], disk[number], later[number])
+        if len({answer.tokens for answer in answers}) != 1:
+            refuse(f"prompt {number} has another text from the disk")
+        if [answer.cached for answer in answers] != [0, 0, whole, whole]:
+            refuse(f"prompt {number} was not on the disk")
+    found = {"cold beside the disk": cold, "cold, and copied to host and disk": beside, "from the disk": disk}
+    found["from the disk, by a new process"] = later
+    return {name: median(answer.first_ms for answer in answers) for name, answers in found.items()}
 
 
 async def _answer(engine: VllmEngine, number: int) -> Answer:

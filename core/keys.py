@@ -65,6 +65,11 @@ class DeploymentKey:
         return self._derived(b"transfer", 32)
 
     @property
+    def disk_key(self) -> bytes:
+        """32 bytes that key the names and seals of block files. A new generation reads no file of an earlier one."""
+        return self._derived(b"disk", 32)
+
+    @property
     def reasoning_key(self) -> bytes:
         """32 bytes that seal the reasoning which clients keep between turns."""
         return self._derived(b"reasoning", 32)

@@ -7,7 +7,7 @@ in one piece, and are made, sent and read on event loops.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from core.errors import CallerError, PeerError
@@ -34,6 +34,8 @@ class EngineInfo(NamedTuple):
     """The CPU seconds of the engine's processes, if it computes on the CPU; None if not, or if unknown."""
     embedding_size: int = 0
     """Numbers in an embedding; 0 if the engine makes none, or does not know."""
+    disk_counts: Callable[[], Mapping[str, int]] | None = None
+    """The numbers of its disk tier (`actors.kv_blocks.disk_counts`); None if it has none. Reads a small file."""
 
 
 class EngineLoad(NamedTuple):

@@ -34,6 +34,17 @@ TOTALS = {
     "jobs_withdrawn": "Those whose requester let go of them while they were computed",
 }
 """Counters of a worker since its start."""
+DISK_LEVELS = {"bytes": "Bytes of the disk tier's files", "blocks": "Blocks that lie in the disk tier"}
+DISK_TOTALS = {
+    "loads": "Blocks read from the disk tier",
+    "stores": "Blocks written to it",
+    "evictions": "Blocks that it removed to make room",
+    "write_failures": "Blocks that could not be written",
+    "stores_dropped": "Blocks not written: the queue was full, or the disk had failed",
+    "loads_declined": "Blocks not read: others took the host's memory, or more than the request may load",
+}
+REFUSED = "refused_"
+"""Begins the names of numbers by the reason for which a file was refused."""
 
 
 class WorkerMetrics(Collector):
@@ -46,6 +57,7 @@ class WorkerMetrics(Collector):
         self._labels = {"model": model, "worker": worker}
         self._totals: Callable[[], Mapping[str, int]] = dict
         self._tiers: Callable[[], Mapping[str, int]] = dict
+        self._disk: Callable[[], Mapping[str, int]] = dict
         self.registry.register(self)
         self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
         self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
@@ -60,10 +72,38 @@ class WorkerMetrics(Collector):
         for tier, count in self._tiers().items():
             blocks.add_metric([*self._labels.values(), tier], count)
         yield blocks
+        yield from self._collect_disk(self._disk())
         for name, count in self._totals().items():
             family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
             family.add_metric(list(self._labels.values()), count)
             yield family
+
+    def _collect_disk(self, counts: Mapping[str, int]) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Nothing without a disk tier, and nothing before its engine's start."""
+        if not counts:
+            return
+        labels, values = list(self._labels), list(self._labels.values())
+        for name, text in DISK_LEVELS.items():
+            level = GaugeMetricFamily(f"contrail_worker_disk_{name}", text, labels=labels)
+            level.add_metric(values, counts[name])
+            yield level
+        for name, text in DISK_TOTALS.items():
+            total = CounterMetricFamily(f"contrail_worker_disk_{name}", text, labels=labels)
+            total.add_metric(values, counts[name])
+            yield total
+        refused = CounterMetricFamily(
+            "contrail_worker_disk_refused",
+            "Files of the disk tier that did not prove their block",
+            labels=[*labels, "reason"],
+        )
+        for name, count in counts.items():
+            if name.startswith(REFUSED):
+                refused.add_metric([*values, name.removeprefix(REFUSED)], count)
+        yield refused
+
+    def watch_disk(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """The numbers of the disk tier (`actors.kv_blocks.disk_counts`) are read from this at each scrape."""
+        self._disk = counts
 
     def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
         """Counts by name (TOTALS) are read from this at each scrape."""

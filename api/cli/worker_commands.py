@@ -5,11 +5,13 @@ computes prompts for decode workers and answers no request itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
+from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
@@ -93,6 +95,8 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--host-tier", metavar="SIZE", help="Memory for copies of the cache's blocks: what leaves the device stays there."
 )
+@click.option("--disk-tier", metavar="DIR", help="Files of these copies, too: in a folder of the worker's name there.")
+@click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @worker_options
 def worker(
     connection: DeploymentRef,
@@ -111,6 +115,8 @@ def worker(
     contrail worker --data data --name decode-3 --model tiny --engine simulated
     contrail worker --data data --name decode-4 --model tiny --model-path data/models/tiny --remote-prefill
     contrail worker --data data --name decode-5 --model tiny --model-path data/models/tiny --host-tier 1GiB
+    contrail worker --data data --name decode-6 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
+        --disk-tier data/kv --disk-size 20GiB
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
 
@@ -140,6 +146,8 @@ def run_worker(
     moves_blocks: str,
     slots: int | None = None,
     host_tier: str | None = None,
+    disk_tier: str | None = None,
+    disk_size: str | None = None,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     **given: Any,
@@ -183,12 +191,21 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
+        disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key),
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
         raise SystemExit(1)  # the supervisor starts another
+
+
+def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes) -> DiskTier | None:
+    if (folder is None) != (size is None):
+        raise CallerError("--disk-tier and --disk-size go together: give both, or none")
+    if not folder or size is None:
+        return None
+    return DiskTier(Path(folder).resolve() / name, _size("--disk-size", size), key)
 
 
 def _size(option: str, text: str) -> int:

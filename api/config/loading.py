@@ -78,6 +78,8 @@ EXAMPLES = {
     "text_cache_max": '"512MiB"',
     "prompt_cache_max": '"256MiB"',
     "kv_tiers.host": '"8GiB"',
+    "kv_tiers.disk": '{path: kv, size: "200GiB"}',
+    "disk.size": '"200GiB"',
     "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }
 """Example values of the keys with a unit or a form of their own."""

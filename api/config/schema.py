@@ -18,7 +18,7 @@ from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
-from api.config.worker_groups import check_aliases, with_remote_prefill
+from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, check_aliases, with_remote_prefill
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
 from core.served_names import check_names
@@ -252,15 +252,33 @@ class OperationsSection(Section, frozen=True, kw_only=True):
             raise ValueError(f"host: {self.host!r} is no host without a port: each process takes a free one, or --ops")
 
 
+class DiskTierSection(Section, frozen=True, kw_only=True):
+    """A folder for copies of blocks."""
+
+    path: str
+    """In it, each worker has a folder of its name; relative to the data folder."""
+    size: str
+    """Of each worker's files."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise ValueError("path: name a folder")
+        _check("size", size_bytes, self.size)
+
+
 class KvTiers(Section, frozen=True, kw_only=True):
     """Slower tiers of a worker's cache, behind its device."""
 
     host: str | None = None
     """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
+    disk: DiskTierSection | None = None
+    """Behind the host: sealed files, which the worker's next life reads."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
             _check("host", size_bytes, self.host)
+        elif self.disk is not None:
+            raise ValueError(DISK_ALONE)
 
 
 class WorkerGroup(Section, frozen=True, kw_only=True):
@@ -326,10 +344,15 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"name {self.name!r}: use 1 to 63 of a-z, 0-9 and '-'")
         if self.devices and (self.engine != "vllm" or not all(each.strip() for each in self.devices)):
             raise ValueError('devices: they are for the engine vllm, such as ["0", "1"]')
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
+        self._check_engine()
         if not self.model:
             raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
+
+    def _check_engine(self) -> None:
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
+        if self.kv_tiers.disk is not None and self.engine == "simulated":
+            raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

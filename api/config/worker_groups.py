@@ -22,11 +22,12 @@ SHARED = ("model", "served_name", "engine")
 COPIED = ("model", "served_name", "engine", "engine_args", "advertise")
 """Keys that a generated prefill group copies from its decode group."""
 
-
 TIERS_ALONE = (
     "KV tiers do not go together with remote prefill yet: blocks that were fetched would be copied before their holder "
     "confirmed them; leave one of the two out"
 )
+DISK_ALONE = "a disk tier lies behind a host tier, through which its blocks go: give the host tier's size, too"
+DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
 
 
 def assign_to_workers(

@@ -151,7 +151,7 @@ def worker_specs(
                 *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
                 *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
                 *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
-                *("--prompt-cache-max", group.prompt_cache_max, *_tier_words(group)),
+                *("--prompt-cache-max", group.prompt_cache_max, *_tier_words(group, data)),
                 *("--listen", str(address), *advertise),
             ),
             role=group.role,
@@ -171,8 +171,13 @@ def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
     return () if group.engine_stall is None else ("--engine-stall", str(delay_s(group.engine_stall)))
 
 
-def _tier_words(group: WorkerGroup) -> tuple[str, ...]:
-    return () if group.kv_tiers.host is None else ("--host-tier", group.kv_tiers.host)
+def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
+    tiers = group.kv_tiers
+    host = () if tiers.host is None else ("--host-tier", tiers.host)
+    if tiers.disk is None:
+        return host
+    folder = data.path.absolute() / Path(tiers.disk.path).expanduser()
+    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size)
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:

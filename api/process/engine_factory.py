@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 
 from actors.engines.engine import Engine
+from actors.engines.vllm.vllm_args import DiskTier
 from api.config.addresses import is_loopback, split_address
-from api.config.worker_groups import TIERS_ALONE
+from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, TIERS_ALONE
 from core.errors import CallerError
 
 NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
@@ -37,6 +38,8 @@ class EngineArguments:
     """Parser of the reasoning; a guided answer begins behind it."""
     host_tier_bytes: int = 0
     """Memory for copies of the cache's blocks; 0 for none."""
+    disk_tier: DiskTier | None = None
+    """The folder for copies behind that."""
 
 
 def make_engine(arguments: EngineArguments) -> Engine:
@@ -44,6 +47,10 @@ def make_engine(arguments: EngineArguments) -> Engine:
     moves_blocks = arguments.moves_blocks
     if arguments.host_tier_bytes and moves_blocks:
         raise CallerError(TIERS_ALONE)
+    if arguments.disk_tier is not None and not arguments.host_tier_bytes:
+        raise CallerError(DISK_ALONE)
+    if arguments.disk_tier is not None and arguments.engine == "simulated":
+        raise CallerError(DISK_SIMULATED)
     if arguments.engine == "simulated":
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise
@@ -72,6 +79,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
         transfer_key=arguments.transfer_key,
         reasoning_parser=arguments.reasoning_parser,
         host_tier_bytes=arguments.host_tier_bytes,
+        disk_tier=arguments.disk_tier,
     )
 
 

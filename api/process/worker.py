@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from actors.metrics.worker_metrics import WorkerMetrics
@@ -94,12 +95,18 @@ def _ready(it: Worker) -> Readiness:
     return Readiness(ready=False, waiting_for={"log": "has not stored the worker's first message"})
 
 
+def _disk_counts(it: Worker) -> Mapping[str, int]:
+    counts = None if it.publisher is None else it.engine.info.disk_counts
+    return {} if counts is None else counts()
+
+
 def _watch(it: Worker, metrics: WorkerMetrics) -> None:
     """State is read when metrics are scraped."""
     watch_outbox(metrics.log, "kv", lambda: it.publisher.kv if it.publisher else None)
     watch_outbox(metrics.log, LOAD, lambda: it.publisher.load if it.publisher else None)
     metrics.watch_totals(lambda: it.totals)
     metrics.watch_tiers(lambda: it.blocks_by_tier)
+    metrics.watch_disk(lambda: _disk_counts(it))
     metrics.watch_load(
         lambda: it.engine.load().running,
         lambda: it.engine.load().waiting,

@@ -41,13 +41,14 @@ def test_derived_keys_differ(tmp_path: Path) -> None:
             k.link_key.hex(),
             k.legacy_door_key,
             k.reasoning_key.hex(),
+            k.disk_key.hex(),
             f"{k.hash_seed:016x}",
         )
     ]
-    assert len(set(derived)) == 10
+    assert len(set(derived)) == 12
     assert not any(a != b and a.startswith(b) for a in derived for b in derived)
     assert all(key.secret.hex()[:16] not in each for each in derived)
-    assert (len(key.chain_key), len(key.link_key), len(key.reasoning_key)) == (32, 32, 32)
+    assert (len(key.chain_key), len(key.link_key), len(key.reasoning_key), len(key.disk_key)) == (32, 32, 32, 32)
     assert DeploymentKey(bytes(32)).chain_key == key.chain_key
 
 

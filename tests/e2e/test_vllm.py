@@ -142,6 +142,27 @@ async def test_prompts_that_left_the_device_come_from_the_host(tmp_path: Path) -
         assert found["verified"] == found["decisions"] >= 2 * PROMPTS + 1
 
 
+async def test_prompts_outlive_a_worker_on_its_disk(tmp_path: Path) -> None:
+    """A worker with a disk tier is killed: the next one computes none of its prompts again, and counts what it read."""
+    file = tmp_path / "tiers.yaml"
+    group = {"count": 1, "engine_args": {"num_gpu_blocks_override": 65, "max_model_len": 1024}}
+    tiers = {"host": "64MiB", "disk": {"path": "kv", "size": "1GiB"}}
+    file.write_text(json.dumps({"version": 1, "workers": [{**group, "kv_tiers": tiers}]}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        first = [await _complete(running, number) for number in range(PROMPTS)]
+        folder, blocks = running.data / "kv" / "decode-0", PROMPTS * (PROMPT_TOKENS // 32)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        await eventually(lambda: len(list(folder.glob("*.kv"))) >= blocks, "all blocks on the disk")
+        os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
+        again = [await _complete(running, number, retries=30) for number in range(PROMPTS)]
+        assert [text for _, text in again] == [text for _, text in first]
+        assert {cached for cached, _ in again} == {PROMPT_TOKENS // 32 * 32}
+        await running.assert_index_is_cache()
+        with urllib.request.urlopen(f"http://{running.part('decode-0')['ops']}/metrics", timeout=10) as answer:
+            shown = f'contrail_worker_disk_loads_total{{model="tiny",worker="decode-0"}} {blocks}.0'
+            assert shown in answer.read().decode()
+
+
 async def _complete(running: Running, number: int, *, retries: int = 0) -> tuple[int, str]:
     """Cached tokens and text of a prompt's greedy answer; asked again so often where no worker is there."""
     tokens = [(number * 7 + place * 13 + place // 50 * number) % 500 + 10 for place in range(PROMPT_TOKENS)]

@@ -7,6 +7,7 @@ worker serves (`vllm_args.host_tier`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
@@ -25,10 +26,11 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 class HostTierWorker(OffloadingWorker):
     """Copies blocks at once, in the order in which it is asked: a job has ended when its call returns."""
 
-    def __init__(self, caches: CanonicalKVCaches, chunks: int) -> None:
+    def __init__(self, caches: CanonicalKVCaches, host: Sequence[torch.Tensor]) -> None:
         self._device = [each.tensor for each in caches.tensors]
         """Bytes: a row per block, one tensor per layer or per group of layers that lie together."""
-        self._host = [torch.empty((chunks, each.shape[1]), dtype=torch.int8) for each in self._device]
+        self._host = list(host)
+        """The same, a row per chunk."""
         self._groups = [sorted({ref.tensor_idx for ref in refs}) for refs in caches.group_data_refs]
         """Of each group of the cache: its tensors."""
         self._finished: list[TransferResult] = []
@@ -75,18 +77,26 @@ class HostTierWorker(OffloadingWorker):
         self._finished.append(TransferResult(job_id, success=True, transfer_size=size, transfer_time=took_s))
 
 
+def check_room(spec: CPUOffloadingSpec) -> None:
+    """Returns if the host has room for a block, else raises ValueError."""
+    if spec.num_chunks < 1:
+        raise ValueError(f"the host tier holds no block: one takes {spec.kv_bytes_per_chunk} bytes")
+
+
 class HostTierSpec(CPUOffloadingSpec):
     """vLLM's host tier with that worker, a chunk for each block."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         assert self.blocks_per_chunk == 1
-        if self.num_chunks < 1:
-            raise ValueError(f"the host tier holds no block: one takes {self.kv_bytes_per_chunk} bytes")
+        check_room(self)
         self._copier: HostTierWorker | None = None
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this process."""
         if self._copier is None:
-            self._copier = HostTierWorker(kv_caches, self.num_chunks)
+            host = [
+                torch.empty((self.num_chunks, each.tensor.shape[1]), dtype=torch.int8) for each in kv_caches.tensors
+            ]
+            self._copier = HostTierWorker(kv_caches, host)
         return self._copier

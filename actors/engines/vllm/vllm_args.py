@@ -17,9 +17,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from core.errors import CallerError
+from core.ids import new_id
 
 BLOCK_SIZE_CPU = 32
 """The smallest that vLLM's CPU attention likes; its own default, 128, shares little of short prompts."""
@@ -52,6 +53,14 @@ TOKENIZER_FILES = [
 """The files of a model's folder that a front end needs."""
 HOST_TIER_MODULE = "actors.engines.vllm.host_tier"
 """vLLM imports it in each of its processes."""
+DISK_TIER_MODULE = "actors.engines.vllm.disk_tier"
+"""Likewise."""
+DISK_KEY_VARIABLE = "CONTRAIL_DISK_KEY"
+"""The key of names and seals on the disk, in the environment of the engine's processes; hex digits."""
+DISK_PARAMETER = "contrail_disk"
+"""Of a request's `kv_transfer_params`: true if its blocks may lie on the disk."""
+ENGINE_ID = "contrail-"
+"""Begins vLLM's name of an engine with a disk tier, and so that of its file in /dev/shm."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
 """Arguments that Contrail sets itself."""
 
@@ -149,6 +158,56 @@ def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:
             "self_describing_kv_events": True,
         },
     }
+
+
+class DiskTier(NamedTuple):
+    """A folder with copies of an engine's blocks, which outlive the engine."""
+
+    folder: Path
+    """Of this engine's worker alone; what engines of several workers can share lies beside it."""
+    size_bytes: int
+    key: bytes
+    """Keys the names and seals of the files."""
+
+
+def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, counts: Path, *, cpu: bool) -> dict[str, Any]:
+    """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`disk_facts`)."""
+    fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
+    more = fields["kv_connector_extra_config"]
+    more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
+    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "counts": str(counts), "facts": ""}
+    more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, **sealed}]
+    return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
+
+
+def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None:
+    """The disk tier of vLLM's configuration knows all that its blocks' bytes depend on, but the layout, which the
+    engine alone can say."""
+    model, cache = config.model_config, config.cache_config
+    facts = [
+        version,
+        device,
+        weights,
+        model.hf_config.to_json_string(),
+        model.dtype,
+        model.quantization,
+        cache.cache_dtype,
+        cache.prefix_caching_hash_algo,
+        os.environ.get("PYTHONHASHSEED"),
+        config.attention_config,
+        config.speculative_config,
+    ]
+    (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+    tier["facts"] = json.dumps([str(fact) for fact in facts])
+
+
+def cpu_kind() -> str:
+    """The instructions of this machine's CPU, on which its engines' layouts depend; empty if it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 def sizes_cache(given: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AsyncExitStack, aclosing
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,10 +29,13 @@ import msgspec
 
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.kv_events.kv_event_reader import KvEventReader
-from actors.engines.vllm import vllm_args, vllm_calls, vllm_side_channel
-from actors.engines.vllm.vllm_args import guide_behind_reasoning
+from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
+from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, DiskTier, guide_behind_reasoning
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
+from actors.kv_blocks.block_store import BlockFolderLock
+from actors.kv_blocks.disk_counts import read_counts
+from actors.kv_blocks.weights_digest import weights_digest, weights_files
 from core.errors import CallerError, Corrupt, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.kv_transfer import KvPull
@@ -50,6 +54,8 @@ IPC_VARIABLE = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for the folder of the sockets between its processes; its default is open to every user."""
 KV_CONFIG = "kv_transfer_config"
 """vLLM's argument that says how blocks move."""
+WEIGHTS_FILE = "weights.json"
+"""Digests of model files that were read once, beside the folders of a disk tier's workers."""
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -79,7 +85,7 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
-    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks; next is `disk_tier`.
     """
 
     info: EngineInfo
@@ -98,8 +104,10 @@ class VllmEngine:
         transfer_key: bytes = b"",
         reasoning_parser: str = "",
         host_tier_bytes: int = 0,
+        disk_tier: DiskTier | None = None,
     ) -> None:
         assert not moves_blocks or (moves_blocks in ROLES and not host_tier_bytes)
+        assert host_tier_bytes or disk_tier is None
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
@@ -109,6 +117,10 @@ class VllmEngine:
         self._transfer_key = transfer_key
         self._reasoning_parser = reasoning_parser
         self._host_tier_bytes = host_tier_bytes
+        self._disk_tier = disk_tier
+        self._disk_lock: BlockFolderLock | None = None
+        self._disk_counts: Mapping[str, int] = {}
+        self._weights: dict[str, str] = {}
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
         self.transfer = self._transfer
         self._side_channel: NixlSideChannel | None = None
@@ -131,6 +143,8 @@ class VllmEngine:
         self._vllm = await asyncio.to_thread(_import_vllm)
         if self._transfer is not None:
             self._side_channel = _side_channel(self._engine_args, self._transfer_key)
+        if self._disk_tier is not None:
+            self._disk_lock = await asyncio.to_thread(self._claim_disk, self._disk_tier)
         self._prepare(on_cache)
         construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
@@ -150,6 +164,8 @@ class VllmEngine:
 
                 await asyncio.to_thread(engine_processes.deprioritize_polling_threads, self._processes.pids)
             await self._feed.catch_up()
+            if self._disk_tier is not None and await asyncio.to_thread(self._read_weights) != self._weights:
+                raise EngineDead(f"the model's files in {self._model_path} changed while the engine read them")  # noqa: TRY301
         except BaseException:  # a cancelled start, too, leaves no process behind
             await self._abandon(construction)
             raise
@@ -196,6 +212,7 @@ class VllmEngine:
             config = self._configure()
             variables = {IPC_VARIABLE: os.environ.get(IPC_VARIABLE) or self._feed.folder}
             variables |= self._side_channel.environment() if self._side_channel is not None else {}
+            variables |= {} if self._disk_tier is None else {DISK_KEY_VARIABLE: self._disk_tier.key.hex()}
             try:
                 with vllm_args.environment_with(variables), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]
@@ -225,7 +242,11 @@ class VllmEngine:
         if self._host_tier_bytes:
             if KV_CONFIG in self._engine_args:
                 raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
-            tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), cpu=cpu)
+            if self._disk_tier is None:
+                tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), cpu=cpu)
+            else:
+                sizes = self._host_tier_bytes, _memory_bytes()
+                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._counts_file, cpu=cpu)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
@@ -237,7 +258,39 @@ class VllmEngine:
         if cpu and vllm_args.sizes_cache(self._engine_args):
             vllm_args.grow_cache(config, self._vllm.current_platform.get_device_total_memory())
         guide_behind_reasoning(config, self._reasoning_parser)
+        if self._disk_tier is not None:
+            self._weights = self._read_weights()
+            digest = weights_digest(Path(self._model_path), self._disk_tier.folder.parent / WEIGHTS_FILE)
+            device = f"{self._vllm.current_platform.get_device_name()} {vllm_args.cpu_kind() if cpu else ''}"
+            vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
+
+    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock:
+        """The tier's folder is ours, and nothing of killed engines is left in memory. CallerError if it cannot be ours,
+        or if the model is none in a folder."""
+        if not Path(self._model_path).is_dir():
+            raise CallerError(
+                f"a disk tier needs the model's own folder, to know its weights by their content: {self._model_path} "
+                "is none; fetch the model and give its folder"
+            )
+        shared_memory.remove_leftovers()
+        return BlockFolderLock(tier.folder)
+
+    def _read_weights(self) -> dict[str, str]:
+        """The model's files, and what changes if they do."""
+        return weights_files(Path(self._model_path))
+
+    @property
+    def _counts_file(self) -> Path:
+        """The file of the disk tier's numbers."""
+        return Path(self._feed.folder, "disk-counts")
+
+    def disk_counts(self) -> Mapping[str, int]:
+        """The numbers of the disk tier (`actors.kv_blocks.disk_counts`), also after the engine's end; empty before its
+        start. Reads a small file."""
+        if self._feed is not None:
+            self._disk_counts = read_counts(self._counts_file) or self._disk_counts
+        return self._disk_counts
 
     def _note(self, stats: Any) -> None:
         if self._transfer is not None:
@@ -267,6 +320,7 @@ class VllmEngine:
             slots=config.scheduler_config.max_num_seqs,
             cpu_s=self._processes.used_s if self._vllm.current_platform.is_cpu() else None,
             embedding_size=config.model_config.embedding_size if config.model_config.runner_type == "pooling" else 0,
+            disk_counts=self.disk_counts if self._disk_tier is not None else None,
         )
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
@@ -306,6 +360,8 @@ class VllmEngine:
         if self._llm is None:
             raise EngineDead("the engine is not running")
         try:
+            if self._disk_tier is not None:
+                moving = {DISK_PARAMETER: not request.adapter}
             call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
             ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
             async with aclosing(ask(**call)) as results:
@@ -369,8 +425,13 @@ class VllmEngine:
         if self._processes is not None:
             await self._processes.end(SHUTDOWN_TIMEOUT_S if llm is not None else 0.0)
         if self._feed is not None:
+            self.disk_counts()
             await self._feed.stop()
             self._feed = None
+        if self._disk_lock is not None:
+            await asyncio.to_thread(shared_memory.remove_leftovers)
+            self._disk_lock.close()
+            self._disk_lock = None
 
 
 def _memory_bytes() -> int:

@@ -14,9 +14,11 @@ import yaml
 from click.testing import CliRunner
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.engines.vllm.vllm_args import DiskTier
 from actors.engines.vllm.vllm_engine import VllmEngine
 from api.cli.main import contrail
 from api.cli.up import describe
+from api.cli.worker_commands import _disk_tier
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded, load
 from api.config.schema import Deployment
@@ -73,6 +75,17 @@ def test_a_host_tier_stands_in_the_command_of_its_workers(tmp_path: Path) -> Non
     words = commands["alone"].command
     assert words[words.index("--host-tier") + 1] == "1GiB"
     assert not any("--host-tier" in commands[name].command for name in ("decode", "prefill"))
+
+
+@pytest.mark.parametrize(("path", "folder"), [("kv", "data/kv"), ("/mnt/kv", "/mnt/kv")])
+def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: str) -> None:
+    """Or where the file says; the worker adds its name."""
+    (group,) = loaded(
+        tmp_path, {"kv_tiers": {"host": "1GiB", "disk": {"path": path, "size": "20GiB"}}}
+    ).deployment.workers
+    (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+    at = spec.command.index("--disk-tier")
+    assert spec.command[at : at + 4] == ("--disk-tier", str(tmp_path / folder), "--disk-size", "20GiB")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +289,34 @@ def test_an_engine_that_can_have_no_host_tier_is_not_made(engine: str, moves_blo
     given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
     with pytest.raises(CallerError, match=said):
         make_engine(EngineArguments(engine=engine, moves_blocks=moves_blocks, host_tier_bytes=1 << 30, **given))
+
+
+@pytest.mark.parametrize(
+    ("engine", "host_tier_bytes", "said"),
+    [
+        ("vllm", 0, "a disk tier lies behind a host tier, through which its blocks go: give the host tier's size, too"),
+        ("simulated", 1 << 30, "simulated workers have no disk tier yet: leave it out"),
+    ],
+)
+def test_an_engine_that_can_have_no_disk_tier_is_not_made(engine: str, host_tier_bytes: int, said: str) -> None:
+    given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
+    disk = DiskTier(Path("kv"), 1 << 30, bytes(32))
+    with pytest.raises(CallerError, match=said):
+        make_engine(
+            EngineArguments(engine=engine, moves_blocks="", host_tier_bytes=host_tier_bytes, disk_tier=disk, **given)
+        )
+
+
+@pytest.mark.parametrize(("folder", "size"), [("kv", None), (None, "1GiB")])
+def test_a_disk_tier_has_a_folder_and_a_size(folder: str | None, size: str | None) -> None:
+    with pytest.raises(CallerError, match="--disk-tier and --disk-size go together: give both, or none"):
+        _disk_tier("decode-0", folder, size, bytes(32))
+
+
+def test_a_worker_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _disk_tier("decode-3", "kv", "1GiB", b"key") == DiskTier(tmp_path / "kv" / "decode-3", 1 << 30, b"key")
+    assert _disk_tier("decode-3", None, None, b"key") is None
 
 
 @pytest.mark.parametrize(

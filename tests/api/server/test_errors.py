@@ -91,6 +91,7 @@ async def refused(api: Api, answer: httpx.Response, status: int, param: str | No
         ({"functions": FUNCTIONS, "function_call": "any"}, "function_call", "must be 'none', 'auto' or"),
         ({"function_call": {"name": "f"}}, "function_call", "only with functions"),
         ({"use_beam_search": True}, "use_beam_search", "not supported"),
+        ({"kv_transfer_params": {"max_load_tokens": 0}}, "kv_transfer_params", "not supported"),
         ({"guided_json": {"type": "object"}}, "guided_json", 'structured_outputs: {"json": …}, or response_format'),
         ({"guided_regex": "a+"}, "guided_regex", 'structured_outputs: {"regex": …}'),
         ({"guided_choice": ["a"]}, "guided_choice", 'structured_outputs: {"choice": […]}'),

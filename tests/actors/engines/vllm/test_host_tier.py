@@ -189,7 +189,8 @@ def test_copies() -> None:
 
     tensors = [torch.randint(-128, 127, (8, 16), dtype=torch.int8) for _ in range(3)]
     refs = [[CanonicalKVCacheRef(0, 16), CanonicalKVCacheRef(1, 16)], [CanonicalKVCacheRef(2, 16)]]
-    worker = HostTierWorker(CanonicalKVCaches([CanonicalKVCacheTensor(each, 16) for each in tensors], refs), chunks=10)
+    host = [torch.empty((10, 16), dtype=torch.int8) for _ in tensors]
+    worker = HostTierWorker(CanonicalKVCaches([CanonicalKVCacheTensor(each, 16) for each in tensors], refs), host)
     before = [each.clone() for each in tensors]
 
     def on_device(blocks: list[int]) -> GPULoadStoreSpec:

@@ -1,0 +1,380 @@
+"""The disk tier of an engine, behind its host tier; vLLM imports this module.
+
+vLLM's manager copies each block from the device to the host, and hands it to the tier; a block that a request needs
+goes back the same way. All of this runs in the scheduler's process, and no call of it waits for a disk: files are
+written and read in threads (`BlockStore`), whose number and queues are bounded.
+
+1. Only blocks of plain prompts and of salted ones go to the disk, as the request itself says (DISK_PARAMETER): a block
+   of an adapter is named by the adapter's path, and the weights there may change. The salt is part of a block's name.
+2. A prompt that lies on the disk alone, and is longer than the host, would be loaded for ever, each block in place of
+   another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
+   takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
+3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
+4. A block on the disk is announced to no index: what is predicted is never more than what is found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from threading import Condition
+from typing import Any, ClassVar
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    LookupResult,
+    Medium,
+    OffloadingManager,
+    OffloadingSpec,
+    OffloadingWorker,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from actors.engines.vllm.host_tier import HostTierWorker, check_room
+from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
+from actors.kv_blocks.block_store import BlockStore
+from actors.kv_blocks.disk_counts import DiskCounts
+from core.clock import SystemClock
+
+LOAD_THREADS, STORE_THREADS = 4, 2
+LOADS_SHARE, STORES_SHARE = 2, 2
+"""Blocks that are read at once, and those that are written, are at most this part of the host: one half each."""
+STAMPS_MAX = 64
+"""Ended requests whose blocks are still to be marked as used; more are not."""
+
+_logger = logging.getLogger(__name__)
+
+
+class DiskTierSpec(TieringOffloadingSpec):
+    """vLLM's tiers, on a CPU with our worker behind them, a chunk for each block."""
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        assert self.blocks_per_chunk == 1
+        check_room(self)
+        self._copier: OffloadingWorker | None = None
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """The worker of this process. Its part of the host's memory is shared with the scheduler's process."""
+        if self._copier is None:
+            if current_platform.is_cpu():
+                self._copier = SharedHostWorker(kv_caches, self._region())
+            else:
+                copier: Any = super().get_worker(kv_caches)
+                copier._mmap_region._creator = False  # noqa: SLF001  (its name goes in `get_manager`)
+                self._copier = copier
+        assert self._copier is not None
+        return self._copier
+
+    def get_manager(self) -> OffloadingManager:
+        """The scheduler's manager. All workers have the host's memory by now, so its name in /dev/shm goes: no end of
+        the engine, however sudden, leaves it behind."""
+        manager = super().get_manager()
+        assert isinstance(manager, TieringOffloadingManager)
+        region = self._scheduler_mmap
+        assert region is not None
+        if region._creator:  # noqa: SLF001
+            raise RuntimeError("the scheduler came before the workers: vLLM's order has changed")
+        with suppress(FileNotFoundError):
+            os.unlink(region.mmap_path)  # noqa: PTH108
+        for tier in manager.secondary_tiers:
+            assert isinstance(tier, SealedDiskTier)
+            tier.host = manager.primary_tier
+        return manager
+
+    def _region(self) -> SharedOffloadRegion:
+        region = SharedOffloadRegion(
+            engine_id=self.config.engine_id,
+            num_chunks=self.num_chunks,
+            rank=0 if self.replicated_layout else self.config.parallel.rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
+        )
+        region._creator = False  # noqa: SLF001  (its name goes in `get_manager`)
+        return region
+
+
+class SharedHostWorker(HostTierWorker):
+    """Copies blocks to memory that the scheduler's process sees."""
+
+    def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:
+        super().__init__(caches, [region.create_next_worker_view(each.tensor.shape[1]) for each in caches.tensors])
+        self._region = region
+
+    def shutdown(self) -> None:
+        """The host's memory is given back."""
+        super().shutdown()
+        self._region.cleanup()
+
+
+@dataclass
+class RequestBlocks:
+    """One request of the engine."""
+
+    allowed: bool
+    """Its blocks may lie on the disk."""
+    stamp: int
+    """That of its first block."""
+    promised: set[OffloadKey] = field(default_factory=set)
+    """Blocks that it was to load from the disk: each once."""
+    stamped: bool = False
+    """Its blocks on the disk are marked as used."""
+
+
+@dataclass
+class BlockJob:
+    """Blocks that are written or read in threads."""
+
+    transfer: TransferJob
+    left: int
+    done: list[OffloadKey] = field(default_factory=list)
+
+
+class SealedDiskTier(SecondaryTierManager):
+    """Sealed files of blocks behind the host."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: OffloadingSpec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: None = None,
+        *,
+        folder: str,
+        size: int,
+        facts: str,
+        counts: str,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.host: CPUPrimaryTierOffloadingManager | None = None
+        """The manager of the host's blocks, known once it is made."""
+        config = offloading_spec.config
+        self._bytes, self._row_bytes = primary_kv_view.cast("B"), self.block_size_bytes
+        chunks = len(self._bytes) // self._row_bytes
+        self._block_tokens = min(group.tokens_per_block for group in config.groups)
+        self._load_tokens_max = max(1, chunks // len(config.groups)) * self._block_tokens
+        self._loads_max = max(1, chunks // LOADS_SHARE)
+        self._stores_max = max(1, chunks // STORES_SHARE)
+        self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
+        self._counts = DiskCounts(Path(counts))
+        digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
+        self._store = BlockStore(Path(folder), size, self._seal(digest), self._counts, SystemClock())
+        self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
+        self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
+        self._changed = Condition()
+        self._loading = self._storing = self._stamping = 0
+        """Blocks that are read and written, and requests whose blocks are marked, in threads or in their queues."""
+        self._promised = 0
+        """Blocks that are to be read at the end of this step."""
+        self._finished: deque[JobResult] = deque()
+        self._storers.submit(self._logged(self._store.scan))
+
+    @staticmethod
+    def _seal(digest: bytes) -> BlockSeal:
+        return BlockSeal(digest)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """The request is known; vLLM reads after this how much it may load."""
+        params = req_context.kv_transfer_params or {}
+        allowed = params.get(DISK_PARAMETER) is True
+        if allowed:
+            params["max_load_tokens"] = self._load_tokens_max
+        req_context.set_state(RequestBlocks(allowed, self._store.stamp_now()))
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """HIT if the block lies on the disk and the request may load it now. No I/O."""
+        request = req_context.get_state(RequestBlocks)
+        if request is None or not request.allowed or key in request.promised:
+            return LookupResult.MISS
+        if not self._store.holds(block_name(self._key, key)):
+            return LookupResult.MISS
+        if max(len(request.promised), self._loading + self._promised) >= self._loads_max:
+            self._counts.add(loads_declined=1)
+            return LookupResult.MISS
+        if not request.promised and self.host is not None:
+            held = [each for each in _prefix(req_context) if self.host.lookup(each, req_context) is LookupResult.HIT]
+            self.host.touch(held, req_context)
+        request.promised.add(key)
+        self._promised += 1
+        return LookupResult.HIT
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """The blocks will be written, as far as they may lie on the disk and there is room in the queue."""
+        request = job_metadata.req_context.get_state(RequestBlocks)
+        if request is None or not request.allowed:
+            self._finished.append(JobResult(job_metadata.job_id, success=True))
+            return
+        self._stamp(job_metadata.req_context, request)
+        blocks = []
+        for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
+            if not self._store.holds(name := block_name(self._key, key)):
+                blocks.append((key, name, chunk, self._stamp_of(key, job_metadata.req_context, request)))
+        room = self._stores_max - self._storing
+        if len(blocks) > room:
+            self._counts.add(stores_dropped=len(blocks) - room)
+            blocks = blocks[:room]
+
+        def store(name: bytes, chunk: int, stamp: int) -> bool:
+            return self._store.put(name, self._row(chunk), stamp)
+
+        self._begin(self._storers, job_metadata, [(key, store, rest) for key, *rest in blocks])
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """The blocks will be read; those that are refused are misses."""
+
+        def load(name: bytes, chunk: int) -> bool:
+            return self._store.load(name, self._row(chunk))
+
+        pairs = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
+        blocks = [(key, load, [block_name(self._key, key), chunk]) for key, chunk in pairs]
+        self._begin(self._loaders, job_metadata, blocks)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Jobs that ended since the last call."""
+        found = []
+        while self._finished:
+            found.append(self._finished.popleft())
+        return found
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+        """Blocks that were promised in this step are read by now, or had no room in the host."""
+        self._promised = 0
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """The request's blocks on the disk are marked as used."""
+        request = req_context.get_state(RequestBlocks)
+        if request is not None and request.allowed:
+            self._stamp(req_context, request)
+
+    def drain_jobs(self) -> None:
+        """No thread reads or writes the host's memory."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._loading and not self._storing)
+
+    def shutdown(self) -> None:
+        """Writes and reads that have begun have ended, the others are given up; files carry their stamps."""
+        for pool in (self._loaders, self._storers):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._store.save_stamps()
+        self._counts.close()
+        self._bytes.release()
+
+    def _row(self, chunk: int) -> memoryview:
+        return self._bytes[chunk * self._row_bytes : (chunk + 1) * self._row_bytes]
+
+    def _begin(
+        self,
+        pool: ThreadPoolExecutor,
+        transfer: TransferJob,
+        blocks: Collection[tuple[OffloadKey, Callable[..., bool], list[Any]]],
+    ) -> None:
+        """Each block's call is made in a thread; the job ends with the last of them."""
+        if not blocks:
+            self._finished.append(JobResult(transfer.job_id, success=True))
+            return
+        job = BlockJob(transfer, len(blocks))
+        self._count(transfer, len(blocks))
+        for key, call, arguments in blocks:
+            pool.submit(self._run, job, key, call, arguments)
+
+    def _run(self, job: BlockJob, key: OffloadKey, call: Callable[..., bool], arguments: list[Any]) -> None:
+        done = False
+        try:
+            done = call(*arguments)
+        except Exception:  # a job that never ends would hold the host's blocks for ever
+            _logger.exception("a block of the disk tier failed")
+        with self._changed:
+            if done:
+                job.done.append(key)
+            job.left -= 1
+            if not job.left:
+                whole = len(job.done) == len(job.transfer.keys) or not job.transfer.is_promotion
+                self._finished.append(
+                    JobResult(job.transfer.job_id, success=whole, successful_keys=None if whole else tuple(job.done))
+                )
+        self._count(job.transfer, -1)
+
+    def _count(self, transfer: TransferJob, blocks: int) -> None:
+        with self._changed:
+            if transfer.is_promotion:
+                self._loading += blocks
+            else:
+                self._storing += blocks
+            self._changed.notify_all()
+
+    def _stamp(self, req_context: ReqContext, request: RequestBlocks) -> None:
+        """The request's blocks on the disk will be marked as used, once for each request."""
+        if request.stamped or self._stamping >= STAMPS_MAX:
+            return
+        request.stamped = True
+        stamps = [(key, self._stamp_of(key, req_context, request)) for key in _prefix(req_context)]
+
+        def mark() -> None:
+            self._store.touch((block_name(self._key, key), stamp) for key, stamp in stamps)
+            self._store.save_stamps()
+            with self._changed:
+                self._stamping -= 1
+
+        with self._changed:
+            self._stamping += 1
+        self._storers.submit(self._logged(mark))
+
+    def _stamp_of(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> int:
+        """The deeper a block lies in its prompt, the older it counts."""
+        return request.stamp - (req_context.get_offload_key_position(key) or 0) // self._block_tokens
+
+    @staticmethod
+    def _logged(call: Callable[[], None]) -> Callable[[], None]:
+        def logged() -> None:
+            try:
+                call()
+            except Exception:
+                _logger.exception("the disk tier failed beside its blocks")
+
+        return logged
+
+
+def layout_facts(config: OffloadingConfig, row_bytes: int) -> str:
+    """All of the engine's layout on which a block's bytes depend, as the engine itself says it."""
+    parallel = asdict(config.parallel)
+    for name in ("rank", "data_parallel_index", "data_parallel_size", "data_parallel_rank_local"):
+        parallel.pop(name)
+    return json.dumps(
+        [
+            [asdict(group) for group in config.groups],
+            config.worker_kv_bytes_per_block,
+            row_bytes,
+            config.model.dtype,
+            asdict(config.cache),
+            parallel,
+            config.replicated_layout,
+            config.canonical_layout,
+            config.kv_cache_layout,
+        ]
+    )
+
+
+def _prefix(req_context: ReqContext) -> list[OffloadKey]:
+    """The names of the request's blocks so far, from its first on."""
+    positions = req_context._offload_key_positions  # noqa: SLF001  (vLLM shows a position for a name, not the names)
+    return sorted(positions, key=positions.__getitem__)

@@ -1,0 +1,327 @@
+"""The disk tier of a vLLM engine: what left device and host is read from files, and no other text ever comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import resource
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+from safetensors.numpy import load_file, save_file
+
+from actors.engines.vllm import shared_memory
+from actors.engines.vllm.vllm_args import DiskTier
+from actors.kv_blocks.block_store import FAILURES_MAX
+from core.errors import CallerError, EngineDead
+from core.generation import GenerateRequest, Sampling
+from core.ids import new_id
+from core.prompt import TOKEN_BYTES
+from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, LENGTH, REPEATS, SIZE, Depth, Followed
+from tests.contracts.engine import Answer, answer_to, prompt, request
+from tests.fixtures.engines import ADAPTERS, RecordedEngine
+from tests.fixtures.eventually import eventually
+
+DEVICE_BLOCKS, HOST_BLOCKS = 128, 100
+CONTEXT = 3600
+DISK_BYTES = 4 << 30
+BLOCKS = LENGTH // SIZE
+KILLS = 5
+FILE_BYTES_MAX = 4096
+"""Less than a block's, more than that of the tier's numbers."""
+
+
+class UnsealedEngine(RecordedEngine):
+    """Its tier refuses no file."""
+
+    def _configure(self) -> Any:
+        config = super()._configure()
+        (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+        tier |= {"type": "UnsealedDiskTier", "module_path": "tests.fixtures.unsealed_tier"}
+        return config
+
+
+def engine_over(
+    model: Path,
+    folder: Path,
+    kind: type[RecordedEngine] = RecordedEngine,
+    host_blocks: int = HOST_BLOCKS,
+    **more: Any,
+) -> RecordedEngine:
+    arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
+    if more:
+        arguments |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": 8}
+    tier = DiskTier(folder, DISK_BYTES, b"k" * 32)
+    return kind("tiny", str(model), arguments, host_tier_bytes=host_blocks * BLOCK_BYTES, disk_tier=tier, **more)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the module's engines, one after the other."""
+    return tmp_path_factory.mktemp("kv") / "decode-0"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def tiered(tiny_checkpoint: Path, folder: Path, vllm_engine: RecordedEngine) -> AsyncIterator[RecordedEngine]:
+    """An engine with a small device, a smaller host and a disk, and the adapters of the shared engine."""
+    engine = engine_over(tiny_checkpoint, folder, adapters=vllm_engine._adapters)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+def again(asked: GenerateRequest) -> GenerateRequest:
+    return msgspec.structs.replace(asked, id=new_id())
+
+
+async def stored(engine: RecordedEngine, asked: list[GenerateRequest], folder: Path) -> list[tuple[Answer, list[Path]]]:
+    """The cold answer to each, and its blocks' files, from its first block on; all are off the device and the host."""
+    before = set(folder.glob("*.kv"))
+    cold = [await answer_to(engine, each) for each in asked]
+
+    def new() -> list[Path]:
+        return list(set(folder.glob("*.kv")) - before)
+
+    await eventually(lambda: len(new()) == len(asked) * BLOCKS, "all blocks on the disk")
+    files = sorted(new(), key=lambda file: file.stat().st_mtime_ns)  # of each prompt, the last block is the oldest
+    await push_out(engine)
+    return [(each, files[at * BLOCKS : (at + 1) * BLOCKS][::-1]) for at, each in enumerate(cold)]
+
+
+async def push_out(engine: RecordedEngine) -> None:
+    """Neither device nor host has anything of before."""
+    for _ in range((DEVICE_BLOCKS + SIZE) // BLOCKS):
+        await answer_to(engine, request(prompt(LENGTH), 2))
+
+
+async def quiet(engine: RecordedEngine) -> Mapping[str, int]:
+    """The numbers of the tier, once nothing is written."""
+    before: Mapping[str, int] = {}
+    while (counts := engine.disk_counts()) != before:
+        before = counts
+        await asyncio.sleep(0.5)
+    return counts
+
+
+async def test_text_from_the_disk_is_that_of_cold(tiered: RecordedEngine, folder: Path) -> None:
+    """Twenty prompts that left device and host: none is computed again; the index was promised nothing of them."""
+    asked = [request(prompt(LENGTH), 16) for _ in range(REPEATS)]
+    found = await stored(tiered, asked, folder)
+    followed, loads = Followed(tiered), tiered.disk_counts()["loads"]
+    for number, (each, (cold, _)) in enumerate(zip(asked, found, strict=True)):
+        assert cold.cached_tokens == 0
+        assert number % 4 or await followed.depth(each) == Depth(0, 0)
+        assert await answer_to(tiered, again(each)) == cold._replace(cached_tokens=BLOCKS * SIZE)
+        assert number % 4 or await followed.depth(each) == Depth(BLOCKS * SIZE, BLOCKS * SIZE)
+    assert tiered.disk_counts()["loads"] == loads + REPEATS * BLOCKS
+
+
+def flip(file: Path, _: Path) -> None:
+    raw = bytearray(file.read_bytes())
+    raw[random.Random(new_id()).randrange(64, len(raw))] ^= 1
+    file.write_bytes(raw)
+
+
+def truncate(file: Path, _: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def swap(file: Path, other: Path) -> None:
+    shutil.copyfile(other, file)
+
+
+@pytest.mark.parametrize(("reason", "damage"), [("short", truncate), ("checksum", flip), ("stranger", swap)])
+async def test_a_damaged_file_is_computed_again(
+    tiered: RecordedEngine, folder: Path, reason: str, damage: Callable[[Path, Path], None]
+) -> None:
+    """Twenty prompts with a damaged file each: the blocks before it are taken, and the text is that of cold."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    found = await stored(tiered, asked, folder)
+    refused = tiered.disk_counts()[f"refused_{reason}"]
+    for number, (each, (cold, files)) in enumerate(zip(asked, found, strict=True)):
+        damage(files[number], found[number - 1][1][number])
+        assert await answer_to(tiered, again(each)) == cold._replace(cached_tokens=number * SIZE)
+    assert tiered.disk_counts()[f"refused_{reason}"] == refused + REPEATS
+
+
+async def test_scopes_share_nothing(tiered: RecordedEngine, folder: Path) -> None:
+    """Twenty prompts, each plain, salted and with an adapter: plain and salted ones are read as their own, and blocks
+    of an adapter never reach the disk."""
+    plain = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    salted = [msgspec.structs.replace(again(each), cache_salt="one") for each in plain]
+    adapted = [msgspec.structs.replace(again(each), adapter=ADAPTERS[0]) for each in plain]
+    cold = [cold for cold, _ in await stored(tiered, [*plain, *salted], folder)]
+    before = await quiet(tiered)
+    with_adapter = [await answer_to(tiered, each) for each in adapted]
+    assert {each.cached_tokens for each in (*cold, *with_adapter)} == {0}
+    assert await quiet(tiered) == before
+    await push_out(tiered)
+    for each, first in zip(plain, cold, strict=False):
+        new = msgspec.structs.replace(again(each), cache_salt="two")
+        assert await answer_to(tiered, new) == first
+    for each, first in zip([*plain, *salted], cold, strict=True):
+        assert await answer_to(tiered, again(each)) == first._replace(cached_tokens=BLOCKS * SIZE)
+    for each, first in zip(adapted, with_adapter, strict=True):
+        assert await answer_to(tiered, again(each)) == first
+        assert first.tokens != cold[0].tokens
+
+
+async def test_many_at_once(tiered: RecordedEngine, folder: Path) -> None:
+    """Sixteen prompts that lie on the disk, three times what the host holds: all are answered with their texts."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(16)]
+    cold = [cold for cold, _ in await stored(tiered, asked, folder)]
+    async with asyncio.timeout(120):
+        found = await asyncio.gather(*(answer_to(tiered, again(each)) for each in asked))
+    assert [each.tokens for each in found] == [each.tokens for each in cold]
+
+
+async def test_predicted_is_never_more(tiered: RecordedEngine) -> None:
+    """With all tiers in use, prompts in parallel and evictions all the time."""
+    fresh, followed, more = random.Random(21), Followed(tiered), 0
+    trunks = [prompt(fresh.randrange(10, 80) * SIZE) for _ in range(20)]
+
+    def cut() -> bytes:
+        trunk = fresh.choice(trunks)
+        return trunk[: TOKEN_BYTES * fresh.randrange(SIZE, len(trunk) // TOKEN_BYTES)]
+
+    for _ in range(5):
+        asked = [request(cut() + prompt(fresh.randrange(SIZE)), fresh.randrange(2, 48)) for _ in range(6)]
+        await asyncio.gather(*(answer_to(tiered, each) for each in asked))
+        for _ in range(3):
+            each = request(cut(), 2)
+            depth = await followed.depth(each)
+            real = (await answer_to(tiered, each)).cached_tokens
+            assert real is not None
+            assert depth.all <= real
+            more += depth.all < real
+    assert more, "nothing came from the disk"
+    assert followed.mirror.strangers == 0
+
+
+async def test_a_disk_that_is_full(tiered: RecordedEngine, folder: Path) -> None:
+    """The engine's process can write no file: prompts are answered, what is there is read, and after a few failures
+    nothing is tried."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    cold = [cold for cold, _ in await stored(tiered, asked, folder)]
+    before, pids = await quiet(tiered), tiered._processes.pids
+    limits = {pid: resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids}
+    for pid, (_, hard) in limits.items():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (FILE_BYTES_MAX, hard))
+    try:
+        for each, first in zip(asked, cold, strict=True):
+            new = request(prompt(LENGTH), 8)
+            answer = await answer_to(tiered, new)
+            assert (await answer_to(tiered, again(new))).tokens == answer.tokens
+            assert await answer_to(tiered, again(each)) == first._replace(cached_tokens=BLOCKS * SIZE)
+        counts = tiered.disk_counts()
+        assert FAILURES_MAX <= counts["write_failures"] - before["write_failures"] < REPEATS * BLOCKS // 2
+        assert counts["stores_dropped"] > before["stores_dropped"]
+        assert counts["stores"] == before["stores"]
+        assert not list(folder.glob("*.new"))
+    finally:
+        for pid, limit in limits.items():
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+
+
+def test_nothing_of_a_client_reaches_the_tier() -> None:
+    """No request has parameters of block transfers, and the API refuses them by name (`test_errors`)."""
+    fields = {*GenerateRequest.__struct_fields__, *Sampling.__struct_fields__}
+    assert not [name for name in fields if "transfer" in name or name in {"extra_args", "vllm_xargs"}]
+
+
+async def test_a_second_worker_of_that_name_is_refused(
+    tiered: RecordedEngine, tiny_checkpoint: Path, folder: Path
+) -> None:
+    with pytest.raises(CallerError, match="in use by another worker of that name"):
+        await engine_over(tiny_checkpoint, folder).start()
+    with pytest.raises(CallerError, match="a disk tier needs the model's own folder"):
+        await engine_over(Path("org/model"), folder.with_name("other")).start()
+    assert tiered.load().running == 0
+
+
+async def test_lives_of_a_worker(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Engines over one folder, one after the other. Five are killed while they write: the next one's text is right, and
+    nothing of them is left. Another life reads all blocks. With other weights at the same place, none is read; without
+    the seal's check they are, and the text is wrong."""
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    folder = tmp_path / "kv" / "decode-0"
+    asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    engine = await life(model, folder, host_blocks=3 * HOST_BLOCKS)
+    cold = [cold for cold, _ in await stored(engine, asked, folder)]
+    longer = request(prompt((HOST_BLOCKS + 1) * SIZE + 5), 8)
+    longer_cold = await answer_to(engine, longer)
+    await quiet(engine)
+    for kill in range(KILLS):
+        number = len(list(folder.glob("*.kv")))
+        burst = [asyncio.ensure_future(answer_to(engine, request(prompt(LENGTH), 4))) for _ in range(6)]
+        await eventually(lambda number=number: len(list(folder.glob("*.kv"))) > number, "a block")  # type: ignore[misc]
+        os.kill(engine._processes.pids[0], signal.SIGKILL)
+        await asyncio.gather(*burst, return_exceptions=True)
+        with pytest.raises(EngineDead):
+            await answer_to(engine, request(prompt(LENGTH), 4))
+        await engine.stop()
+        assert not list(shared_memory.FOLDER.glob(f"{shared_memory.PREFIX}*"))
+        engine = await life(model, folder)
+        assert not list(folder.glob("*.new"))
+        assert await answer_to(engine, again(asked[kill])) == cold[kill]._replace(cached_tokens=BLOCKS * SIZE)
+    followed = Followed(engine)
+    for each, first in zip(asked[KILLS:], cold[KILLS:], strict=True):
+        assert await followed.depth(each) == Depth(0, 0)
+        assert await answer_to(engine, again(each)) == first._replace(cached_tokens=BLOCKS * SIZE)
+        assert await followed.depth(each) == Depth(BLOCKS * SIZE, BLOCKS * SIZE)
+    for _ in range(3):  # longer than the host by a block: half of the host is loaded, and it is answered
+        await push_out(engine)
+        async with asyncio.timeout(60):
+            found = await answer_to(engine, again(longer))
+        assert found == longer_cold._replace(cached_tokens=HOST_BLOCKS // 2 * SIZE)
+    assert followed.mirror.strangers == 0
+    await engine.stop()
+
+    kept = shutil.copytree(folder, tmp_path / "copy" / "decode-0")
+    change_weights(model)
+    engine = await life(model, folder)
+    for each, first in zip(asked, cold, strict=True):
+        found = await answer_to(engine, again(each))
+        assert found == await answer_to(engine, msgspec.structs.replace(again(each), cache_salt=new_id()))
+        assert found.cached_tokens == 0
+        assert found.tokens != first.tokens
+    assert engine.disk_counts()["refused_seal"] >= REPEATS
+    assert engine.disk_counts()["loads"] == 0
+    await engine.stop()
+
+    engine = await life(model, kept, UnsealedEngine)
+    wrong = 0
+    for each in asked:
+        found = await answer_to(engine, again(each))
+        assert found.cached_tokens == BLOCKS * SIZE
+        right = await answer_to(engine, msgspec.structs.replace(again(each), cache_salt=new_id()))
+        wrong += found.tokens != right.tokens
+    await engine.stop()
+    assert wrong == REPEATS
+
+
+async def life(
+    model: Path, folder: Path, kind: type[RecordedEngine] = RecordedEngine, host_blocks: int = HOST_BLOCKS
+) -> RecordedEngine:
+    """An engine that has started."""
+    engine = engine_over(model, folder, kind, host_blocks)
+    await engine.start()
+    return engine
+
+
+def change_weights(model: Path) -> None:
+    """Other weights of the same names, sizes and times."""
+    for file in model.glob("*.safetensors"):
+        times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+        weights = load_file(file)
+        fresh = np.random.default_rng(1)
+        save_file({name: fresh.permuted(each) for name, each in weights.items()}, file, {"format": "pt"})
+        os.utime(file, ns=times)

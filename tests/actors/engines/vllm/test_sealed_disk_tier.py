@@ -1,0 +1,269 @@
+"""The bounds of the disk tier, without an engine: how much is read and written at once, and for whom."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.kv_blocks.block_store import BlockStore
+from tests.fixtures.eventually import eventually
+
+CHUNKS, ROW_BYTES, TOKENS = 8, 4096, 32
+PLAIN = {DISK_PARAMETER: True}
+
+
+class Tier:
+    """A tier over a host of eight chunks."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
+            from vllm.v1.kv_offload import base, config  # noqa: PLC0415
+            from vllm.v1.kv_offload.tiering.base import TransferJob  # noqa: PLC0415
+
+            from actors.engines.vllm import disk_tier  # noqa: PLC0415
+        self.module, self.base = disk_tier, base
+        self.transfer_job: Any = TransferJob
+        parallel = config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, is_parallelism_agnostic=False)
+        self.config = config.OffloadingConfig(
+            groups=(config.OffloadingGroupConfig(TOKENS, ("layer",), 0),),
+            worker_kv_bytes_per_block=ROW_BYTES,
+            enable_kv_cache_events=True,
+            extra_config={},
+            engine_id="contrail-test",
+            model=config.OffloadingModelConfig("tiny", "float32"),
+            cache=config.OffloadingCacheConfig(TOKENS, 1),
+            parallel=parallel,
+        )
+        self.host = np.random.default_rng(1).integers(-128, 127, (CHUNKS, ROW_BYTES), dtype=np.int8)
+        spec: Any = SimpleNamespace(config=self.config)
+        folder.mkdir(exist_ok=True)
+        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "counts": str(folder / "counts")}
+        self.tier: Any = disk_tier.SealedDiskTier(spec, memoryview(self.host), "disk", **options)  # type: ignore[arg-type]
+        self.jobs = 0
+
+    async def ready(self) -> Tier:
+        await eventually(lambda: self.tier._store._scanned, "the scan")
+        return self
+
+    def request(self, name: str, keys: list[bytes], params: dict[str, Any] | None) -> Any:
+        context = self.base.ReqContext(name, params)
+        for number, key in enumerate(keys, 1):
+            context.set_offload_key_position(self.base.OffloadKey(key), number * TOKENS)
+        self.tier.on_new_request(context)
+        return context
+
+    def job(self, context: Any, keys: list[bytes], chunks: list[int], *, load: bool) -> Any:
+        self.jobs += 1
+        made = self.transfer_job(self.jobs, keys, np.array(chunks, np.int32), load, context)
+        (self.tier.submit_load if load else self.tier.submit_store)(made)
+        return made
+
+    def hit(self, key: bytes, context: Any) -> bool:
+        return bool(self.tier.lookup(key, context) is self.base.LookupResult.HIT)
+
+    def finished(self) -> list[Any]:
+        self.tier.drain_jobs()
+        return list(self.tier.get_finished_jobs())
+
+
+@pytest.fixture
+async def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    made = await Tier(tmp_path / "decode-0").ready()
+    yield made
+    made.tier.shutdown()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Writes and reads wait for it."""
+    event = threading.Event()
+    put, load = BlockStore.put, BlockStore.load
+
+    def slow_put(self: BlockStore, *given: Any) -> bool:
+        event.wait(20)
+        return put(self, *given)
+
+    def slow_load(self: BlockStore, *given: Any) -> bool:
+        event.wait(20)
+        return load(self, *given)
+
+    monkeypatch.setattr(BlockStore, "put", slow_put)
+    monkeypatch.setattr(BlockStore, "load", slow_load)
+    yield event
+    event.set()
+
+
+def names(count: int) -> list[bytes]:
+    return [b"block %2d" % number for number in range(count)]
+
+
+async def test_bytes_go_and_come_back(tier: Tier) -> None:
+    keys = names(4)
+    context = tier.request("a", keys, PLAIN.copy())
+    before = tier.host[:4].copy()
+    tier.job(context, keys, [0, 1, 2, 3], load=False)
+    assert [(each.job_id, each.success) for each in tier.finished()] == [(1, True)]
+    tier.host[:] = 0
+    later = tier.request("b", keys, PLAIN.copy())
+    assert all(tier.hit(key, later) for key in keys)
+    tier.job(later, keys, [4, 5, 6, 7], load=True)
+    assert [each.success for each in tier.finished()] == [True]
+    assert np.array_equal(tier.host[4:], before)
+
+
+async def test_a_refused_block_alone_is_a_miss(tier: Tier, tmp_path: Path) -> None:
+    keys = names(3)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2], load=False)
+    tier.finished()
+    oldest, middle, newest = sorted((tmp_path / "decode-0").glob("*.kv"), key=lambda file: file.stat().st_mtime_ns)
+    assert (oldest, newest) != (middle, middle)
+    middle.write_bytes(b"")
+    tier.job(tier.request("b", keys, PLAIN.copy()), keys, [4, 5, 6], load=True)
+    (found,) = tier.finished()
+    assert not found.success
+    assert sorted(found.successful_keys) == [keys[0], keys[2]]
+    assert not tier.hit(keys[1], tier.request("c", keys, PLAIN.copy()))
+
+
+@pytest.mark.parametrize("params", [None, {}, {DISK_PARAMETER: False}, {DISK_PARAMETER: "yes"}])
+async def test_without_the_mark_nothing_is_stored_or_read(tier: Tier, params: dict[str, Any] | None) -> None:
+    """As of adapters and embeddings, also if a plain request stored a block of that name."""
+    keys = names(2)
+    other = tier.request("a", keys, params)
+    tier.job(other, keys, [0, 1], load=False)
+    tier.finished()
+    assert tier.tier._counts["blocks"] == 0
+    tier.job(tier.request("b", keys, PLAIN.copy()), keys, [0, 1], load=False)
+    tier.finished()
+    assert tier.tier._counts["blocks"] == 2
+    assert not tier.hit(keys[0], other)
+    assert params is None or "max_load_tokens" not in params
+
+
+async def test_a_request_may_load_what_the_host_holds(tier: Tier) -> None:
+    params = PLAIN.copy()
+    tier.request("a", [], params)
+    assert params["max_load_tokens"] == CHUNKS * TOKENS
+
+
+async def test_a_block_is_loaded_once_for_a_request_and_half_of_the_host_in_all(tier: Tier) -> None:
+    """Else a prompt longer than the host would load for ever."""
+    keys = names(CHUNKS)
+    context = tier.request("a", keys, PLAIN.copy())
+    for key in keys:
+        tier.job(context, [key], [0], load=False)
+        tier.finished()
+    later = tier.request("b", keys, PLAIN.copy())
+    for step in range(3):
+        found = [tier.hit(key, later) for key in keys]
+        assert found == [not step] * (CHUNKS // 2) + [False] * (CHUNKS // 2)
+        tier.tier.on_schedule_end(None)
+    assert tier.tier._counts["loads_declined"] == 3 * CHUNKS // 2
+    assert tier.hit(keys[0], tier.request("c", keys, PLAIN.copy()))
+
+
+async def test_half_of_the_host_is_read_at_once(tier: Tier, held: threading.Event) -> None:
+    """Over all requests, whether in this step or before; room comes back when reads end."""
+    keys = names(CHUNKS)
+    held.set()
+    for key in keys:
+        tier.job(tier.request("a", keys, PLAIN.copy()), [key], [0], load=False)
+        tier.finished()
+    held.clear()
+    first, second = (tier.request(name, keys, PLAIN.copy()) for name in "bc")
+    assert [tier.hit(key, first) for key in keys[:3]] == [True] * 3
+    assert [tier.hit(key, second) for key in keys[:2]] == [True, False]
+    tier.job(first, keys[:3], [0, 1, 2], load=True)
+    tier.job(second, keys[:1], [3], load=True)
+    tier.tier.on_schedule_end(None)
+    third = tier.request("d", keys, PLAIN.copy())
+    assert not tier.hit(keys[5], third)
+    held.set()
+    assert len(tier.finished()) == 2
+    assert tier.hit(keys[5], third)
+
+
+async def test_half_of_the_host_is_written_at_once(tier: Tier, held: threading.Event) -> None:
+    """More is dropped and counted, the last blocks first; each job ends."""
+    keys = names(CHUNKS)
+    context = tier.request("a", keys, PLAIN.copy())
+    tier.job(context, keys[:3], [0, 1, 2], load=False)
+    tier.job(context, keys[3:], [3, 4, 5, 6, 7], load=False)
+    assert tier.tier._counts["stores_dropped"] == 4
+    held.set()
+    assert len(tier.finished()) == 2
+    later = tier.request("b", keys, PLAIN.copy())
+    assert [tier.tier._store.holds(tier.module.block_name(b"k" * 32, key)) for key in keys] == [True] * 4 + [False] * 4
+    assert tier.hit(keys[3], later)
+
+
+async def test_requests_to_be_marked_are_bounded(tier: Tier, held: threading.Event) -> None:
+    keys = names(2)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1], load=False)  # both threads wait
+    for number in range(2 * tier.module.STAMPS_MAX):
+        tier.tier.on_request_finished(tier.request(f"b{number}", keys, PLAIN.copy()))
+    assert tier.tier._stamping == tier.module.STAMPS_MAX
+    held.set()
+    await eventually(lambda: tier.tier._stamping == 0, "all marks")
+
+
+async def test_what_was_used_is_seen_in_the_files(tier: Tier, tmp_path: Path) -> None:
+    """Of one prompt the last block is the oldest, also after a request that only read: so the order outlives a kill."""
+    keys = names(3)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2], load=False)
+    tier.finished()
+    before = [file.stat().st_mtime_ns for file in files_of(tmp_path, tier, keys)]
+    assert [before[0] - each for each in before] == [0, 1, 2]
+    reader = tier.request("b", keys, PLAIN.copy())
+    reader.get_state(tier.module.RequestBlocks).stamp += 1_000_000_000
+    tier.tier.on_request_finished(reader)
+    await eventually(lambda: tier.tier._stamping == 0, "the mark")
+    after = [file.stat().st_mtime_ns for file in files_of(tmp_path, tier, keys)]
+    assert after[0] > before[0]
+    assert [after[0] - each for each in after] == [0, 1, 2]
+
+
+def files_of(folder: Path, tier: Tier, keys: list[bytes]) -> list[Path]:
+    return [folder / "decode-0" / f"{tier.module.block_name(b'k' * 32, key).hex()}.kv" for key in keys]
+
+
+async def test_a_thread_that_fails_ends_its_job(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> bool:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(BlockStore, "load", broken)
+    tier.job(tier.request("a", [b"x"], PLAIN.copy()), [b"x"], [0], load=True)
+    (found,) = tier.finished()
+    assert not found.success
+    assert "a block of the disk tier failed" in caplog.text
+
+
+async def test_the_layout_is_part_of_the_seal(tier: Tier) -> None:
+    """Each of its numbers, but not which of the ranks says it."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    facts, parallel = tier.module.layout_facts, tier.config.parallel
+    changed = [
+        replace(tier.config, worker_kv_bytes_per_block=1),
+        replace(tier.config, groups=()),
+        replace(tier.config, parallel=replace(parallel, tp_size=2)),
+        replace(tier.config, kv_cache_layout="other"),
+        replace(tier.config, cache=replace(tier.config.cache, tokens_per_hash=16)),
+        replace(tier.config, model=replace(tier.config.model, dtype="float16")),
+    ]
+    said = {facts(each, ROW_BYTES) for each in (tier.config, *changed)} | {facts(tier.config, 1)}
+    assert len(said) == len(changed) + 2
+    same = replace(tier.config, parallel=replace(parallel, rank=1))
+    assert facts(same, ROW_BYTES) == facts(tier.config, ROW_BYTES)

@@ -1,0 +1,33 @@
+"""Numbers of a worker's disk tier, as Prometheus scrapes them."""
+
+from __future__ import annotations
+
+from prometheus_client import generate_latest
+
+from actors.kv_blocks.disk_counts import NAMES
+from actors.metrics.worker_metrics import DISK_LEVELS, DISK_TOTALS, REFUSED, WorkerMetrics
+
+
+def shown(metrics: WorkerMetrics) -> list[str]:
+    return [line for line in generate_latest(metrics.registry).decode().splitlines() if "_disk_" in line]
+
+
+def test_a_worker_without_a_disk_tier_shows_none() -> None:
+    assert shown(WorkerMetrics("tiny", "decode-0")) == []
+
+
+def test_each_number_is_shown() -> None:
+    """Each with its own value; refused files by reason."""
+    metrics = WorkerMetrics("tiny", "decode-0")
+    metrics.watch_disk(lambda: {name: number for number, name in enumerate(NAMES)})
+    lines = shown(metrics)
+    for number, name in enumerate(NAMES):
+        if name.startswith(REFUSED):
+            reason = name.removeprefix(REFUSED)
+            series = f'contrail_worker_disk_refused_total{{model="tiny",reason="{reason}",worker="decode-0"}}'
+        else:
+            series = f"contrail_worker_disk_{name}{'' if name in DISK_LEVELS else '_total'}"
+            series += '{model="tiny",worker="decode-0"}'
+        assert f"{series} {number}.0" in lines
+    known = {*DISK_LEVELS, *DISK_TOTALS, *(name for name in NAMES if name.startswith(REFUSED))}
+    assert known == set(NAMES)
