@@ -25,7 +25,7 @@ from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
 from core.prompt import TOKEN_BYTES
-from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, LENGTH, REPEATS, SIZE, Depth, Followed
+from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, REPEATS, SIZE, Depth, Followed
 from tests.contracts.engine import Answer, answer_to, prompt, request
 from tests.fixtures.engines import ADAPTERS, RecordedEngine
 from tests.fixtures.eventually import eventually
@@ -33,7 +33,9 @@ from tests.fixtures.eventually import eventually
 DEVICE_BLOCKS, HOST_BLOCKS = 128, 100
 CONTEXT = 3600
 DISK_BYTES = 4 << 30
-BLOCKS = LENGTH // SIZE
+BLOCKS = 10
+LENGTH = BLOCKS * SIZE + 5
+"""Tokens of a prompt."""
 KILLS = 5
 FILE_BYTES_MAX = 4096
 """Less than a block's, more than that of the tier's numbers."""
@@ -147,8 +149,9 @@ async def test_a_damaged_file_is_computed_again(
     found = await stored(tiered, asked, folder)
     refused = tiered.disk_counts()[f"refused_{reason}"]
     for number, (each, (cold, files)) in enumerate(zip(asked, found, strict=True)):
-        damage(files[number], found[number - 1][1][number])
-        assert await answer_to(tiered, again(each)) == cold._replace(cached_tokens=number * SIZE)
+        at = number % BLOCKS
+        damage(files[at], found[number - 1][1][at])
+        assert await answer_to(tiered, again(each)) == cold._replace(cached_tokens=at * SIZE)
     assert tiered.disk_counts()[f"refused_{reason}"] == refused + REPEATS
 
 
@@ -175,7 +178,7 @@ async def test_scopes_share_nothing(tiered: RecordedEngine, folder: Path) -> Non
 
 
 async def test_many_at_once(tiered: RecordedEngine, folder: Path) -> None:
-    """Sixteen prompts that lie on the disk, three times what the host holds: all are answered with their texts."""
+    """Sixteen prompts that lie on the disk, more than the host holds: all are answered with their texts."""
     asked = [request(prompt(LENGTH), 8) for _ in range(16)]
     cold = [cold for cold, _ in await stored(tiered, asked, folder)]
     async with asyncio.timeout(120):
