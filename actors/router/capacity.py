@@ -23,8 +23,7 @@ from projections.policy.view import View
 
 def has_prefill_workers(state: State, model: str) -> bool:
     """True if the model has prefill workers, which compute its prompts. O(prefill workers)."""
-    prefilling = state.prefilling()
-    return bool(prefilling) and any(each.joined is not None and each.joined.model == model for each in prefilling)
+    return any(each.joined is not None and each.joined.model == model for each in state.prefilling())
 
 
 class ConnectedWorkers:

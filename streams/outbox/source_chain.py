@@ -194,9 +194,7 @@ class SourceChain:
         self._is_idle = False
         """True if `due_us` is the time of a check of the subject's end, since there is nothing to append."""
         self._is_closed = False
-        self.drops = False
-        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
-        then a restatement will follow."""
+        self._is_discarding = False
         self._restatement_due = False
         self._last_event: Event | None = None
         """It comes instead of a restatement."""
@@ -227,6 +225,12 @@ class SourceChain:
     def idle(self) -> bool:
         """True if the log holds all events that were put, or a restatement of them."""
         return not self.depth and not self._restatement_due
+
+    @property
+    def drops(self) -> bool:
+        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
+        then a restatement will follow."""
+        return self._is_discarding or self.ended
 
     @property
     def ended(self) -> bool:
@@ -261,7 +265,7 @@ class SourceChain:
             case Start():
                 self._schedule(now_us)
             case Close():
-                self._is_closed = self.drops = True
+                self._is_closed = True
                 self._is_idle, self.due_us = False, None
         return ()
 
@@ -281,15 +285,15 @@ class SourceChain:
             self._schedule(now_us)
 
     def _finish(self, event: Event, now_us: int) -> None:
-        if self.ended or not self.drops:
+        if self.ended or not self._is_discarding:
             self._put(event, now_us)
-        if self.drops:
+        if self._is_discarding:
             self._last_event = event
 
     def _overflow(self, now_us: int) -> None:
         self.counts.overflows += 1
         self._count_dropped(self._backlog.clear(), now_us)
-        self.drops = self._restatement_due = True
+        self._is_discarding = self._restatement_due = True
         _logger.warning("a chain overflowed, will restate: %r", self)
 
     def _drop(self, event: Event, now_us: int) -> None:
@@ -329,7 +333,7 @@ class SourceChain:
         if self.sealed is not None:
             return self._offer(self.sealed)
         if self._restatement_due:
-            self.drops, self._restatement_due = self.ended, False
+            self._is_discarding = self._restatement_due = False
             if self._last_event is None:
                 return (AskRestatement(),)
             self._restate([self._last_event], now_us)
@@ -380,7 +384,7 @@ class SourceChain:
         if isinstance(error, Unavailable):
             self._pause(now_us)
             return ()
-        self.error, self.drops = error, True
+        self.error = error
         self.counts.refused += isinstance(error, Refused)
         self._note_away(now_us)
         self._is_idle, self.due_us = False, None
@@ -406,7 +410,7 @@ class SourceChain:
             self.counts.settled += 1
             self._acknowledge(record.seq, now_us)
         elif record is not None and not self._is_ours(record):
-            self.superseded, self.drops = record, True
+            self.superseded = record
             self._count_dropped(self._backlog.abandon(), now_us)
             _logger.warning("another ended a chain at %s: %r", record.seq, self)
             return (Superseded(record),)

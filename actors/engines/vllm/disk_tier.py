@@ -345,10 +345,12 @@ class SealedDiskTier(SecondaryTierManager):
 
     @staticmethod
     def _logged(call: Callable[[], None]) -> Callable[[], None]:
+        """The call, for a thread: a failure ends in the engine's log."""
+
         def logged() -> None:
             try:
                 call()
-            except Exception:
+            except Exception:  # its thread has no caller: without this, the failure would be in no log
                 _logger.exception("the disk tier failed beside its blocks")
 
         return logged
