@@ -14,11 +14,13 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 # What goes to the command behind a target: make serve ARGS="--port 9000"
 ARGS :=
-# Tests of whole deployments wait more than they compute: they run beside all others.
+# Tests of whole deployments wait more than they compute, and those of engines wait for each other's starts: both run
+# beside all others.
 DEPLOYMENTS := tests/chaos tests/e2e tests/security
+ENGINES := tests/actors/engines/vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-deployments test-parts test-page test-agents mutants bench check docs format clean
+.PHONY: help setup install serve test test-deployments test-engines test-parts test-page test-agents mutants bench check docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -47,20 +49,23 @@ install:
 serve: setup ## serve the tiny model from one command, until Ctrl-C
 	@$(PYTHON) -P -m api.cli up $(ARGS)
 
-test: setup ## all tests, with real NATS, etcd and vLLM, in two groups at once; with ARGS one after the other
+test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once; with ARGS one after the other
 ifdef ARGS
 	@$(PYTHON) -m pytest $(ARGS)
 else
-	@echo 'Two groups of tests: all other tests print as they run, those of whole deployments when all of them have run.'
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-deployments test-parts
+	@echo 'Three groups of tests: those of engines and of whole deployments print when all of them have run, all others as they run.'
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts
 endif
 
 test-deployments: setup
 	@$(PYTHON) -m pytest $(DEPLOYMENTS)
 
+test-engines: setup
+	@$(PYTHON) -m pytest $(ENGINES)
+
 # The plus, that of a nested make, lets it print as it goes.
 test-parts: setup
-	+@$(PYTHON) -m pytest $(addprefix --ignore=,$(DEPLOYMENTS))
+	+@$(PYTHON) -m pytest $(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES))
 
 test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 	@$(PYTHON) -m pytest tests/page $(ARGS)

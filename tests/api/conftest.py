@@ -48,7 +48,7 @@ async def api() -> AsyncIterator[Api]:
     base_url = f"http://{address}"
     async with (
         # no TLS context: building one takes longer than most tests
-        httpx.AsyncClient(base_url=base_url, verify=False) as http,
+        httpx.AsyncClient(base_url=base_url, verify=False, timeout=30) as http,
         openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield Api(backend, metrics, server, http, client)

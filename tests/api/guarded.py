@@ -59,7 +59,7 @@ class Guarded:
     async def served(self) -> AsyncIterator[httpx.AsyncClient]:
         """While it listens, a client of it."""
         address = await self.server.start()
-        async with httpx.AsyncClient(base_url=f"http://{address}", verify=False) as http:
+        async with httpx.AsyncClient(base_url=f"http://{address}", verify=False, timeout=30) as http:
             yield http
         await self.server.stop(grace_s=1)
 
