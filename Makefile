@@ -17,7 +17,7 @@ ARGS :=
 # Tests of whole deployments wait more than they compute, and those of engines wait for each other's starts: both run
 # beside all others.
 DEPLOYMENTS := tests/chaos tests/e2e tests/security
-ENGINES := tests/actors/engines/vllm
+ENGINES := tests/actors/engines/vllm tests/e2e/test_vllm.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install serve test test-deployments test-engines test-parts test-page test-agents mutants bench check docs format clean
@@ -58,7 +58,7 @@ else
 endif
 
 test-deployments: setup
-	@$(PYTHON) -m pytest $(DEPLOYMENTS)
+	@$(PYTHON) -m pytest $(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES))
 
 test-engines: setup
 	@$(PYTHON) -m pytest $(ENGINES)
