@@ -35,6 +35,8 @@ from tests.page.conftest import (
 )
 from tests.page.fleet import KEY, Scale, made
 
+DECISION = re.compile(r"#routing:\d+$")
+
 
 def number(page: Page) -> int:
     """Which decision stands at the cursor, from 1."""
@@ -73,6 +75,7 @@ def test_a_recording_is_shown(page: Page) -> None:
 
 def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
     """The decision under the mouse, in that worker's lane; panel, list and address say the same one."""
+    expect(page).to_have_url(DECISION)  # the address follows the cursor a quarter of a second later
     before = page.url
     page.mouse.click(*place(page, 0.25, 4))
     row = chosen_row(page)
@@ -84,7 +87,7 @@ def test_a_click_in_a_lane_chooses_a_request(page: Page) -> None:
     assert page.locator("#decision .costs tbody tr").count() == 8
     expect(page.locator("#why")).to_contain_text("decode-4")
     expect(page).not_to_have_url(before)
-    expect(page).to_have_url(re.compile(r"#routing:\d+$"))
+    expect(page).to_have_url(DECISION)
     page.reload()
     expect(page.locator("#decision h3 code")).to_have_text(request)
 
