@@ -203,7 +203,7 @@ class Worker:
 
     async def serve(self) -> str:
         """Returns when the worker must end, with the reason."""
-        return await self._ending
+        return await asyncio.shield(self._ending)
 
     def leave(self, reason: str) -> None:
         """`serve` returns this reason. Called again, it waits for nothing that is in flight."""

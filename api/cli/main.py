@@ -112,6 +112,7 @@ COMMANDS = {
     "init": LazyCommand("api.cli.init:init", "Write the shipped deployment files and examples into a folder."),
     "frontend": LazyCommand("api.cli.frontend_command:frontend", "Start one front end: the API and its router."),
     "worker": LazyCommand("api.cli.worker_commands:worker", "Start one worker: an engine and its cache."),
+    "attach": LazyCommand("api.cli.worker_commands:attach", "Start one worker whose engine is a running server."),
     "prefill-worker": LazyCommand(
         "api.cli.worker_commands:prefill_worker", "Start one that computes prompts for others."
     ),

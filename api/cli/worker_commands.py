@@ -1,5 +1,5 @@
-"""`contrail worker`: one worker, an engine with its cache events in the log. `contrail prefill-worker`: a worker that
-computes prompts for decode workers and answers no request itself.
+"""`contrail worker`: one worker, an engine with its cache events in the log. `contrail attach`: one whose engine is a
+running server. `contrail prefill-worker`: a worker that computes prompts for decode workers and answers no request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import click
 import uvloop
 
+from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
+from actors.engines.attached.server_facts import ServerOptions
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
@@ -20,7 +22,7 @@ from actors.worker.worker import WorkerOptions
 from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.config.schema import DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
+from api.config.schema import ATTACHED, DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
 from api.config.units import size_bytes
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
@@ -31,11 +33,15 @@ from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
 from core.served_names import check_names
 
-OPTIONS = (
-    click.option("--model", required=True, help="What clients call the model."),
+ENGINE_OPTIONS = (
     click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
     click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
     click.option("--engine-args", "engine_json", default="{}", help="Arguments for the engine, as a JSON object."),
+    click.argument("more", nargs=-1, type=click.UNPROCESSED),
+)
+"""Of workers that start their engine."""
+OPTIONS = (
+    click.option("--model", required=True, help="What clients call the model."),
     click.option(
         "--listen",
         default="127.0.0.1:0",
@@ -68,15 +74,28 @@ OPTIONS = (
         help="Memory for the token ids of long prompts, so that front ends send what is new in them.",
     ),
     click.option(SUPERVISED, is_flag=True, hidden=True),
-    click.argument("more", nargs=-1, type=click.UNPROCESSED),
 )
+"""Of all workers."""
+CHAT_OPTIONS = (
+    click.option(
+        "--tool-call-parser", default="", metavar="NAME", help="How the model writes calls of tools, by vLLM's names."
+    ),
+    click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise."),
+    click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own."),
+    click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *."),
+)
+"""Of workers that answer requests."""
 
 
-def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has the options of any worker; it gives them to `run_worker` as they come."""
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The command has these options; it gives those of `OPTIONS` and `ENGINE_OPTIONS` to `run_worker` as they come."""
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorated
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -86,18 +105,13 @@ def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--remote-prefill", is_flag=True, help="Long prompts may be computed by prefill workers, and their blocks fetched."
 )
-@click.option(
-    "--tool-call-parser", default="", metavar="NAME", help="How the model writes calls of tools, by vLLM's names."
-)
-@click.option("--reasoning-parser", default="", metavar="NAME", help="How it writes its reasoning, likewise.")
-@click.option("--chat-template", default="", metavar="FILE", help="A jinja template instead of the model's own.")
-@click.option("--alias", "aliases", multiple=True, metavar="NAME", help="Another name for the model; may end in *.")
+@with_options(*CHAT_OPTIONS)
 @click.option(
     "--host-tier", metavar="SIZE", help="Memory for copies of the cache's blocks: what leaves the device stays there."
 )
 @click.option("--disk-tier", metavar="DIR", help="Files of these copies, too: in a folder of the worker's name there.")
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
-@worker_options
+@with_options(*ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
     role: str,
@@ -123,10 +137,7 @@ def worker(
     With --remote-prefill it asks the deployment's prefill workers, if any are there, for prompts of which its own
     cache lacks much; how much is a live setting: contrail settings. `contrail prefill-worker` starts one of those.
     """
-    try:
-        check_names((rest["model"], *aliases))
-    except ValueError as error:
-        raise CallerError(f"--alias: {error}") from error
+    _check_names(rest["model"], aliases)
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(
         connection,
@@ -136,6 +147,81 @@ def worker(
         aliases=aliases,
         **rest,
     )
+
+
+@click.command
+@deployment_options
+@name_option("attached-0")
+@click.option("--engine", default="vllm", show_default=True, type=click.Choice(["vllm"]), help="The server's kind.")
+@click.option("--url", required=True, metavar="URL", help="The server's root: http://HOST:PORT.")
+@click.option("--server-model", default="", metavar="NAME", help="The server's own name, if it serves several models.")
+@click.option(
+    "--server-key-file", metavar="FILE", type=click.Path(dir_okay=False), help="The key that the server asks for."
+)
+@click.option(
+    "--tokenizer",
+    default="",
+    metavar="DIR",
+    help="The model's tokenizer, if the server's model is not in a folder here.",
+)
+@click.option(
+    "--slots",
+    default=SERVER_SLOTS,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Requests that the server runs at once: its --max-num-seqs.",
+)
+@with_options(*CHAT_OPTIONS, *OPTIONS)
+def attach(
+    connection: DeploymentRef,
+    url: str,
+    server_model: str,
+    server_key_file: str | None,
+    tokenizer: str,
+    slots: int,
+    aliases: tuple[str, ...],
+    tool_call_parser: str,
+    reasoning_parser: str,
+    chat_template: str,
+    **rest: Any,
+) -> None:
+    """Start one worker whose engine is a running `vllm serve`. It needs neither vLLM nor a GPU itself.
+
+    \b
+    contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B
+    contrail attach --data data --model qwen --url http://10.0.0.7:8000 --name gpu-7 --server-key-file key
+
+    The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. When the server ends,
+    the worker is lost; when the server answers again, it joins as a new one with an empty cache.
+    """
+    _check_names(rest["model"], aliases)
+    del rest["engine"]
+    server = ServerOptions(
+        url,
+        key=_read_key(server_key_file),
+        model=server_model,
+        tokenizer=str(Path(tokenizer).resolve()) if tokenizer else "",
+        slots=slots,
+    )
+    chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
+    run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)
+
+
+def _check_names(model: str, aliases: tuple[str, ...]) -> None:
+    try:
+        check_names((model, *aliases))
+    except ValueError as error:
+        raise CallerError(f"--alias: {error}") from error
+
+
+def _read_key(file: str | None) -> str:
+    """The only line of the file; empty without a file."""
+    if file is None:
+        return ""
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, ValueError) as error:
+        raise CallerError(f"--server-key-file: {file} cannot be read ({error})") from error
 
 
 def run_worker(
@@ -150,9 +236,11 @@ def run_worker(
     disk_size: str | None = None,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
+    attached: ServerOptions | None = None,
     **given: Any,
 ) -> None:
-    """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `worker_options`."""
+    """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
+    an attached server those of `ENGINE_OPTIONS`."""
     configure_logging()
     configure_engine_logging()
     try:
@@ -180,11 +268,12 @@ def run_worker(
         aliases=aliases,
         link=connection.link(SystemClock()),
     )
+    engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
     arguments = EngineArguments(
-        engine=given["engine"],
+        engine=given.get("engine", ATTACHED),
         model=given["model"],
-        model_path=given["model_path"] or given["model"],
-        engine_args={**engine_object(given["engine_json"]), **engine_pairs(given["more"])},
+        model_path=given.get("model_path") or given["model"],
+        engine_args=engine_args,
         moves_blocks=moves_blocks,
         block_host=block_host(host, given["advertise"]),
         home=connection.data if given["supervised"] else None,
@@ -192,6 +281,7 @@ def run_worker(
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
         disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key),
+        attached=attached,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
@@ -225,7 +315,7 @@ def _size(option: str, text: str) -> int:
     type=click.IntRange(1, SLOTS_MAX),
     help="Prompts that it computes at once.",
 )
-@worker_options
+@with_options(*ENGINE_OPTIONS, *OPTIONS)
 def prefill_worker(connection: DeploymentRef, slots: int, **rest: Any) -> None:
     """Start one worker that computes prompts for others. What follows `--` goes to the engine as it stands.
 

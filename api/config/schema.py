@@ -14,11 +14,14 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from actors.engines.attached.server_client import ServerAddress
+from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, check_aliases, with_remote_prefill
+from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
 from core.served_names import check_names
@@ -33,6 +36,10 @@ OFF = "off"
 JOURNAL_BYTES_MIN = 1 << 20
 PAGE_BYTES = 4096
 ENGINES = ("vllm", "simulated")
+ATTACHED = "attached"
+"""The engine of a group with `attach`."""
+COUNT = 2
+"""Workers of a group, unless told."""
 NAMES_TAKEN = ("frontend",)
 """Names of parts that are no workers: `frontend-0`, …"""
 PREFILL_SLOTS = 1
@@ -46,6 +53,8 @@ ENGINE_STALL_MAX_S = 3600
 """A hang that is found later than that is found by people."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
+ENGINE_KEYS: dict[str, Any] = {"model": "tiny", "engine": "vllm", "engine_args": {}, "devices": (), "slots": None}
+"""Keys of a group whose engines are started here, with their defaults; `kv_tiers` is one, too."""
 MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
 """Of a decode group: how front ends are to speak for its model."""
 
@@ -63,6 +72,13 @@ def _check_delay(key: str, text: str, most_s: int) -> None:
     _check(key, delay_s, text)
     if delay_s(text) > most_s:
         raise ValueError(f"{key}: {text} is too long; {most_s}s is the most")
+
+
+def _check_url(url: str) -> None:
+    try:
+        ServerAddress.parse(url)
+    except CallerError as error:
+        raise ValueError(f"urls: {error}") from error
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -281,6 +297,27 @@ class KvTiers(Section, frozen=True, kw_only=True):
             raise ValueError(DISK_ALONE)
 
 
+class AttachSection(Section, frozen=True, kw_only=True):
+    """Running vLLM servers, each the engine of one worker."""
+
+    urls: tuple[str, ...]
+    """The root of each server: `http://HOST:PORT`."""
+    model: str = ""
+    """The servers' own name of the model; not needed if they serve one."""
+    key_file: str | None = None
+    """File with the key that they ask for."""
+    tokenizer: str | None = None
+    """Folder with the model's tokenizer; not needed if the servers' model lies in a folder of this machine."""
+    slots: Annotated[int, Meta(ge=1)] = SERVER_SLOTS
+    """Requests that each runs at once: its `--max-num-seqs`."""
+
+    def __post_init__(self) -> None:
+        if not self.urls or len(set(self.urls)) < len(self.urls):
+            raise ValueError("urls: give the address of each server once, such as [http://10.0.0.7:8000]")
+        for url in self.urls:
+            _check_url(url)
+
+
 class WorkerGroup(Section, frozen=True, kw_only=True):
     """Some workers that are alike."""
 
@@ -291,7 +328,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     served_name: str | tuple[str, ...] | None = None
     """Model name for clients; `model` if not given, of a folder its last part. Of several the first one is its
     name, the others may be asked for as well; one that ends in `*` stands for all names that begin so."""
-    count: Count = 2
+    count: Count = COUNT
+    """With `attach` one for each of its URLs."""
     role: str = DECODE
     """`decode` answers requests; `prefill` computes prompts for those that do."""
     remote_prefill: bool | None = None
@@ -302,6 +340,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     engine: str = "vllm"
     engine_args: dict[str, Any] = {}
     """Handed to the engine as it stands, and checked by it."""
+    attach: AttachSection | None = None
+    """Running servers as the engines of its workers, instead of `model`, `engine` and `engine_args`."""
     kv_tiers: KvTiers = KvTiers()
     """Of a group without remote prefill."""
     devices: tuple[str, ...] = ()
@@ -333,6 +373,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             if not delay_s(self.engine_stall):
                 raise ValueError("engine_stall: at least 1s")
         self._check_role()
+        if self.attach is not None:
+            self._use_servers(self.attach)
         self._check_ranks()
         if self.served_name not in {None, ""}:
             _check("served_name", check_names, self.served_names)
@@ -348,8 +390,22 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         if not self.model:
             raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
 
+    def _use_servers(self, servers: AttachSection) -> None:
+        """The group has a worker for each URL, and nothing that is of engines that we start."""
+        given = [key for key, default in ENGINE_KEYS.items() if getattr(self, key) != default]
+        if given:
+            raise ValueError(f"{given[0]}: the servers of `attach` run already; leave it out")
+        if self.role != DECODE or self.remote_prefill:
+            raise ValueError("attach: a running server computes no prompts for others, nor has them computed")
+        if not self.served_names:
+            raise ValueError("served_name: give the name that clients ask for, since `attach` has servers of any model")
+        if self.count not in {COUNT, len(servers.urls)}:
+            raise ValueError(f"count: there are {len(servers.urls)} URLs, one for each worker; leave it out")
+        for key, value in (("count", len(servers.urls)), ("engine", ATTACHED), ("remote_prefill", False)):
+            msgspec.structs.force_setattr(self, key, value)
+
     def _check_engine(self) -> None:
-        if self.engine not in ENGINES:
+        if self.attach is None and self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if self.kv_tiers.disk is not None and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")

@@ -35,6 +35,9 @@ def check_workers(deployment: Deployment) -> None:
     if not any(group.count for group in deployment.workers if group.role == DECODE):
         raise CallerError("there is no worker to start that answers requests: give --workers 1 or more")
     for group in deployment.workers:
+        if group.attach is not None:
+            check_template(group)
+            continue
         check_engine(group.engine)
         _check_transfer(group)
         check_model(group)
@@ -149,10 +152,15 @@ def check_engine(engine: str) -> None:
         )
 
 
-def check_model(group: WorkerGroup) -> None:
-    """The group's model exists, and its template if it is to have another, else CallerError; nothing is downloaded."""
+def check_template(group: WorkerGroup) -> None:
+    """The group's template exists if it is to have another than its model's, else CallerError."""
     if group.chat_template and not Path(group.chat_template).expanduser().is_file():
         raise CallerError(f"worker group {group.name!r}: there is no chat template at {group.chat_template}")
+
+
+def check_model(group: WorkerGroup) -> None:
+    """The group's model exists, and its template if it is to have another, else CallerError; nothing is downloaded."""
+    check_template(group)
     if group.model == TINY:
         return
     folder = Path(group.model).expanduser()
@@ -167,6 +175,8 @@ def check_model(group: WorkerGroup) -> None:
 
 def model_source(group: WorkerGroup, tiny_folder: Path, report: Callable[[str], None]) -> ModelSource:
     """The model, ready to be loaded; the built-in one is made if it is missing (some seconds)."""
+    if group.attach is not None:
+        return ModelSource(group.client_name, "")
     if group.model != TINY and (folder := Path(group.model).expanduser()).is_dir():
         return ModelSource(group.client_name, str(folder.resolve()))
     if group.model != TINY and group.engine == VLLM:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from api.config.addresses import Address, join_address, split_address
 from api.config.data_folder import DataFolder
-from api.config.schema import Deployment, WorkerGroup
+from api.config.schema import AttachSection, Deployment, WorkerGroup
 from api.config.units import delay_s
 from api.deployment.preflight import ModelSource
 from core.errors import CallerError
@@ -66,8 +66,8 @@ class GpuAssignment:
         return {VARIABLE: ",".join(islice(self._next, needed))}
 
 
-FRONTEND, WORKER, PREFILL_WORKER = "frontend", "worker", "prefill-worker"
-"""Commands of the parts; a prefill worker is of the kind `worker`, too."""
+FRONTEND, WORKER, PREFILL_WORKER, ATTACH = "frontend", "worker", "prefill-worker", "attach"
+"""Commands of the parts; a prefill worker and one of a running server are of the kind `worker`, too."""
 SUPERVISED = "--supervised"
 """Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
 
@@ -147,11 +147,9 @@ def worker_specs(
             kind=WORKER,
             what=what_of(group, source.name),
             command=(
-                *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
-                *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
-                *("--engine-args", json.dumps(group.engine_args), *_role_words(group)),
+                *_engine_words(group, source, data, name, number),
                 *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
-                *("--prompt-cache-max", group.prompt_cache_max, *_tier_words(group, data)),
+                *("--prompt-cache-max", group.prompt_cache_max),
                 *("--listen", str(address), *advertise),
             ),
             role=group.role,
@@ -159,6 +157,26 @@ def worker_specs(
         )
         for number, address in enumerate(addresses or worker_addresses(group))
     ]
+
+
+def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, name: str, number: int) -> tuple[str, ...]:
+    """The command of the group's worker of that number, with its engine."""
+    if group.attach is not None:
+        words = _server_words(group.attach, number)
+        return (*_command(ATTACH, data, name), "--model", source.name, *words, *_manner_words(group))
+    return (
+        *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
+        *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
+        *("--engine-args", json.dumps(group.engine_args), *_role_words(group), *_tier_words(group, data)),
+    )
+
+
+def _server_words(servers: AttachSection, number: int) -> tuple[str, ...]:
+    """The options for the server of that number; folders and files are absolute."""
+    files = {"--server-key-file": servers.key_file, "--tokenizer": servers.tokenizer}
+    paths = {flag: path and str(Path(path).expanduser().resolve()) for flag, path in files.items()}
+    options = {"--url": servers.urls[number], "--server-model": servers.model, "--slots": str(servers.slots)}
+    return _words({**options, **paths})
 
 
 def what_of(group: WorkerGroup, model: str) -> str:

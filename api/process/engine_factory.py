@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from actors.engines.attached.attached_engine import AttachedEngine
+from actors.engines.attached.server_facts import ServerOptions
 from actors.engines.engine import Engine
 from actors.engines.vllm.vllm_args import DiskTier
 from api.config.addresses import is_loopback, split_address
@@ -40,6 +42,8 @@ class EngineArguments:
     """Memory for copies of the cache's blocks; 0 for none."""
     disk_tier: DiskTier | None = None
     """The folder for copies behind that."""
+    attached: ServerOptions | None = None
+    """The server to attach, for the engine `attached`."""
 
 
 def make_engine(arguments: EngineArguments) -> Engine:
@@ -51,6 +55,8 @@ def make_engine(arguments: EngineArguments) -> Engine:
         raise CallerError(DISK_ALONE)
     if arguments.disk_tier is not None and arguments.engine == "simulated":
         raise CallerError(DISK_SIMULATED)
+    if arguments.attached is not None:
+        return AttachedEngine(arguments.model, arguments.attached)
     if arguments.engine == "simulated":
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise

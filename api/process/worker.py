@@ -6,7 +6,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from actors.engines.attached.attached_engine import AttachedEngine
+from actors.engines.engine import Engine
+from actors.membership.worker_publisher import WorkerPublisher
 from actors.metrics.worker_metrics import WorkerMetrics
 from actors.worker.worker import Worker, WorkerOptions
 from api.config.addresses import reachable
@@ -20,12 +24,16 @@ from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_
 from api.process.planes import open_planes
 from api.server.http_server import HttpServer
 from core.clock import SystemClock
+from core.errors import PeerError
 from core.readiness import Readiness
 from core.subjects import LOAD
 from streams.jetstream.broker_accounts import WORKER
 
-FAILED = ("engine dead", "defect")
+ENGINE_DEAD = "engine dead"
+FAILED = (ENGINE_DEAD, "defect")
 """Ends that are no wish of anybody: the exit status says so."""
+ATTACH_RETRY_S = 0.5
+"""Between attempts to attach a server that was there before; for as long as it is away."""
 
 
 _logger = logging.getLogger(__name__)
@@ -38,22 +46,70 @@ async def serve_worker(
     operations: OperationsSection,
     ops_address: str = "",
 ) -> str:
-    """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone."""
+    """Serves until told to end or the engine dies; then requests in flight finish and the engine is gone.
+
+    With an attached server, the process goes on when the server is dead: as another worker, once it answers again.
+    """
     async with open_planes(connection, WORKER) as both:
-        it = Worker(options, make_engine(arguments), both.log, both.registry, SystemClock(), connection.key)
+
+        def worker_of(engine: Engine) -> Worker:
+            return Worker(options, engine, both.log, both.registry, SystemClock(), connection.key)
+
+        present = _PresentWorker(worker_of(make_engine(arguments)))
         metrics = WorkerMetrics(arguments.model, options.name)
-        _watch(it, metrics)
-        ops = operations_server(operations, ops_address, lambda: _ready(it), metrics.registry, it.describe)
+        _watch(present, metrics)
+        ops = operations_server(
+            operations,
+            ops_address,
+            lambda: _ready(present.worker),
+            metrics.registry,
+            present.describe,
+        )
         await ops.start()
         announce_if_supervised(arguments.home, options.name, ops.address)
-        watching = install_stop_handlers(arguments.home, it.leave)
+        watching = install_stop_handlers(arguments.home, present.leave)
         try:
-            return await _run(it, arguments.home, ops)
+            reason = await _run(present.worker, arguments.home, ops)
+            while isinstance(present.worker.engine, AttachedEngine) and reason.startswith(ENGINE_DEAD):
+                present.worker = worker_of(present.worker.engine.successor())  # until it is told to end
+                reason = await _run_when_back(present.worker, arguments.home, ops)
+            return reason
         finally:
             for task in watching:
                 task.cancel()
             await ops.stop(OPERATIONS_GRACE_S)
             ignore_stop_signals()
+
+
+class _PresentWorker:
+    """The worker that this process is now."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def __repr__(self) -> str:
+        return f"<_PresentWorker {self.worker!r}>"
+
+    def describe(self) -> dict[str, Any]:
+        """Its state."""
+        return self.worker.describe()
+
+    def leave(self, reason: str) -> None:
+        """It ends for this reason."""
+        self.worker.leave(reason)
+
+
+async def _run_when_back(it: Worker, home: Path | None, ops: HttpServer) -> str:
+    """As `_run`; if its server is away now, it has ended after ATTACH_RETRY_S."""
+    try:
+        return await _run(it, home, ops)
+    except PeerError as error:
+        _logger.debug("the server cannot be attached yet: %s", error)
+        try:
+            async with asyncio.timeout(ATTACH_RETRY_S):
+                return await it.serve()
+        except TimeoutError:
+            return f"{ENGINE_DEAD}: {error}"
 
 
 async def _run(it: Worker, home: Path | None, ops: HttpServer) -> str:
@@ -100,16 +156,20 @@ def _disk_counts(it: Worker) -> Mapping[str, int]:
     return {} if counts is None else counts()
 
 
-def _watch(it: Worker, metrics: WorkerMetrics) -> None:
+def _watch(present: _PresentWorker, metrics: WorkerMetrics) -> None:
     """State is read when metrics are scraped."""
-    watch_outbox(metrics.log, "kv", lambda: it.publisher.kv if it.publisher else None)
-    watch_outbox(metrics.log, LOAD, lambda: it.publisher.load if it.publisher else None)
-    metrics.watch_totals(lambda: it.totals)
-    metrics.watch_tiers(lambda: it.blocks_by_tier)
-    metrics.watch_disk(lambda: _disk_counts(it))
+
+    def publisher() -> WorkerPublisher | None:
+        return present.worker.publisher
+
+    watch_outbox(metrics.log, "kv", lambda: it.kv if (it := publisher()) else None)
+    watch_outbox(metrics.log, LOAD, lambda: it.load if (it := publisher()) else None)
+    metrics.watch_totals(lambda: present.worker.totals)
+    metrics.watch_tiers(lambda: present.worker.blocks_by_tier)
+    metrics.watch_disk(lambda: _disk_counts(present.worker))
     metrics.watch_load(
-        lambda: it.engine.load().running,
-        lambda: it.engine.load().waiting,
-        lambda: it.engine.load().blocks_used,
-        lambda: it.engine.load().blocks_total,
+        lambda: present.worker.engine.load().running,
+        lambda: present.worker.engine.load().waiting,
+        lambda: present.worker.engine.load().blocks_used,
+        lambda: present.worker.engine.load().blocks_total,
     )

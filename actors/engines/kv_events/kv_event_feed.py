@@ -1,7 +1,8 @@
 """The wire of vLLM's KV events: every batch once, in order, or a gap that is told.
 
 1. The engine numbers its batches from 0 and sends them on a PUB socket; its replay socket gives back those that it
-   still holds (the last `buffer_steps`). Both are ipc sockets in a private folder: no other user can reach them.
+   still holds (the last `buffer_steps`). Of an engine that we start both are ipc sockets in a private folder: no other
+   user can reach them. A server that runs already says where its sockets are.
 2. A batch is taken when it is the next one; one that was seen is skipped; before one that is ahead, the ones between
    are asked for. If the engine has them no more, that is a gap, and reading goes on behind it.
 3. `catch_up` needs no traffic. The engine puts a batch into the publisher's queue before it sends the output of the
@@ -10,6 +11,7 @@
    engine may never come to that; there a batch that was made after the call (same machine, same clock) tells as much.
 4. An answer is one burst, and the engine's socket drops what its pipe (1 000 frames) does not hold while this process
    is slow: frames, and the end too. So an answer that falls silent is over, proves nothing, and the rest is asked for.
+5. An engine that starts again numbers from 0. The feed follows one start of an engine: it ends when a number returns.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import NamedTuple
 import zmq
 import zmq.asyncio
 
+from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from core.clock import SystemClock
 from core.errors import EngineDead, Unavailable
 
@@ -37,6 +40,9 @@ ROUNDS_MAX = 1_000
 """Replays in one `catch_up`; each but the last two found a new batch."""
 SEQ_BYTES = 8
 END = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
+HEARTBEAT_MS = 5_000
+"""A subscription over TCP whose engine does not answer for so long is made again."""
+BEGAN_ANEW = "the engine's cache events begin anew: it was started again"
 
 
 class Replayed(NamedTuple):
@@ -53,25 +59,34 @@ class Replayed(NamedTuple):
 class KvEventFeed:
     """Follows one engine from its first batch on; all calls and callbacks are on the event loop.
 
-    `on_batch` returns when the batch was made, in seconds of the wall clock; 0 if it cannot tell.
+    `on_batch` returns when the batch was made, in seconds of the wall clock; 0 if it cannot tell. With `endpoints` the
+    engine runs already, perhaps on another machine.
     """
 
-    def __init__(self, on_batch: Callable[[bytes], float], on_gap: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_batch: Callable[[bytes], float],
+        on_gap: Callable[[str], None],
+        endpoints: KvEndpoints | None = None,
+    ) -> None:
         self._on_batch = on_batch
         self._on_gap = on_gap
         self._next = 0
+        self._newest = -1
+        """The number that the subscription brought last."""
         self._made_s = 0.0
         self._folder = tempfile.TemporaryDirectory(prefix="contrail-kv-")
         self.folder = self._folder.name
         """A folder that no other user may enter, until `stop`."""
         self._context = zmq.asyncio.Context()
         self._task: asyncio.Task[None] | None = None
+        self._one_clock = endpoints is None
+        """The engine is on this machine: its times are ours."""
         self.buffer_steps = 10_000
-        """Batches that the engine is to keep for replay."""
-        self.events_endpoint = f"ipc://{Path(self._folder.name, 'events')}"
-        """The engine binds this endpoint to publish."""
-        self.replay_endpoint = f"ipc://{Path(self._folder.name, 'replay')}"
-        """The engine binds this endpoint to answer replays."""
+        """Batches that an engine of our own is to keep for replay."""
+        own = KvEndpoints(f"ipc://{Path(self.folder, 'events')}", f"ipc://{Path(self.folder, 'replay')}")
+        self.events_endpoint, self.replay_endpoint = endpoints or own
+        """The engine binds these endpoints, to publish and to answer replays."""
 
     def __repr__(self) -> str:
         return f"<KvEventFeed {self._next} batches taken>"
@@ -82,6 +97,7 @@ class KvEventFeed:
         subscription = self._context.socket(zmq.SUB)
         subscription.set_hwm(QUEUE_MESSAGES_MAX)
         subscription.subscribe(b"")
+        subscription.heartbeat_ivl = HEARTBEAT_MS
         subscription.connect(self.events_endpoint)
         self._task = asyncio.create_task(self._follow(subscription), name="kv-event-feed")
 
@@ -94,21 +110,33 @@ class KvEventFeed:
             answer = await self._replay(max(self._next - 1, 0))
             if self._next < answer.end:
                 await self._fill(answer.end)
-            if (answer.whole and published == answer.end) or self._made_s > asked_s:
+            if (answer.whole and published == answer.end) or (self._one_clock and self._made_s > asked_s):
                 return
             published = answer.end if answer.whole else -1
         raise Unavailable(f"the engine went on sending cache events through {ROUNDS_MAX} replays")
 
+    async def reread(self) -> None:
+        """Batches that the subscription lost, and after which none came, have been taken. One replay. EngineDead if the
+        engine was started again; Unavailable if it does not answer."""
+        taken = self._next
+        answer = await self._replay(max(taken - 1, 0))
+        if taken and answer.whole and not answer.end:  # the newest batch is never dropped
+            raise EngineDead(BEGAN_ANEW)
+        if self._next < answer.end:
+            await self._fill(answer.end)
+
     def check(self) -> None:
         """Raises EngineDead if batches are not followed any more."""
         if self._task is not None and self._task.done() and not self._task.cancelled():
-            raise EngineDead("the engine's cache events are not read any more") from self._task.exception()
+            error = self._task.exception()
+            text = str(error) if isinstance(error, EngineDead) else "the engine's cache events are not read any more"
+            raise EngineDead(text) from error
 
     async def stop(self) -> None:
         """Nothing is read or held any more."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
+            await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
         self._folder.cleanup()
 
@@ -116,6 +144,9 @@ class KvEventFeed:
         while True:
             _, number, payload = await subscription.recv_multipart()
             seq = int.from_bytes(number, "big")
+            if seq <= self._newest:
+                raise EngineDead(BEGAN_ANEW)
+            self._newest = seq
             if not self._take(seq, payload):
                 await self._fill(seq)
                 self._take(seq, payload)

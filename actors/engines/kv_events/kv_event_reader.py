@@ -19,7 +19,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -95,6 +95,26 @@ class KvEventReader:
 
     def __init__(self) -> None:
         self._kinds: dict[int | None, str | None] = {}
+
+    @property
+    def groups(self) -> int:
+        """Groups of layers that stored blocks; above 1 the model is a hybrid of several kinds of attention."""
+        return len(self._kinds)
+
+    def batch_reader(self, on_cache: Callable[[CacheChange], None]) -> Callable[[bytes], float]:
+        """A function for batches: it passes their changes on, and a gap for one that is none. It returns when the batch
+        was made, in seconds of the engine's clock; 0 if that is unknown."""
+
+        def on_batch(payload: bytes) -> float:
+            try:
+                made_s, changes = self.read(payload)
+            except Corrupt as error:
+                made_s, changes = 0.0, [CacheGap(str(error))]
+            for change in changes:
+                on_cache(change)
+            return made_s
+
+        return on_batch
 
     def read(self, payload: bytes) -> KvBatch:
         """The changes of one batch; Corrupt if it is no batch."""

@@ -36,7 +36,7 @@ from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, conn
 from actors.kv_blocks.block_store import BlockFolderLock
 from actors.kv_blocks.disk_counts import read_counts
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
-from core.errors import CallerError, Corrupt, EngineDead, Unavailable
+from core.errors import CallerError, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
 from core.kv_transfer import KvPull
 from core.models import GenerationFailed
@@ -191,17 +191,7 @@ class VllmEngine:
         from actors.engines.kv_events.kv_event_feed import KvEventFeed  # noqa: PLC0415  (likewise)
 
         self._processes = EngineProcesses()
-        reader = KvEventReader()
-
-        def on_batch(payload: bytes) -> float:
-            try:
-                made_s, changes = reader.read(payload)
-            except Corrupt as error:
-                made_s, changes = 0.0, [CacheGap(str(error))]
-            for change in changes:
-                on_cache(change)
-            return made_s
-
+        on_batch = KvEventReader().batch_reader(on_cache)
         self._feed = KvEventFeed(on_batch, lambda detail: on_cache(CacheGap(detail)))
         self._feed.start()
 
