@@ -161,7 +161,8 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish: str | None = None
     """`stop`, `length` or `abort` with the last tokens; None while it goes on."""
     cached_tokens: int | None = None
-    """Prompt tokens that the engine took from its own cache; set once, with the first tokens."""
+    """Prompt tokens that the engine took from its own cache; set once, with the first tokens, or with the last ones by
+    an engine that learns it then. Never set by one that does not know."""
     prefill: PrefillReport | None = None
     """Set once, with the first tokens, by a worker that can have prompts computed elsewhere."""
     engine_us: tuple[int, int] | None = None

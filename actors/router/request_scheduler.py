@@ -32,7 +32,7 @@ from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated
-from core.events.routing import HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId, WorkerId, to_column
 from core.machine import Tick
@@ -673,6 +673,8 @@ class RequestScheduler:
         request.attempt_tokens += len(output.tokens)
         if request.first_token_us < 0 and (output.tokens or output.finish):
             self._on_first_output(request, output, event.at_us)
+        elif output.cached_tokens is not None:
+            request.cached_tokens = output.cached_tokens
         try:
             new = request.answer.accept(output)
         except GenerationFailed as error:
@@ -705,7 +707,10 @@ class RequestScheduler:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
         if routed.policy in ESTIMATING_POLICIES and not (routed.wait_us or is_remote or routed.expects_load):
-            computed = routed.prompt_tokens - request.cached_tokens
+            cached = request.cached_tokens
+            if cached == CACHED_UNKNOWN:
+                cached = routed.predicted_cached_tokens
+            computed = routed.prompt_tokens - cached
             self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:

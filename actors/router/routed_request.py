@@ -10,7 +10,7 @@ import msgspec
 from core.errors import CallerError
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted
 from core.events.request_stages import UNREPORTED, US_PER_TENTH
-from core.events.routing import PROGRESS_VERSION
+from core.events.routing import CACHED_UNKNOWN, PROGRESS_VERSION
 from core.generation import GenerateRequest, IntakeTimes, Output
 from core.ids import RequestId, WorkerId
 from core.models import GenerationFailed, NoWorkers
@@ -239,7 +239,8 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
 
     def prefilled_event(self, output: Output, at_us: int) -> RequestPrefilled:
         """The first token of the present attempt came. The publisher writes it in a version that all replicas read."""
-        self.first_token_us, self.cached_tokens = at_us, output.cached_tokens or 0
+        self.first_token_us = at_us
+        self.cached_tokens = CACHED_UNKNOWN if output.cached_tokens is None else output.cached_tokens
         self.engine_us, report = output.engine_us, output.prefill
         if report is not None and report.job:
             self.elsewhere_us = US_PER_MS * (report.wait_ms + report.pull_ms)

@@ -406,20 +406,22 @@ class ClientConnection(asyncio.Protocol):
             task.cancel()
 
     async def _stream(self, frame: Generate) -> None:
-        request, held = frame.request, OutputBuffer()
+        request, held, first = frame.request, OutputBuffer(), True
         self._held[frame.stream] = held
         try:
             # by its contract the iterator can be closed
             generation = cast(AsyncGenerator[Output, None], self._worker_server.host.generate(frame))
             async with aclosing(generation) as outputs:
                 async for output in outputs:
-                    if output.cached_tokens is not None:
+                    if first:
                         self.prefills.pop(frame.stream, None)
+                    if output.cached_tokens is not None:
                         self._worker_server.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
                     held.add(output)
                     self._worker_server.outputs += 1
-                    if not request.gather or _is_due(held, output):
+                    if not request.gather or first or _is_due(held, output):
                         self._gather(frame.stream, held.take())
+                    first = False
         except ContrailError as error:
             self._send_held(frame.stream)
             self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
@@ -473,5 +475,5 @@ class ClientConnection(asyncio.Protocol):
 
 
 def _is_due(held: OutputBuffer, output: Output) -> bool:
-    """True if held outputs are sent with this one: with the first tokens, at the end, or when enough are held."""
-    return output.cached_tokens is not None or output.finish is not None or held.count >= GATHERED_TOKENS_MAX
+    """True if held outputs are sent with this one: at the end, or when enough are held."""
+    return output.finish is not None or held.count >= GATHERED_TOKENS_MAX

@@ -164,9 +164,9 @@ def _usage(prepared: PreparedRequest) -> dict[str, Any]:
     """Anthropic counts what came from a cache beside `input_tokens`, not in it."""
     used = prepared.usage()
     return {
-        "input_tokens": used.prompt_tokens - used.cached_tokens,
+        "input_tokens": used.prompt_tokens - (used.cached_tokens or 0),
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": used.cached_tokens,
+        "cache_read_input_tokens": used.cached_tokens or 0,
         "output_tokens": used.completion_tokens,
     }
 

@@ -132,7 +132,7 @@ class Generation:
         metrics.finished(outcome, (self._clock.monotonic_ms() - self._arrived_ms) / 1000)
         if self._last_ns is not None:
             metrics.prompt_tokens += usage.prompt_tokens
-            metrics.cached_tokens += usage.cached_tokens
+            metrics.cached_tokens += usage.cached_tokens or 0
             metrics.completion_tokens += usage.completion_tokens
 
     def on_tokens(self) -> None:

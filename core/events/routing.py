@@ -377,13 +377,17 @@ PROGRESS_VERSION = 2
 """The version of `RequestPrefilled` and `RequestFinished` that is an array (`core.events.compact_progress`)."""
 
 
+CACHED_UNKNOWN = -1
+"""An attached server says only at the end how many tokens it took from its cache, or not at all."""
+
+
 class RequestPrefilled(EventBase, frozen=True, array_like=True, tag=False):
     """The first token came."""
 
     request: str
     attempt: int
     cached_tokens: int
-    """Prompt tokens that the engine took from its cache."""
+    """Prompt tokens that the engine took from its cache; CACHED_UNKNOWN if it had not said so by then."""
     ttft_ms: int
     """From the arrival at the front end to the first token there."""
     prefill: PrefillReport | None = None
@@ -401,6 +405,7 @@ class _FinishedValues(EventBase, frozen=True, array_like=True, tag=False):
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
+    """As in `RequestPrefilled`; 0 if no token came."""
     ttft_ms: int
     """-1 if no token came."""
     duration_ms: int

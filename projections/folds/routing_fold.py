@@ -29,7 +29,7 @@ from core.events import (
     RoutingEvent,
     SettingsChanged,
 )
-from core.events.routing import ROUTED_VERSION, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, ROUTED_VERSION, RequestQueued, RequestTurnedAway
 from core.ids import ReplicaId, RequestId, WorkerId, from_column
 from projections.digest import MASK64, mix, mix_repr
 from projections.folds.approximate_index import ApproximateIndex, CacheRetention
@@ -254,7 +254,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     def _prefilled(self, part: ReplicaPart, event: RequestPrefilled) -> None:
         key = (RequestId(event.request), event.attempt)
         predicted = part.predicted.pop(key, None)
-        if predicted is not None:
+        if predicted is not None and event.cached_tokens != CACHED_UNKNOWN:
             part.reuse.requests += 1
             part.reuse.predicted_tokens += predicted[0]
             part.reuse.prompt_tokens += predicted[1]

@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from core.event_json import time_text
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import WorkerId
 from core.subjects import ROUTING
 from replay.cache.block_history import BLOCKS_MAX, BlockHistory, kv_streams
@@ -40,6 +41,7 @@ from replay.cache.cache_report import (
     DISPLACING,
     FIELDS,
     NO_TOKEN,
+    NOT_COUNTED,
     REMOTE,
     UNDER_WAY,
     UNREAD,
@@ -211,4 +213,6 @@ def apart_reason(attempt: RequestAttempt) -> str:
         if not attempt.ended_at:
             return UNDER_WAY
         return WORKER_LOST if attempt.outcome == WORKER_LOST else NO_TOKEN
-    return REMOTE if attempt.remote else ""
+    if attempt.remote:
+        return REMOTE
+    return NOT_COUNTED if attempt.cached_tokens == CACHED_UNKNOWN else ""

@@ -14,17 +14,18 @@ GROUPINGS = (BY_CAUSE, BY_SESSION, BY_TENANT, BY_WORKER, BY_HOUR)
 """Groups of a report's rows; `cause` has no rows beside the total."""
 DISPLACING = (BY_SESSION, BY_TENANT)
 """Groups that push each other's blocks out of caches."""
-DECLINED, WORKER_LOST, NO_TOKEN, UNDER_WAY, REMOTE, UNREAD = (
+DECLINED, WORKER_LOST, NO_TOKEN, UNDER_WAY, REMOTE, UNREAD, NOT_COUNTED = (
     "declined",
     "worker_lost",
     "no_first_token",
     "under_way",
     "remote",
     "unread",
+    "not_counted",
 )
 """Attempts that are counted apart: the worker declined it; the worker was lost before the first token; it ended
 otherwise before that; it had none when the log ends; a prefill worker computed its prompt; the log does not have its
-prompt, or its replica's view."""
+prompt, or its replica's view; its engine did not say how much its cache had."""
 
 
 class CacheSums(msgspec.Struct, kw_only=True):

@@ -24,6 +24,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import COLUMN_WIDTH, StreamName, WorkerId
 from core.settings import APPROXIMATE
 from core.subjects import ROUTING, is_kv, owner
@@ -78,6 +79,13 @@ def check_cache_prediction(
     if tried.prefilled_seq == 0:
         return CachePrediction(
             predicted_blocks=predicted, real_blocks=0, verdict="no_first_token", text="no first token is in the log"
+        )
+    if tried.cached_tokens == CACHED_UNKNOWN:
+        return CachePrediction(
+            predicted_blocks=predicted,
+            real_blocks=0,
+            verdict="real_unknown",
+            text="its engine did not say the real one",
         )
     if tried.cached_tokens == event.predicted_cached_tokens or predicted == real:
         return CachePrediction(

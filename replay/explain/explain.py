@@ -8,6 +8,7 @@ from core.errors import CallerError
 from core.event_json import time_text
 from core.events import RequestFinished, RequestMigrated, RequestRejected, RequestRouted
 from core.events.request_stages import RequestStages
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import WorkerId, from_column
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
@@ -243,7 +244,9 @@ def _compared(attempts: list[AttemptExplanation]) -> bool:
 def _ended(recording: Recording, tried: RequestAttempt, attempt: AttemptExplanation) -> None:
     """The outcome is written into the attempt."""
     if tried.prefilled_seq:
-        attempt.real_cached_tokens, attempt.ttft_ms = tried.cached_tokens, tried.ttft_ms
+        attempt.ttft_ms = tried.ttft_ms
+        if tried.cached_tokens != CACHED_UNKNOWN:
+            attempt.real_cached_tokens = tried.cached_tokens
         attempt.first_token_ms = tried.first_token_ms
         attempt.pause_ms = tried.pause_ms if tried.pause_ms >= 0 else None
     if not tried.ended_seq:

@@ -8,6 +8,7 @@ import msgspec
 
 from core.errors import CallerError
 from core.event_json import time_text
+from core.events.routing import CACHED_UNKNOWN
 from core.keys import session_key
 from core.subjects import ROUTING
 from replay.cache.session_names import session_turns
@@ -102,7 +103,7 @@ def list_requests(
         answered = (tried for tried in tries if tried.prefilled_seq)
         fitting = sorted(answered, key=lambda tried: (-_waited_ms(tried), tried.seq))
     elif mispredicted is not None:
-        wrong = (tried for tried in tries if tried.prefilled_seq and tried.cached_tokens != tried.predicted_tokens)
+        wrong = (tried for tried in tries if _is_cache_known(tried) and tried.cached_tokens != tried.predicted_tokens)
         fitting = sorted(wrong, key=lambda tried: (-abs(tried.cached_tokens - tried.predicted_tokens), tried.seq))
     else:
         fitting = list(tries)
@@ -195,10 +196,15 @@ def _list_entry(recording: Recording, tried: RequestAttempt) -> RequestListEntry
         session=tried.session,
         prompt_tokens=tried.prompt_tokens if routed else None,
         predicted_cached_tokens=tried.predicted_tokens if routed else None,
-        real_cached_tokens=tried.cached_tokens if tried.prefilled_seq else None,
+        real_cached_tokens=tried.cached_tokens if _is_cache_known(tried) else None,
         ttft_ms=tried.first_token_ms if tried.first_token_ms >= 0 else None,
         pause_ms=tried.pause_ms if tried.pause_ms >= 0 else None,
         duration_ms=tried.duration_ms if tried.ended_seq else None,
         output_tokens=tried.output_tokens if tried.ended_seq else None,
         outcome=_outcome(tried),
     )
+
+
+def _is_cache_known(tried: RequestAttempt) -> bool:
+    """True if its engine said how much of the prompt came from its cache."""
+    return bool(tried.prefilled_seq) and tried.cached_tokens != CACHED_UNKNOWN

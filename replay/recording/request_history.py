@@ -23,6 +23,7 @@ import msgspec
 
 from core.errors import CallerError
 from core.events import RequestFinished, RequestPrefilled, compact_decision, compact_progress
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import LOST_SUFFIX, SUFFIX_CHARS, given_id
 from replay.recording.messages import (
     FREQUENT_FORMS,
@@ -451,6 +452,8 @@ class RequestHistory:
             return
         if event.ttft_ms >= 0 and self._ttft_ms[row] < 0:  # the message of its first token was lost
             self._cached[row], self._ttft_ms[row] = event.cached_tokens, event.ttft_ms
+        elif event.ttft_ms >= 0 and self._cached[row] == CACHED_UNKNOWN:  # an attached server says it at the end
+            self._cached[row] = event.cached_tokens
         self._output_tokens[row] = event.output_tokens
         self._ended_n[row], self._duration_ms[row] = number, event.duration_ms
         self._outcome[row] = self.outcomes[event.outcome]

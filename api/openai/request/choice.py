@@ -128,7 +128,8 @@ class Transcript:
         self._by_token = pending_tokens is not None or stops.has_any
         self.completion_tokens = 0
         """Tokens so far, the one that ended it included."""
-        self.cached_tokens = 0
+        self.cached_tokens: int | None = None
+        """None until the engine says so, and if it does not."""
         self.finish: str | None = None
         """`stop` or `length`, once it is over."""
         self.stop_reason: str | int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,16 +33,18 @@ class Usage(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
+    """None if the engine does not say."""
     reasoning_tokens: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
+        """OpenAI's `usage`; details of the prompt are left out if the engine does not say them."""
+        details = {} if self.cached_tokens is None else {"cached_tokens": self.cached_tokens}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": details,
             "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
@@ -106,9 +108,15 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         return Usage(
             prompt_tokens=self.prompt_tokens,
             completion_tokens=sum([choice.completion_tokens for choice in self.choices]),
-            cached_tokens=sum([choice.transcript.cached_tokens for choice in firsts.values()]),
+            cached_tokens=_sum_known(choice.transcript.cached_tokens for choice in firsts.values()),
             reasoning_tokens=sum([choice.reasoning_tokens for choice in self.choices]),
         )
+
+
+def _sum_known(counts: Iterable[int | None]) -> int | None:
+    """None if all are unknown."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 class Preprocessor:

@@ -86,9 +86,11 @@ class Scheduling:
         self.feed(Arrived(routed))
         return routed
 
-    def output(self, of: RoutedRequest, *tokens: int, finish: str | None = None) -> list[SchedulerCommand]:
+    def output(
+        self, of: RoutedRequest, *tokens: int, finish: str | None = None, cached_tokens: int | None = None
+    ) -> list[SchedulerCommand]:
         """The worker made tokens."""
-        output = Output(tokens=tokens, finish=finish)
+        output = Output(tokens=tokens, finish=finish, cached_tokens=cached_tokens)
         return self.feed(OutputArrived(of.id, of.attempt, output, self.agenda.now_us))
 
     def hang_up(self, of: RoutedRequest) -> list[SchedulerCommand]:

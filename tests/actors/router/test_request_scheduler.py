@@ -27,8 +27,8 @@ from actors.router.request_scheduler import (
 from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import BlocksStored, RequestFinished, RequestRouted
-from core.events.routing import RequestQueued, RequestRejected, RequestTurnedAway
+from core.events import BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
+from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId
 from core.models import GenerationFailed, NoWorkers
@@ -112,8 +112,29 @@ def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learn
     (routed,) = it.published(RequestRouted)
     assert isinstance(routed, RequestRouted)
     assert routed.expects_load is not learns
+    it.output(asked, 1, cached_tokens=12)
+    assert noted == [20 - 12] * learns
+
+
+@pytest.mark.parametrize("late", [None, 12])
+def test_cached_tokens_may_come_late_or_never(late: int | None) -> None:
+    """They are unknown in the log until then, and never 0; the price is learned as if the prediction had been right."""
+    it = Scheduling(RoutingSettings(policy="time"), workers=0)
+    source, hashes = Scheduling.join(it.log, 0), Prompt(tokens_to_bytes(range(20)), BLOCK_SIZE, 7).hashes()
+    source.append([BlocksStored(hashes=hashes, tier="device")])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    asked = it.arrive("one")
+    it.ticks()
     it.output(asked, 1)
-    assert noted == [20 - asked.cached_tokens] * learns
+    it.output(asked, 2, finish="stop", cached_tokens=late)
+    ((routed,), (prefilled,), (finished,)) = map(it.published, (RequestRouted, RequestPrefilled, RequestFinished))
+    assert isinstance(routed, RequestRouted)
+    assert isinstance(prefilled, RequestPrefilled)
+    assert isinstance(finished, RequestFinished)
+    assert noted == [20 - routed.predicted_cached_tokens] == [4]
+    assert (prefilled.cached_tokens, finished.cached_tokens) == (CACHED_UNKNOWN, late or CACHED_UNKNOWN)
 
 
 def test_a_held_request_is_decided_by_the_price_that_is_learned_meanwhile() -> None:

@@ -15,10 +15,17 @@ from core.events import (
     RequestRejected,
     SettingsChanged,
 )
-from core.events.routing import ROUTED_VERSION
+from core.events.routing import CACHED_UNKNOWN, ROUTED_VERSION
 from core.ids import ReplicaId, WorkerId
 from projections.folds.in_flight import InFlight, WorkerLoad
-from projections.folds.routing_fold import DROPPED_KEPT, WORKERS_AT_ONCE, ReplicaPart, RoutingFold, contents
+from projections.folds.routing_fold import (
+    DROPPED_KEPT,
+    WORKERS_AT_ONCE,
+    ReplicaPart,
+    ReuseTotals,
+    RoutingFold,
+    contents,
+)
 from tests.projections.facts import finished, load, prefilled, prompt, replica_restated, routed, worker_id
 from tests.projections.speaker import Speaker, fold
 
@@ -94,6 +101,13 @@ def test_predictions_are_held_against_what_engines_said(routing: Routing) -> Non
     routing.says(prefilled("a", cached=8), prefilled("b"), finished("c"), prefilled("b", cached=100))
     reuse = routing.part.reuse
     assert (reuse.requests, reuse.prompt_tokens, reuse.predicted_tokens, reuse.cached_tokens) == (2, 26, 12, 8)
+
+
+def test_an_engine_that_says_nothing_of_its_cache_is_in_no_sum(routing: Routing) -> None:
+    """Neither what was predicted for it nor a count of its own."""
+    routing.says(routed("a", A, ASKED, predicted=8), prefilled("a", cached=CACHED_UNKNOWN))
+    assert routing.part.reuse == ReuseTotals()
+    assert not routing.part.predicted
 
 
 def test_after_a_gap_nothing_is_in_flight_until_a_restatement(routing: Routing) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from core.codec import decode_message, digest
 from core.events import Event, LocalChanged, ReplicaLeft
 from core.events.routing import (
+    CACHED_UNKNOWN,
     COMPACT_VERSION,
     HELD,
     PROGRESS_VERSION,
@@ -20,6 +21,9 @@ from core.events.routing import (
 )
 from core.generation import PrefillReport
 from core.subjects import LOAD, ROUTING
+from replay.cache.cache_losses import apart_reason
+from replay.cache.cache_report import NOT_COUNTED
+from replay.explain.request_list import list_requests
 from replay.recording.request_history import DECLINED, GONE, PLACES
 from tests.projections.facts import finished, joined, load, prefilled, replica_restated, routed
 from tests.replay.staged import KEY, KV, A, R, S, Stage
@@ -137,3 +141,19 @@ def _queued(request: str, now_ms: int) -> RequestQueued:
     return RequestQueued(
         request=request, model="tiny", priority=0, tenant="", prompt_tokens=9, why=HELD, depth=0, now_ms=now_ms
     )
+
+
+def test_cached_tokens_that_are_told_at_the_end_or_never(tmp_path: Path) -> None:
+    """An attached server says them with its last tokens; of one that does not, no cache is judged."""
+    stage = staged()
+    stage.tell(routed("late", A, predicted=8), prefilled("late", cached=CACHED_UNKNOWN))
+    stage.tell(replace(finished("late"), cached_tokens=12))
+    stage.tell(routed("never", A, predicted=8), prefilled("never", cached=CACHED_UNKNOWN))
+    stage.tell(replace(finished("never"), cached_tokens=CACHED_UNKNOWN))
+    with stage.recording(tmp_path / "log") as recording:
+        late, never = recording.requests.between()
+        listed, wrong = list_requests(recording), list_requests(recording, mispredicted=5)
+    assert (late.cached_tokens, never.cached_tokens) == (12, CACHED_UNKNOWN)
+    assert (apart_reason(late), apart_reason(never)) == ("", NOT_COUNTED)
+    assert [each.real_cached_tokens for each in listed.requests] == [12, None]
+    assert [each.request for each in wrong.requests] == ["late"]

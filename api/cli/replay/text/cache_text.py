@@ -15,6 +15,7 @@ from replay.cache.cache_report import (
     BY_HOUR,
     DECLINED,
     NO_TOKEN,
+    NOT_COUNTED,
     REMOTE,
     UNDER_WAY,
     UNREAD,
@@ -57,6 +58,7 @@ APART = {
     UNDER_WAY: "without a first token when the log ends",
     REMOTE: "computed by a prefill worker",
     UNREAD: "with a prompt or a view that the log does not have",
+    NOT_COUNTED: "of engines that do not say how much their caches had",
 }
 OPTIONAL = ("unknown",)
 """Columns and rows that are shown only with tokens in them."""

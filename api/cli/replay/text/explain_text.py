@@ -255,7 +255,7 @@ def _ago(age_ms: int | None) -> str:
 
 def _then(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
     """The outcome."""
-    if attempt.real_cached_tokens is None:
+    if attempt.ttft_ms is None:
         yield "then", "no first token is in the log"
     else:
         yield "then", f"{_first_token_text(attempt)}{_phases(attempt.phases)}{of_which(attempt)}"
@@ -293,6 +293,9 @@ def _phases(phases: FirstTokenPhases | None) -> str:
 def _cache(attempt: AttemptExplanation) -> str:
     real, reuse = attempt.real_cached_tokens, attempt.reuse
     prompt = f"{attempt.prompt_tokens} {plural(attempt.prompt_tokens, 'prompt token')}"
+    if real is None:
+        predicted = attempt.predicted_cached_tokens
+        return f"the engine did not say how many of {prompt} came from its cache; {predicted} predicted"
     cached = f"{real} of {prompt} came from the cache"
     if reuse is None or reuse.verdict == "as_predicted":
         return f"{cached}, as predicted"
