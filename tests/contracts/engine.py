@@ -51,12 +51,14 @@ def request(tokens: bytes, max_tokens: int = 4, *, cache_salt: str | None = None
 
 
 async def answer_to(engine: Engine, asked: GenerateRequest, pull: KvPull | None = None) -> Answer:
-    """The whole answer; `cached_tokens` must be said once, with the first tokens."""
+    """The whole answer; `cached_tokens` must be said once, with the first tokens or with the last."""
     outputs: list[Output] = [output async for output in engine.generate(asked, pull)]
     assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
-    assert [output.cached_tokens for output in outputs[1:]] == [None] * (len(outputs) - 1)
+    counts = [output.cached_tokens for output in outputs]
+    assert set(counts[1:-1]) <= {None}
+    assert len(counts) == 1 or None in {counts[0], counts[-1]}
     tokens = tuple(token for output in outputs for token in output.tokens)
-    return Answer(tokens, outputs[-1].finish, outputs[0].cached_tokens)
+    return Answer(tokens, outputs[-1].finish, counts[-1] if counts[0] is None else counts[0])
 
 
 async def until_idle(engine: Engine) -> None:
@@ -130,6 +132,11 @@ class EngineContract:
         await stream.aclose()  # type: ignore[attr-defined]
         await until_idle(engine)
         assert engine.load().blocks_used == 0
+
+    async def test_cached_tokens_come_first(self, engine: Engine) -> None:
+        """They come with the first tokens, so that the log has them when a prefill is over."""
+        outputs = [output async for output in engine.generate(request(prompt(20), 3))]
+        assert outputs[0].cached_tokens == 0
 
     async def test_cached_tokens(self, engine: Engine) -> None:
         """A prompt sent again is taken from the cache in whole blocks, all but its last token."""
