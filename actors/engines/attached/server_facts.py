@@ -129,14 +129,14 @@ async def _models(client: ServerClient) -> list[dict[str, Any]]:
     return models
 
 
-def _choose_model(client: ServerClient, wanted: str, models: list[dict[str, Any]]) -> dict[str, Any]:
+def _choose_model(client: ServerClient, name: str, models: list[dict[str, Any]]) -> dict[str, Any]:
     names = ", ".join(each["id"] for each in models)
-    if wanted:
-        chosen = next((each for each in models if each["id"] == wanted), None)
+    if name:
+        chosen = next((each for each in models if each["id"] == name), None)
         if chosen is None:
-            raise CallerError(f"{client.address} serves no model {wanted!r}; it serves {names}")
+            raise CallerError(f"{client.address} serves no model {name!r}; it serves {names}")
         if chosen.get("parent"):
-            raise CallerError(f"{wanted!r} is an adapter, and adapters of an attached server are not served yet")
+            raise CallerError(f"{name!r} is an adapter, and adapters of an attached server are not served yet")
         return chosen
     whole = [each for each in models if not each.get("parent")]
     if len({each.get("root") for each in whole}) != 1:
