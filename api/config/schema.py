@@ -40,6 +40,8 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
+"""Keys of a group whose engines are started here."""
 NAMES_TAKEN = ("frontend",)
 """Names of parts that are no workers: `frontend-0`, …"""
 PREFILL_SLOTS = 1
@@ -53,8 +55,6 @@ ENGINE_STALL_MAX_S = 3600
 """A hang that is found later than that is found by people."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
-ENGINE_KEYS: dict[str, Any] = {"model": "tiny", "engine": "vllm", "engine_args": {}, "devices": (), "slots": None}
-"""Keys of a group whose engines are started here, with their defaults; `kv_tiers` is one, too."""
 MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
 """Of a decode group: how front ends are to speak for its model."""
 
@@ -392,7 +392,10 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
 
     def _use_servers(self, servers: AttachSection) -> None:
         """The group has a worker for each URL, and nothing that is of engines that we start."""
-        given = [key for key, default in ENGINE_KEYS.items() if getattr(self, key) != default]
+        plain = WorkerGroup()
+        given = [key for key in ENGINE_KEYS if getattr(self, key) != getattr(plain, key)]
+        if self.engine not in {plain.engine, ATTACHED}:  # a file that was printed has the latter
+            given.append("engine")
         if given:
             raise ValueError(f"{given[0]}: the servers of `attach` run already; leave it out")
         if self.role != DECODE or self.remote_prefill:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ from api.cli.worker_commands import _disk_tier
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded, load
 from api.config.schema import Deployment
-from api.deployment.preflight import ModelSource, check_workers
+from api.deployment.preflight import ModelSource, check_workers, model_source
 from api.deployment.process_specs import GpuAssignment, ProcessSpec, worker_specs
 from api.process.engine_factory import EngineArguments, block_host, make_engine
 from core.errors import CallerError
@@ -340,3 +341,72 @@ def test_a_part_starts_with_what_it_needs_only(module: str) -> None:
     """What few ever ask for is imported when they do: a part is there the sooner."""
     code = f"import sys, api.cli.{module}; print(*sorted({{'numpy', 'replay', 'torch', 'vllm'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
+
+
+SERVERS = {
+    "name": "gpu",
+    "served_name": ["qwen", "q"],
+    "attach": {
+        "urls": ["http://a:8000", "https://b"],
+        "slots": 64,
+        "tokenizer": "tok",
+        "key_file": "key",
+        "model": "m",
+    },
+    "reasoning_parser": "qwen3",
+}
+
+
+def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their commands name server, tokenizer and key; no engine is looked for here, and none gets a GPU."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    found = loaded(tmp_path, SERVERS).deployment
+    check_workers(found)
+    (group,) = found.workers
+    assert (group.count, group.engine, group.client_name, group.remote_prefill) == (2, "attached", "qwen", False)
+    source = model_source(group, tmp_path / "tiny", print)
+    specs = worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(("0", "1")))
+    assert [(spec.name, spec.kind, spec.what, spec.environment) for spec in specs] == [
+        ("gpu-0", "worker", "qwen on attached", {}), ("gpu-1", "worker", "qwen on attached", {})
+    ]  # fmt: skip
+    for spec, url in zip(specs, ("http://a:8000", "https://b"), strict=True):
+        words = spec.command[spec.command.index("attach") :]
+        for flag, value in {
+            "--url": url, "--model": "qwen", "--slots": "64", "--server-model": "m", "--alias": "q",
+            "--tokenizer": str(Path("tok").resolve()), "--server-key-file": str(Path("key").resolve()),
+            "--reasoning-parser": "qwen3",
+        }.items():  # fmt: skip
+            assert words[words.index(flag) + 1] == value
+        command: Any = contrail.get_command(None, "attach")  # type: ignore[arg-type]
+        command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
+    """With what was worked out."""
+    (group,) = loaded(tmp_path, SERVERS).deployment.workers
+    (again,) = loaded(tmp_path, msgspec.to_builtins(group)).deployment.workers
+    assert again == group
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"served_name": None}, "served_name: give the name that clients ask for"),
+        ({"model": "org/a"}, "model: the servers of `attach` run already; leave it out"),
+        ({"engine": "simulated"}, "engine: the servers"),
+        ({"engine_args": {"max_num_seqs": 2}}, "engine_args: the servers"),
+        ({"kv_tiers": {"host": "1GiB"}}, "kv_tiers: the servers"),
+        ({"role": "prefill", "reasoning_parser": None}, "computes no prompts for others"),
+        ({"remote_prefill": True}, "computes no prompts for others"),
+        ({"count": 3}, "count: there are 2 URLs"),
+        ({"attach": {"urls": []}}, "urls: give the address of each server once"),
+        ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
+        ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),
+        ({"attach": None, "engine": "attached"}, "there are vllm, simulated"),
+    ],
+)
+def test_groups_of_servers_that_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    """One sentence that names the key."""
+    with pytest.raises(CallerError) as raised:
+        loaded(tmp_path, {**SERVERS, **more})
+    assert said in str(raised.value)

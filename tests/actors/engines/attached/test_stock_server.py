@@ -171,6 +171,24 @@ async def test_a_late_engine_reads_the_whole_cache(attached: Attached, server: V
         await second.stop()
 
 
+async def _ready_at(server: VllmServer) -> float:
+    """The time when the server answered first."""
+    await server.ready()
+    return time.monotonic()
+
+
+async def _attach_again(engine: AttachedEngine) -> tuple[AttachedEngine, list[CacheChange]]:
+    """An engine on the server's next start, tried again as by a worker's process."""
+    while True:
+        successor, changes = engine.successor(), list[CacheChange]()
+        try:
+            await successor.start(changes.append)
+        except Unavailable:
+            await asyncio.sleep(RETRY_S)
+        else:
+            return successor, changes
+
+
 async def test_killed_under_streams(server: VllmServer, tiny_checkpoint: Path, attached: Attached) -> None:
     """Streams end with EngineDead and tokens that are right; the server's next start has an engine with an empty cache
     within 2 s, and the same answers."""
@@ -200,22 +218,11 @@ async def test_killed_under_streams(server: VllmServer, tiny_checkpoint: Path, a
         with pytest.raises(EngineDead):
             await engine.check()
         await engine.stop()
-        changes: list[CacheChange] = []
         server.start()
-        ready = asyncio.create_task(server.ready())
-        answered = 0.0
-        while True:
-            successor = engine.successor()
-            try:
-                await successor.start(changes.append)
-            except Unavailable:
-                await asyncio.sleep(RETRY_S)
-                answered = answered or (time.monotonic() if ready.done() else 0.0)
-                continue
-            break
-        await ready
-        delays.append(time.monotonic() - (answered or time.monotonic()))
-        engine = successor
+        answers = asyncio.create_task(_ready_at(server))
+        engine, changes = await _attach_again(engine)
+        joined = time.monotonic()
+        delays.append(joined - await answers)
         mirror = CacheMirror(BLOCK_SIZE, HASH_SEED)
         for change in changes:
             mirror.apply(change)

@@ -1,0 +1,127 @@
+"""Two stock `vllm serve` behind one deployment, as engines of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted, WorkerJoined
+from core.events.routing import CACHED_UNKNOWN
+from tests.e2e.deployment import Running, contrail, up
+from tests.fixtures.eventually import eventually
+from tests.fixtures.vllm_server import VllmServer
+
+TALKS = 3
+TURNS = 5
+ANSWER_TOKENS = 16
+STREAMS = 8
+REJOIN_S = 2.0
+"""From the server's first answer to its worker's joining."""
+
+
+@asynccontextmanager
+async def servers(model: Path) -> AsyncIterator[list[VllmServer]]:
+    """Two that answer."""
+    both = [VllmServer(model, "--enable-prompt-tokens-details") for _ in range(2)]
+    try:
+        for server in both:
+            server.start()
+        await asyncio.gather(*(server.ready() for server in both))
+        yield both
+    finally:
+        for server in both:
+            await asyncio.to_thread(server.close)
+
+
+async def test_conversations_and_a_killed_server(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    """Follow-ups go where their prefix is, predicted equals cached, and text equals the server's own; streams outlive a
+    server, and the worker of its next start joins by itself with an empty cache."""
+    async with servers(tiny_checkpoint) as both:
+        group = {"name": "gpu", "served_name": "tiny", "attach": {"urls": [server.url for server in both], "slots": 32}}
+        file = tmp_path / "up.yaml"
+        file.write_text(json.dumps({"version": 1, "workers": [group]}))
+        async with up(tmp_path / "data", "-f", str(file)) as running:
+            assert {part["name"] for part in running.run()["parts"] if part["kind"] == "worker"} == {"gpu-0", "gpu-1"}
+            await _converse(running, both[0])
+            await _outlive_a_server(running, both[0])
+            assert contrail("replay", "verify", "--data", str(running.data)).returncode == 0
+
+
+async def _converse(running: Running, server: VllmServer) -> None:
+    talks: dict[int, list[dict[str, str]]] = {
+        talk: [{"role": "user", "content": f"Talk {talk}: tell me of the number {7919 * (talk + 1)}, please. " * 6}]
+        for talk in range(TALKS)
+    }
+    asked: dict[str, tuple[int, int]] = {}
+    for turn in range(TURNS):
+        for talk, messages in talks.items():
+            raw = await running.openai.chat.completions.with_raw_response.create(
+                model="tiny", messages=messages, max_tokens=ANSWER_TOKENS, temperature=0
+            )  # type: ignore[call-overload]
+            answer = raw.parse()
+            text = answer.choices[0].message.content or ""
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            assert (cached > 0) == (turn > 0)
+            asked[raw.headers["x-request-id"]] = (talk, cached)
+            assert await asyncio.to_thread(_directly, server, messages) == text
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Turn {turn}, go on."}]
+        await running.assert_index_is_cache()
+    routing = [event for event in await running.events("routing") if getattr(event, "request", None) in asked]
+    routed = {event.request: event for event in routing if isinstance(event, RequestRouted)}
+    finished = {event.request: event for event in routing if isinstance(event, RequestFinished)}
+    first = [event for event in routing if isinstance(event, RequestPrefilled)]
+    assert {event.cached_tokens for event in first} == {CACHED_UNKNOWN}
+    for request, (_, cached) in asked.items():
+        assert routed[request].predicted_cached_tokens == cached == finished[request].cached_tokens
+    for talk in range(TALKS):
+        assert len({routed[request].worker for request, (of, _) in asked.items() if of == talk}) == 1
+    assert len({event.worker for event in routed.values()}) == 2
+    explained = contrail("explain", next(reversed(asked)), "--data", str(running.data)).stdout
+    assert "as predicted" in explained
+
+
+def _directly(server: VllmServer, messages: list[dict[str, str]]) -> str:
+    """The server's own answer, under a salt of its own: it leaves nothing that a talk could use."""
+    body = {
+        "model": "tiny", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0, "cache_salt": "directly"
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return str(found["choices"][0]["message"]["content"])
+
+
+async def _outlive_a_server(running: Running, server: VllmServer) -> None:
+    async def ask(number: int) -> str:
+        stream = await running.openai.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": f"Stream {number}, count."}],
+            max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+    whole = await asyncio.gather(*map(ask, range(STREAMS)))
+    before = running.part("gpu-0")["id"]
+    streams = [asyncio.create_task(ask(number)) for number in range(STREAMS)]
+    await eventually(lambda: running.state("gpu-0")["requests"] and running.state("gpu-1")["requests"], "both busy")
+    await asyncio.to_thread(server.kill)
+    assert await asyncio.gather(*streams) == whole
+    migrated = [event for event in await running.events("routing") if isinstance(event, RequestMigrated)]
+    assert migrated
+    server.start()
+    await server.ready()
+    answered = time.monotonic()
+    await eventually(lambda: running.part("gpu-0").get("id") not in {None, before}, "the new worker", 30)
+    assert time.monotonic() - answered < REJOIN_S
+    await eventually(lambda: running.state("gpu-0")["blocks"] == 1, "its trial alone")
+    joined = [event for event in await running.events("kv_0") if isinstance(event, WorkerJoined)]
+    assert [event.name for event in joined].count("gpu-0") == 2
+    assert await asyncio.gather(*map(ask, range(STREAMS))) == whole
+    await running.assert_index_is_cache()
