@@ -81,7 +81,6 @@ def completion_body(request: GenerateRequest, model: str, context_max: int, *, p
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
-        "add_special_tokens": False,
         "max_tokens": min(sampling.max_tokens, room),
         **_sampling_fields(sampling),
     }

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from actors.engines.attached.server_client import ServerClient
 from actors.engines.attached.server_metrics import ServerMetrics, read_metrics
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
-from core.errors import CallerError, PeerError
+from core.errors import CallerError, PeerError, Unavailable
 
 ASK_TIMEOUT_S = 10.0
 """Bound on each answer to a question about the server."""
@@ -113,9 +113,9 @@ async def _ask_vllm(client: ServerClient, path: str) -> Any:
     """The JSON; CallerError if there is none, for a vLLM server has it."""
     try:
         return await _ask(client, path)
+    except Unavailable:
+        raise  # away now
     except PeerError as error:
-        if type(error) is not PeerError:
-            raise  # away now
         raise CallerError(f"{client.address} is no vLLM server that can be attached: {error}") from error
 
 
@@ -188,9 +188,9 @@ async def _endpoints(client: ServerClient) -> KvEndpoints:
     """The sockets of the cache events of the server's only rank."""
     try:
         sources = await _ask(client, "/kv_event_sources")
+    except Unavailable:
+        raise
     except PeerError as error:
-        if type(error) is not PeerError:
-            raise
         raise CallerError(f"{client.address} does not say where its cache events are, which vLLM 0.32 does") from error
     given = list(sources.values()) if isinstance(sources, dict) else []
     if len(given) > 1:

@@ -108,7 +108,7 @@ async def test_everything_of_a_request_is_sent(server: FakeVllmServer, engine: A
     await outputs_of(engine, asked)
     expected = {
         "model": "served", "prompt": [8, 9], "request_id": asked.id, "stream": True, "return_token_ids": True,
-        "stream_options": {"include_usage": True}, "add_special_tokens": False, "max_tokens": 2, "temperature": 0.5,
+        "stream_options": {"include_usage": True}, "max_tokens": 2, "temperature": 0.5,
         "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "stop_token_ids": [1, 2], "ignore_eos": True,
         "min_tokens": 1, "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
         "logit_bias": {"4": 1.5}, "allowed_token_ids": [9], "bad_words": ["no"],
@@ -601,14 +601,14 @@ async def test_a_server_that_hangs(server: FakeVllmServer, engine: AttachedEngin
 
 
 def test_metrics_in_full() -> None:
-    """Numbers of several engines are added, and there are as many as name themselves."""
+    """Numbers of several kinds of requests are added; what is no number of a server is refused."""
     text = b"".join(
         f'vllm:{name}{{engine="{engine}"}} {value}\n'.encode()
         for engine in (0, 1)
         for name, value in (("num_requests_running", 2.0), ("num_requests_waiting", 1.0), ("kv_cache_usage_perc", 0.5))
     )
     found = read_metrics(text)
-    assert (found.running, found.waiting, found.engines, found.started_s, found.steps) == (4, 2, 2, None, 0)
+    assert (found.running, found.waiting, found.started_s, found.steps) == (4, 2, None, 0)
     for wrong in (b"", text.replace(b"2.0", b"NaN"), text.replace(b"2.0", b"x")):
         with pytest.raises(PeerError):
             read_metrics(wrong)
