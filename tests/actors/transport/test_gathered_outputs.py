@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from actors.transport.frames import Failed, Generate, Tokens
-from actors.transport.worker_server import GATHERED_TOKENS_MAX
+from actors.transport.worker_server import GATHERED_TOKENS_MAX, ClientConnection
 from core.errors import EngineDead
-from core.generation import Output
+from core.generation import Hint, Output
 from tests.actors.transport.test_worker_server import site
 from tests.actors.world import request
 from tests.fixtures.eventually import eventually
@@ -41,6 +41,28 @@ def test_an_answer_that_is_taken_whole_comes_in_few_pieces(run: Run) -> None:
             it.host.engine.script("broken").put_nowait(EngineDead("gone"))
             assert await client.hear() == Tokens(stream=1, output=Output(tokens=(7,)))
             assert await client.hear() == Failed(stream=1, fault="worker", text="gone")
+
+    run(scenario)
+
+
+def test_a_first_output_without_a_count_of_its_cache_leaves_at_once(run: Run) -> None:
+    """An engine may say at the end how much was cached: its prefill is over all the same, and the count comes then."""
+
+    async def scenario() -> None:
+        async with site() as it:
+            client = await it.connect()
+            hint = Hint(prefill_tokens=8)
+            asked = request(range(8), id="late", gather=True)
+            client.say(Generate(stream=0, model="sim", request=asked, hint=hint))
+            await eventually(lambda: it.host.engine.scripts, "it runs")
+            other = ClientConnection(it.port)
+            assert it.port.computes_for_others(other) == 8
+            script = it.host.engine.script("late")
+            script.put_nowait(Output(tokens=(1,)))
+            assert await client.hear() == Tokens(stream=0, output=Output(tokens=(1,)))
+            assert it.port.computes_for_others(other) == 0
+            script.put_nowait(Output(tokens=(2,), finish="stop", cached_tokens=4))
+            assert await client.hear() == Tokens(stream=0, output=Output(tokens=(2,), finish="stop", cached_tokens=4))
 
     run(scenario)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from msgspec.structs import replace
 from openai.types.chat import ChatCompletionMessageParam
 
 from core.generation import Output
@@ -57,6 +58,17 @@ async def test_a_chat_that_is_not_streamed(api: Api) -> None:
     assert (request.sampling.seed, request.sampling.temperature) == (5, 0)
     assert request.sampling.stop_token_ids == (0, END)
     assert request.sampling.max_tokens == CONTEXT_MAX - len(ids(PROMPT))
+
+
+@pytest.mark.parametrize("late", [None, 7])
+async def test_an_engine_that_says_late_or_never_how_much_was_cached(api: Api, late: int | None) -> None:
+    """A count that comes with the last tokens is the answer's; without one there is none, and not 0."""
+    *outputs, last = spoken("because ")
+    api.backend.script = [*outputs[1:], replace(last, cached_tokens=late)]
+    body = {"model": "tiny", "messages": ASKED}
+    usage = (await api.http.post(CHAT, json=body)).json()["usage"]
+    assert usage["prompt_tokens_details"] == ({} if late is None else {"cached_tokens": late})
+    assert usage["prompt_tokens"] == len(ids(PROMPT))
 
 
 async def test_a_streamed_chat_with_usage(api: Api) -> None:

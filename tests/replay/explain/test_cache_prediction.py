@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from api.cli.renderer import render
+from api.cli.replay.text.explain_text import explain_text
 from core.events import BlocksStored, CacheCleared, RequestFinished, WorkerLost
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
 from replay.explain.explain import explain
@@ -210,3 +214,26 @@ def test_no_first_token(stage: Stage, tmp_path: Path) -> None:
     attempt = explain_attempt(stage, tmp_path)
     assert attempt.reuse is not None
     assert (attempt.reuse.verdict, attempt.outcome, attempt.ttft_ms) == ("no_first_token", "abort", None)
+
+
+def test_an_engine_that_says_it_at_the_end_or_never(stage: Stage, tmp_path: Path) -> None:
+    """Its count at the end is compared; without one there is no real reuse, and the text says so."""
+    for request in ("late", "never"):
+        assert stage.route(request, ASKED).worker == A
+        stage.clock.advance(50)
+        stage.tell(prefilled(request, cached=CACHED_UNKNOWN))
+        cached = 4 * SIZE if request == "late" else CACHED_UNKNOWN
+        stage.tell(replace(finished(request), cached_tokens=cached))
+    late = explain_attempt(stage, tmp_path, "late")
+    assert late.real_cached_tokens == 4 * SIZE
+    assert late.reuse is not None
+    assert late.reuse.verdict == "as_predicted"
+    with stage.recording(tmp_path / "again") as recording:
+        found = explain(recording, "never")
+    (never,) = found.attempts
+    assert (never.real_cached_tokens, never.ttft_ms) == (None, 1)
+    assert never.reuse is not None
+    assert never.reuse.verdict == "real_unknown"
+    text = render(explain_text(found))
+    assert "the engine did not say how many of" in text
+    assert f"{4 * SIZE} predicted" in text
