@@ -11,10 +11,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRouted, WorkerJoined
 from core.events.routing import CACHED_UNKNOWN
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
+from tests.fixtures.fake_vllm_server import FakeVllmServer
 from tests.fixtures.vllm_server import VllmServer
 
 TALKS = 3
@@ -23,6 +26,8 @@ ANSWER_TOKENS = 16
 STREAMS = 8
 REJOIN_S = 2.0
 """From the server's first answer to its worker's joining."""
+CHECKS_S = 2.0
+"""For a server that was started again and never was away: a reading of its numbers, and a check of the watchdog."""
 
 
 @asynccontextmanager
@@ -125,3 +130,37 @@ async def _outlive_a_server(running: Running, server: VllmServer) -> None:
     assert [event.name for event in joined].count("gpu-0") == 2
     assert await asyncio.gather(*map(ask, range(STREAMS))) == whole
     await running.assert_index_is_cache()
+
+
+async def test_a_server_that_was_started_again_is_another_worker(tmp_path: Path, tiny_checkpoint: Path) -> None:
+    """The process of its worker stays; the worker has another id and an empty cache. A server that cannot be attached
+    is named in one sentence."""
+    tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
+    server = FakeVllmServer(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, str(tiny_checkpoint))
+    await server.open()
+    group = {"name": "gpu", "served_name": "tiny", "attach": {"urls": [server.url]}}
+    file = tmp_path / "up.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": [group]}))
+    try:
+        async with up(tmp_path / "data", "-f", str(file)) as running:
+            before = running.part("gpu-0")
+            await running.openai.completions.create(model="tiny", prompt="one " * 60, max_tokens=3)
+            await eventually(lambda: running.state("gpu-0")["blocks"] > 1, "its blocks")
+            server.restart(2.5)
+            begun = time.monotonic()
+            await eventually(lambda: running.part("gpu-0")["id"] != before["id"], "the new worker", 30)
+            assert time.monotonic() - begun < REJOIN_S + CHECKS_S
+            assert running.part("gpu-0")["pid"] == before["pid"]
+            await eventually(lambda: running.state("gpu-0")["blocks"] == 1, "its trial alone")
+            await running.openai.completions.create(model="tiny", prompt="one " * 60, max_tokens=3)
+            await eventually(lambda: running.state("gpu-0")["blocks"] > 1, "its blocks")
+            await running.assert_index_is_cache()
+            joined = [event for event in await running.events("kv_0") if isinstance(event, WorkerJoined)]
+            assert [event.name for event in joined] == ["gpu-0", "gpu-0"]
+            server.answers["/kv_event_sources"] = (200, b"{}")
+            words = ("attach", "--data", str(running.data), "--model", "tiny", "--url", server.url, "--name", "gpu-9")
+            refused = await asyncio.to_thread(contrail, *words)
+            assert refused.returncode != 0
+            assert "tells no cache events: start it with --kv-events-config '{" in refused.stderr.splitlines()[-1]
+    finally:
+        await server.close()

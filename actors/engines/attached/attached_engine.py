@@ -54,8 +54,10 @@ SETTLE_TIMEOUT_S = 30.0
 TRIAL_TOKEN = 1
 TRIAL_TIMEOUT_S = 120.0
 """Bound on the answer to the trial request; a server's first one may compile kernels."""
-TRIAL_EVENTS_S = 10.0
-"""Bound on the time from that answer to its cache event."""
+TRIAL_EVENTS_S = 4.0
+"""Bound on the time from that answer to its cache event …"""
+TRIALS = 3
+"""… and the number of trials: a subscription may not stand yet at the first one."""
 HYBRID = "the server's model mixes several kinds of attention, of which prefixes cannot be told yet"
 
 if TYPE_CHECKING:
@@ -89,8 +91,9 @@ class AttachedEngine:
         """Our own requests at the last reading."""
         self._own = 0
         self._priorities = False
-        self._trial_salt = new_id()
-        self._trial: asyncio.Future[CacheStored] = asyncio.get_running_loop().create_future()
+        self._trial_salt = ""
+        self._trial: asyncio.Future[CacheStored] | None = None
+        """The event of the trial under way."""
 
     def __repr__(self) -> str:
         return f"<AttachedEngine {self._client.address}, {self._own} requests{', dead' if self._dead else ''}>"
@@ -152,13 +155,36 @@ class AttachedEngine:
         """Changes that concern the engine itself are noted."""
         if self._reader.groups > 1:
             self._dead = self._dead or HYBRID
-        if not isinstance(change, CacheStored) or self._trial.done() or set(change.tokens) != {TRIAL_TOKEN}:
+        if self._trial is None or self._trial.done() or not isinstance(change, CacheStored):
+            return
+        if set(change.tokens) != {TRIAL_TOKEN}:
             return
         if change.cache_salt == self._trial_salt or not change.indexable:
             self._trial.set_result(change)
 
     async def _try_out(self, facts: ServerFacts) -> None:
         """One block and a token were computed, and the block's event arrived."""
+        for _ in range(TRIALS):
+            stored = await self._try_once(facts)
+            if stored is not None:
+                break
+        else:
+            raise CallerError(
+                f"{self._client.address} answers, but no cache event of it arrived at {facts.endpoints.events} within "
+                f"{TRIAL_EVENTS_S:g} s: open that port to this machine, and attach each server by its own address"
+            )
+        if self._reader.groups > 1 or not stored.indexable:
+            raise CallerError(f"{self._client.address} cannot be attached: {HYBRID}")
+        if stored.block_size != facts.block_size:
+            raise CallerError(
+                f"{self._client.address} says that its blocks have {facts.block_size} tokens, and its cache events say "
+                f"{stored.block_size}: these sizes must be equal"
+            )
+
+    async def _try_once(self, facts: ServerFacts) -> CacheStored | None:
+        """The event of a trial; None if it did not arrive."""
+        self._trial_salt = new_id()
+        self._trial = asyncio.get_running_loop().create_future()
         asked = GenerateRequest(
             id=RequestId(f"contrail-trial-{self._trial_salt}"),
             tokens=tokens_to_bytes([TRIAL_TOKEN] * (facts.block_size + 1)),
@@ -184,19 +210,9 @@ class AttachedEngine:
             raise CallerError(f"{self._client.address} does not complete token ids: {error}") from error
         try:
             async with asyncio.timeout(TRIAL_EVENTS_S):
-                stored = await asyncio.shield(self._trial)
-        except TimeoutError as error:
-            raise CallerError(
-                f"{self._client.address} answers, but no cache event of it arrived at {facts.endpoints.events} within "
-                f"{TRIAL_EVENTS_S:g} s: open that port to this machine, and attach each server by its own address"
-            ) from error
-        if self._reader.groups > 1 or not stored.indexable:
-            raise CallerError(f"{self._client.address} cannot be attached: {HYBRID}")
-        if stored.block_size != facts.block_size:
-            raise CallerError(
-                f"{self._client.address} says that its blocks have {facts.block_size} tokens, and its cache events say "
-                f"{stored.block_size}: these sizes must be equal"
-            )
+                return await self._trial
+        except TimeoutError:
+            return None
 
     async def _take_all(self, request: GenerateRequest) -> None:
         async for _ in self.generate(request):

@@ -259,6 +259,26 @@ async def test_no_event_arrives(server: FakeVllmServer, monkeypatch: pytest.Monk
     assert "no cache event of it arrived at tcp://127.0.0.1:" in await refusal_of(server)
 
 
+async def test_the_first_event_is_lost(server: FakeVllmServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription that did not stand yet at the first trial stands at a later one."""
+    monkeypatch.setattr(attached_engine, "TRIAL_EVENTS_S", 0.2)
+    publisher, store = server._publisher, server._store
+    lost = server._publisher = server._context.socket(zmq.PUB)  # has no subscriber
+
+    async def once(tokens: list[int], salt: str | None) -> None:
+        await store(tokens, salt)
+        server._publisher = publisher
+
+    monkeypatch.setattr(server, "_store", once)
+    changes: list[CacheChange] = []
+    engine = AttachedEngine("tiny", ServerOptions(server.url))
+    await engine.start(changes.append)
+    assert [change.blocks for change in changes if isinstance(change, CacheStored)] == [(1,), (2,)]
+    assert len(server.bodies) == 2
+    await engine.stop()
+    lost.close(linger=0)
+
+
 async def test_hybrid_models(server: FakeVllmServer) -> None:
     """Several kinds of attention, or one of which prefixes cannot be told."""
     server.event_fields = {"kv_cache_spec_kind": "sliding_window"}
