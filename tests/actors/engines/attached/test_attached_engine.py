@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -31,6 +32,7 @@ from core.models import GenerationFailed
 from core.prompt import tokens_to_bytes
 from streams.embedded.loopback_ports import free_port
 from tests.actors.engines.kv_events.test_kv_events import stored
+from tests.fixtures.certificate import Authority
 from tests.fixtures.eventually import eventually
 from tests.fixtures.fake_vllm_server import BLOCK_SIZE, BLOCKS, CONTEXT, FakeVllmServer
 
@@ -321,6 +323,28 @@ async def test_key_and_choice_of_model(server: FakeVllmServer) -> None:
     assert "k1" not in repr(engine) + repr(ServerOptions(server.url, key="k1"))
     with pytest.raises(CallerError, match="characters"):
         AttachedEngine("tiny", ServerOptions(server.url, key="a\r\nb"))
+
+
+async def test_https(server: FakeVllmServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind TLS, the server's certificate is checked; requests are aborted likewise."""
+    authority = Authority(tmp_path)
+    issued = authority.issue("server", "127.0.0.1")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(issued.cert, issued.key)
+    await server.close()
+    secured = FakeVllmServer(server._tokenize, server.root)
+    await secured.open(tls)
+    with pytest.raises(Unavailable, match="certificate"):
+        await AttachedEngine("tiny", ServerOptions(secured.url)).start(lambda _: None)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert))
+    engine = AttachedEngine("tiny", ServerOptions(secured.url))
+    await engine.start(lambda _: None)
+    secured.token_delay_s = 0.05
+    async with aclosing(engine.generate(request(max_tokens=200))) as outputs:  # type: ignore[type-var]
+        await anext(outputs)
+    await eventually(lambda: secured.running == 0, "the end", timeout_s=5)
+    await engine.stop()
+    await secured.close()
 
 
 async def test_priorities(server: FakeVllmServer, engine: AttachedEngine) -> None:
