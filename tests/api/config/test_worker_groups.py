@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 import yaml
@@ -377,7 +378,7 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
             "--reasoning-parser": "qwen3",
         }.items():  # fmt: skip
             assert words[words.index(flag) + 1] == value
-        command: Any = contrail.get_command(None, "attach")  # type: ignore[arg-type]
+        command: Any = contrail.get_command(click.Context(contrail), "attach")
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
 
