@@ -66,10 +66,11 @@ async def _converse(running: Running, server: VllmServer) -> None:
     asked: dict[str, tuple[int, int]] = {}
     for turn in range(TURNS):
         for talk, messages in talks.items():
-            raw = await running.openai.chat.completions.with_raw_response.create(
-                model="tiny", messages=messages, max_tokens=ANSWER_TOKENS, temperature=0
-            )  # type: ignore[call-overload]
-            answer = raw.parse()
+            wanted: dict[str, Any] = {
+                "model": "tiny", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0
+            }  # fmt: skip
+            raw = await running.openai.chat.completions.with_raw_response.create(**wanted)
+            answer: Any = raw.parse()
             text = answer.choices[0].message.content or ""
             cached = answer.usage.prompt_tokens_details.cached_tokens
             assert (cached > 0) == (turn > 0)

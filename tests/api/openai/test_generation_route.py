@@ -64,6 +64,7 @@ async def test_a_chat_that_is_not_streamed(api: Api) -> None:
 async def test_an_engine_that_says_late_or_never_how_much_was_cached(api: Api, late: int | None) -> None:
     """A count that comes with the last tokens is the answer's; without one there is none, and not 0."""
     *outputs, last = spoken("because ")
+    assert isinstance(last, Output)
     api.backend.script = [*outputs[1:], replace(last, cached_tokens=late)]
     body = {"model": "tiny", "messages": ASKED}
     usage = (await api.http.post(CHAT, json=body)).json()["usage"]
