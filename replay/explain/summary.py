@@ -186,7 +186,9 @@ def _near(phases: FirstTokenPhases | None) -> str:
 
 def _computing(attempt: AttemptExplanation, part: CoursePart, *, again: bool) -> str:
     """`again`: another worker may have computed it in part, and made no token."""
-    cached = attempt.real_cached_tokens or 0
+    cached = attempt.real_cached_tokens
+    if cached is None:  # no first token yet, or an engine that does not say it
+        cached = 0 if attempt.ttft_ms is None else attempt.predicted_cached_tokens
     computed = max(0, attempt.prompt_tokens - cached)
     what = f"computing {_tokens(computed)} of its prompt{' again' if again else ''} on {attempt.worker_name}"
     if attempt.prefill is not None and attempt.prefill.outcome not in {"", "pulled"}:

@@ -117,7 +117,8 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The number of the event of its first token; 0 without one."""
     prefilled_ms: int = 0
     """When the log stored that."""
-    cached_tokens: int = -1
+    cached_tokens: int = CACHED_UNKNOWN
+    """As its engine said; CACHED_UNKNOWN before its first token, too."""
     ttft_ms: int = -1
     """From the request's arrival."""
     begun_ms: int = -1
@@ -150,6 +151,11 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def ended_seq(self) -> int:
         """Of the message of its own end; 0 if nothing tells it."""
         return 0 if self.outcome in {"", GONE} else self.ended_at // PLACES
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens that its engine took from its cache: as the engine said, or else as was predicted."""
+        return self.predicted_tokens if self.cached_tokens == CACHED_UNKNOWN else self.cached_tokens
 
     @property
     def first_token_ms(self) -> int:

@@ -14,7 +14,6 @@ from msgspec import UNSET
 
 from core.errors import CallerError
 from core.events import RequestRouted
-from core.events.routing import CACHED_UNKNOWN
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.recording.recording import Recording
@@ -260,9 +259,7 @@ def _timing(attempt: RequestAttempt, arrival_ms: int, after: RequestAttempt | No
     """`after` is the next attempt: an attempt without an end ended before it."""
     timing = AttemptTiming(attempt.worker, attempt.now_ms, attempt.prompt_tokens, declined=attempt.declined)
     if attempt.ttft_ms >= 0:
-        known = attempt.cached_tokens != CACHED_UNKNOWN
-        timing.first_ms = arrival_ms + attempt.ttft_ms
-        timing.cached_tokens = attempt.cached_tokens if known else attempt.predicted_tokens
+        timing.first_ms, timing.cached_tokens = arrival_ms + attempt.ttft_ms, attempt.reused_tokens
     if attempt.ended_seq:
         timing.end_ms, timing.output_tokens = arrival_ms + attempt.duration_ms, attempt.output_tokens
     elif attempt.ended_at:

@@ -101,7 +101,7 @@ def first_token_fits(history: RequestHistory, start: int = 1, end: int | None = 
     queued = _queued_before(history, sorted(changes))
     samples: dict[str, list[PrefillTimeSample]] = {}
     for attempt, row in ((history.attempt(row), row) for row in answered):
-        tokens = attempt.prompt_tokens - attempt.cached_tokens + queued[row]
+        tokens = attempt.prompt_tokens - attempt.reused_tokens + queued[row]
         sent_us = max(0, attempt.ttft_ms - attempt.before_ms) * US_PER_MS
         samples.setdefault(attempt.model, []).append(PrefillTimeSample(tokens, sent_us))
     return {model: fit_first_tokens(each) for model, each in sorted(samples.items())}

@@ -135,7 +135,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Expected cached tokens per prompt token."""
     hit_rate_new: float
     hit_rate_real: float
-    """Cached tokens per prompt token by the engines' reports, of requests with a first token."""
+    """Cached tokens per prompt token by the engines' reports, of requests with a first token whose engine said it."""
     regret_blocks: int
     """Over all decisions, those included that stay where they were and find another queue or other pending blocks."""
     regret_ms: float

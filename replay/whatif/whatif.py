@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from core.events.routing import CACHED_UNKNOWN
 from core.ids import StreamName, WorkerId
 from core.settings import APPROXIMATE
 from projections.folds.kv_fold import Member
@@ -205,8 +206,9 @@ class _WhatIfRun:
         self._prompt_tokens += event.prompt_tokens
         self._cached_tokens += expected_blocks(judged.recorded) * event.block_size
         if judged.answered:
-            self._real_tokens += event.prompt_tokens
-            self._real_cached += record.cached_tokens
+            if record.cached_tokens != CACHED_UNKNOWN:
+                self._real_tokens += event.prompt_tokens
+                self._real_cached += record.cached_tokens
             if record.begun_ms < 0:  # else it goes on with an answer that had its first token before
                 self._ttft_ms += record.ttft_ms
                 self._answered += 1

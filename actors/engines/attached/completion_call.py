@@ -58,7 +58,6 @@ class _Event(msgspec.Struct):
 
 
 _event = msgspec.json.Decoder(_Event)
-_failure = msgspec.json.Decoder(_Event)
 
 
 def completion_body(request: GenerateRequest, model: str, context_max: int, *, priorities: bool) -> bytes:
@@ -233,7 +232,7 @@ def _stream_error(error: _Error, sampling: Sampling) -> ContrailError:
 def refusal(status: int, body: bytes) -> ContrailError:
     """The error for an answer that has another status than 200."""
     try:
-        error = _failure.decode(body).error or _Error()
+        error = _event.decode(body).error or _Error()
     except msgspec.DecodeError:
         error = _Error()
     text = _sentence(error.message) or f"status {status}"

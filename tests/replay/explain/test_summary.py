@@ -10,7 +10,7 @@ import pytest
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.events import Event, RequestFinished, RequestMigrated, RequestPrefilled
-from core.events.routing import RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestTurnedAway
 from core.generation import PrefillReport
 from core.settings import RoutingSettings
 from replay.explain.explain import explain
@@ -108,6 +108,15 @@ def test_its_own_prefill_took_longer_than_was_estimated(stage: Stage, tmp_path: 
             "20 ms (estimated 9.0 ms: 30 times off)."
         )
     ]
+
+
+def test_an_engine_that_does_not_say_what_it_had(stage: Stage, tmp_path: Path) -> None:
+    """It is believed to have computed what was predicted."""
+    stage.route("r", ASKED)
+    stage.clock.advance(300)
+    stage.tell(first(ttft_ms=300, cached=CACHED_UNKNOWN))
+    (cause,) = summary(stage, tmp_path)
+    assert cause.startswith("First token after 300 ms, 100 % of it computing 9 tokens of its prompt on a")
 
 
 def test_the_cache_had_less_than_was_predicted(stage: Stage, tmp_path: Path) -> None:

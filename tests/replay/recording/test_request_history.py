@@ -154,6 +154,7 @@ def test_cached_tokens_that_are_told_at_the_end_or_never(tmp_path: Path) -> None
         late, never = recording.requests.between()
         listed, wrong = list_requests(recording), list_requests(recording, mispredicted=5)
     assert (late.cached_tokens, never.cached_tokens) == (12, CACHED_UNKNOWN)
+    assert (late.reused_tokens, never.reused_tokens) == (12, 8)
     assert (apart_reason(late), apart_reason(never)) == ("", NOT_COUNTED)
     assert [each.real_cached_tokens for each in listed.requests] == [12, None]
     assert [each.request for each in wrong.requests] == ["late"]

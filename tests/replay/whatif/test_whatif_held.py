@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from core.events import RequestPrefilled
-from core.events.routing import HELD, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, HELD, RequestQueued, RequestTurnedAway
 from core.settings import RoutingSettings
 from core.subjects import LOAD
 from replay.whatif.first_token_fit import first_token_fits
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
 from tests.fixtures.passes import one_prompt_a_pass
-from tests.projections.facts import finished, joined, load, prompt
-from tests.replay.staged import KV, A, B, R, Stage
+from tests.projections.facts import finished, joined, load, prompt, routed
+from tests.replay.staged import ASKED, KV, A, B, R, Stage
 
 __all__ = ["one_prompt_a_pass"]
 
@@ -73,6 +73,29 @@ def test_the_time_in_the_router_is_no_time_of_an_engine(stage: Stage, tmp_path: 
     assert found.error_ms == pytest.approx(0, abs=1e-6)
     assert found.base_ms == pytest.approx(0, abs=1e-6)
     assert found.per_token_ms == pytest.approx(MS_PER_TOKEN)
+
+
+def test_the_line_goes_by_predictions_where_engines_do_not_tell(stage: Stage, tmp_path: Path) -> None:
+    """Each prompt has as many blocks as another; what is predicted to be cached makes the difference."""
+    for number in range(40):
+        name, asked, predicted = f"r{number}", prompt(*range(100 * number, 100 * number + 8)), 4 * (number % 8)
+        stage.tell(routed(name, A, asked, predicted=predicted))
+        ttft_ms = MS_PER_TOKEN * (asked.tokens - predicted)
+        stage.tell(RequestPrefilled(request=name, attempt=0, cached_tokens=CACHED_UNKNOWN, ttft_ms=ttft_ms))
+        stage.tell(replace(finished(name), cached_tokens=CACHED_UNKNOWN))
+    with stage.recording(tmp_path / "log") as recording:
+        assert first_token_fits(recording.requests)[MODEL].per_token_ms == pytest.approx(MS_PER_TOKEN)
+
+
+def test_real_hits_are_those_that_engines_told(stage: Stage, tmp_path: Path) -> None:
+    """One engine of two does not say what its cache had: neither its prompt nor a count of it is in the share."""
+    for name, cached in (("told", 9), ("untold", CACHED_UNKNOWN)):
+        asked = stage.route(name, ASKED)
+        stage.tell(RequestPrefilled(request=name, attempt=0, cached_tokens=cached, ttft_ms=9))
+        stage.tell(replace(finished(name), cached_tokens=cached))
+    with stage.recording(tmp_path / "log") as recording:
+        (outcome,) = what_if(recording, [Scenario()])
+    assert outcome.hit_rate_real == 9 / asked.prompt_tokens
 
 
 def queued(stage: Stage, request: str, why: str) -> RequestQueued:
