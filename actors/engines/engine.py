@@ -36,6 +36,8 @@ class EngineInfo(NamedTuple):
     """Numbers in an embedding; 0 if the engine makes none, or does not know."""
     disk_counts: Callable[[], Mapping[str, int]] | None = None
     """The numbers of its disk tier (`actors.kv_blocks.disk_counts`); None if it has none. Reads a small file."""
+    group: str = ""
+    """A name that the data-parallel ranks of one server share; empty of an engine alone."""
 
 
 class EngineLoad(NamedTuple):

@@ -354,6 +354,7 @@ class Worker:
             capacity_blocks=info.capacity_blocks,
             context_max=info.context_max,
             address=self.address,
+            group=info.group,
         )
         return WorkerMembership(
             options.namespace,

@@ -171,6 +171,7 @@ def worker(
     type=click.IntRange(min=1),
     help="Requests that the server runs at once: its --max-num-seqs.",
 )
+@click.option("--rank", type=click.IntRange(min=0), help="Of a data-parallel server, the rank: a worker for each.")
 @with_options(*CHAT_OPTIONS, *OPTIONS)
 def attach(
     connection: DeploymentRef,
@@ -179,6 +180,7 @@ def attach(
     server_key_file: str | None,
     tokenizer: str,
     slots: int,
+    rank: int | None,
     aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
@@ -202,6 +204,7 @@ def attach(
         model=server_model,
         tokenizer=str(Path(tokenizer).resolve()) if tokenizer else "",
         slots=slots,
+        rank=rank,
     )
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)

@@ -298,7 +298,7 @@ class KvTiers(Section, frozen=True, kw_only=True):
 
 
 class AttachSection(Section, frozen=True, kw_only=True):
-    """Running vLLM servers, each the engine of one worker."""
+    """Running vLLM servers, each the engine of one worker, or of one for each of its ranks."""
 
     urls: tuple[str, ...]
     """The root of each server: `http://HOST:PORT`."""
@@ -310,6 +310,13 @@ class AttachSection(Section, frozen=True, kw_only=True):
     """Folder with the model's tokenizer; not needed if the servers' model lies in a folder of this machine."""
     slots: Annotated[int, Meta(ge=1)] = SERVER_SLOTS
     """Requests that each runs at once: its `--max-num-seqs`."""
+    ranks: Annotated[int, Meta(ge=1)] = 1
+    """Data-parallel ranks of each server: its `--data-parallel-size`."""
+
+    @property
+    def workers(self) -> int:
+        """One for each rank of each server."""
+        return len(self.urls) * self.ranks
 
     def __post_init__(self) -> None:
         if not self.urls or len(set(self.urls)) < len(self.urls):
@@ -329,7 +336,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Model name for clients; `model` if not given, of a folder its last part. Of several the first one is its
     name, the others may be asked for as well; one that ends in `*` stands for all names that begin so."""
     count: Count = COUNT
-    """With `attach` one for each of its URLs."""
+    """With `attach` one for each rank of each of its URLs."""
     role: str = DECODE
     """`decode` answers requests; `prefill` computes prompts for those that do."""
     remote_prefill: bool | None = None
@@ -391,7 +398,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("model: give `tiny`, a folder, or a name on the Hugging Face hub")
 
     def _use_servers(self, servers: AttachSection) -> None:
-        """The group has a worker for each URL, and nothing that is of engines that we start."""
+        """The group has a worker for each rank of each URL, and nothing that is of engines that we start."""
         plain = WorkerGroup()
         given = [key for key in ENGINE_KEYS if getattr(self, key) != getattr(plain, key)]
         if self.engine not in {plain.engine, ATTACHED}:  # a file that was printed has the latter
@@ -402,9 +409,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("attach: a running server computes no prompts for others, nor has them computed")
         if not self.served_names:
             raise ValueError("served_name: give the name that clients ask for, since `attach` has servers of any model")
-        if self.count not in {COUNT, len(servers.urls)}:
-            raise ValueError(f"count: there are {len(servers.urls)} URLs, one for each worker; leave it out")
-        for key, value in (("count", len(servers.urls)), ("engine", ATTACHED), ("remote_prefill", False)):
+        if self.count not in {COUNT, servers.workers}:
+            raise ValueError(f"count: there is a worker for each rank of each URL, {servers.workers}; leave it out")
+        for key, value in (("count", servers.workers), ("engine", ATTACHED), ("remote_prefill", False)):
             msgspec.structs.force_setattr(self, key, value)
 
     def _check_engine(self) -> None:

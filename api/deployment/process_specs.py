@@ -172,11 +172,13 @@ def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, nam
 
 
 def _server_words(servers: AttachSection, number: int) -> tuple[str, ...]:
-    """The options for the server of that number; folders and files are absolute."""
+    """The options for the worker of that number, whose server and rank they name; folders and files are absolute."""
+    server, rank = divmod(number, servers.ranks)
     files = {"--server-key-file": servers.key_file, "--tokenizer": servers.tokenizer}
     paths = {flag: path and str(Path(path).expanduser().resolve()) for flag, path in files.items()}
-    options = {"--url": servers.urls[number], "--server-model": servers.model, "--slots": str(servers.slots)}
-    return _words({**options, **paths})
+    options = {"--url": servers.urls[server], "--server-model": servers.model, "--slots": str(servers.slots)}
+    ranked = {"--rank": str(rank)} if servers.ranks > 1 else {}
+    return _words({**options, **ranked, **paths})
 
 
 def what_of(group: WorkerGroup, model: str) -> str:

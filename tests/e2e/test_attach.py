@@ -23,6 +23,8 @@ from tests.fixtures.vllm_server import VllmServer
 TALKS = 3
 TURNS = 5
 ANSWER_TOKENS = 16
+ANSWER_TOKENS_LONG = 800
+"""Of a stream that a server's end breaks off."""
 STREAMS = 8
 REJOIN_S = 2.0
 """From the server's first answer to its worker's joining."""
@@ -64,25 +66,37 @@ async def _converse(running: Running, server: VllmServer) -> None:
         for talk in range(TALKS)
     }
     asked: dict[str, tuple[int, int]] = {}
-    for turn in range(TURNS):
-        for talk, messages in talks.items():
-            wanted: dict[str, Any] = {
-                "model": "tiny", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0
-            }  # fmt: skip
-            raw = await running.openai.chat.completions.with_raw_response.create(**wanted)
-            answer: Any = raw.parse()
-            text = answer.choices[0].message.content or ""
-            cached = answer.usage.prompt_tokens_details.cached_tokens
-            assert (cached > 0) == (turn > 0)
-            asked[raw.headers["x-request-id"]] = (talk, cached)
-            assert await asyncio.to_thread(_directly, server, messages) == text
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Turn {turn}, go on."}]
+    said: list[tuple[list[dict[str, str]], str]] = []
+
+    async def say(talk: int, turn: int) -> None:
+        messages = talks[talk]
+        wanted: dict[str, Any] = {
+            "model": "tiny", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0
+        }  # fmt: skip
+        raw = await running.openai.chat.completions.with_raw_response.create(**wanted)
+        answer: Any = raw.parse()
+        text = answer.choices[0].message.content or ""
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        assert (cached > 0) == (turn > 0)
+        asked[raw.headers["x-request-id"]] = (talk, cached)
+        said.append(([*messages], text))
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"Turn {turn}, go on."}]
+
+    await asyncio.gather(*(say(talk, 0) for talk in talks))  # at once, so that both workers get some
+    await running.assert_index_is_cache()
+    for turn in range(1, TURNS):
+        for talk in talks:
+            await say(talk, turn)
         await running.assert_index_is_cache()
+    for before, text in said:
+        assert await asyncio.to_thread(_directly, server, before) == text
     routing = [event for event in await running.events("routing") if getattr(event, "request", None) in asked]
     routed = {event.request: event for event in routing if isinstance(event, RequestRouted)}
     finished = {event.request: event for event in routing if isinstance(event, RequestFinished)}
     first = [event for event in routing if isinstance(event, RequestPrefilled)]
-    assert {event.cached_tokens for event in first} == {CACHED_UNKNOWN}
+    assert first
+    for event in first:  # an answer that came as a whole has the count at once
+        assert event.cached_tokens in {CACHED_UNKNOWN, asked[event.request][1]}
     for request, (_, cached) in asked.items():
         assert routed[request].predicted_cached_tokens == cached == finished[request].cached_tokens
     for talk in range(TALKS):
@@ -109,14 +123,22 @@ async def _outlive_a_server(running: Running, server: VllmServer) -> None:
     async def ask(number: int) -> str:
         stream = await running.openai.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": f"Stream {number}, count."}],
-            max_tokens=400, temperature=0, stream=True, extra_body={"ignore_eos": True},
+            max_tokens=ANSWER_TOKENS_LONG, temperature=0, stream=True, extra_body={"ignore_eos": True},
         )  # fmt: skip
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        text = ""
+        async for chunk in stream:
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            if text:
+                begun.add(number)
+        return text
 
+    begun: set[int] = set()
     whole = await asyncio.gather(*map(ask, range(STREAMS)))
     before = running.part("gpu-0")["id"]
+    begun.clear()
     streams = [asyncio.create_task(ask(number)) for number in range(STREAMS)]
-    await eventually(lambda: running.state("gpu-0")["requests"] and running.state("gpu-1")["requests"], "both busy")
+    await eventually(lambda: len(begun) == STREAMS, "text of each")
+    assert running.state("gpu-0")["requests"]
     await asyncio.to_thread(server.kill)
     assert await asyncio.gather(*streams) == whole
     migrated = [event for event in await running.events("routing") if isinstance(event, RequestMigrated)]

@@ -8,6 +8,7 @@
    are counted here, between two readings of these numbers.
 4. `settle` waits for events of steps that have ended. A server cannot be asked to wait for the step under way.
 5. A request is aborted by hanging up.
+6. Of a data-parallel server, one rank is the engine: its events, its numbers, and requests that name it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ TRIAL_EVENTS_S = 4.0
 """Bound on the time from that answer to its cache event …"""
 TRIALS = 3
 """… and the number of trials: a subscription may not stand yet at the first one."""
+RANK_HEADER = "X-data-parallel-rank"
+"""By it a server gives a request to one of its ranks."""
 HYBRID = "the server's model mixes several kinds of attention, of which prefixes cannot be told yet"
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ class AttachedEngine:
             capacity_blocks=facts.capacity_blocks,
             context_max=facts.context_max,
             slots=self._options.slots,
+            group=str(self._client.address) if facts.ranks > 1 else "",
         )
 
         def on_change(change: CacheChange) -> None:
@@ -229,11 +233,13 @@ class AttachedEngine:
             raise EngineDead(self._dead or "the server is not attached")
         facts = self._facts
         body = completion_body(request, facts.model, facts.context_max, priorities=self._priorities)
-        trace = {"traceparent": request.traceparent} if request.traceparent else {}
+        headers = {"traceparent": request.traceparent} if request.traceparent else {}
+        if facts.ranks > 1:
+            headers[RANK_HEADER] = str(self._options.rank)
         reader = CompletionReader(request.sampling)
         self._own += 1
         try:
-            async with self._client.request("POST", PATH, body, trace) as answer:
+            async with self._client.request("POST", PATH, body, headers) as answer:
                 if answer.status != 200:
                     raise refusal(answer.status, await answer.body())
                 async with aclosing(answer.events()) as events:
@@ -323,7 +329,7 @@ class AttachedEngine:
 
     async def _read_metrics(self) -> None:
         reply = await self._client.get("/metrics", METRICS_TIMEOUT_S)
-        metrics = read_metrics(reply.body)
+        metrics = read_metrics(reply.body, self._options.rank or 0)
         assert self._facts is not None
         if metrics.started_s != self._facts.started_s:
             self._dead = self._dead or "the server was started again"

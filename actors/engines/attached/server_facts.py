@@ -45,6 +45,8 @@ class ServerOptions(NamedTuple):
     tokenizer: str = ""
     """Folder with the model's tokenizer; empty if the server's model lies in a folder of this machine."""
     slots: int = SLOTS
+    rank: int | None = None
+    """Of a data-parallel server, the rank that is the engine; None for a server that has one."""
 
     def __repr__(self) -> str:
         return f"<ServerOptions {self.url}>"
@@ -64,6 +66,8 @@ class ServerFacts(NamedTuple):
     tokenizer: str
     endpoints: KvEndpoints
     started_s: float
+    ranks: int
+    """Data-parallel ranks that the server has."""
 
 
 async def find_facts(client: ServerClient, options: ServerOptions) -> ServerFacts:
@@ -71,8 +75,10 @@ async def find_facts(client: ServerClient, options: ServerOptions) -> ServerFact
     version = await _version(client)
     model = _choose_model(client, options.model, await _models(client))
     name, root, context_max = str(model["id"]), str(model.get("root") or ""), _context_max(client, model)
-    metrics = await _metrics(client)
-    endpoints = await _endpoints(client)
+    sources = await _kv_event_sources(client)
+    rank = _choose_rank(client, options.rank, len(sources))
+    metrics = await _metrics(client, rank)
+    endpoints = _endpoints(client, sources[rank])
     tokenizer = await _tokenizer(client, name, options.tokenizer or root)
     block_size, blocks = _cache_sizes(client, metrics)
     return ServerFacts(
@@ -84,7 +90,8 @@ async def find_facts(client: ServerClient, options: ServerOptions) -> ServerFact
         capacity_blocks=blocks - 1,  # the first is vLLM's null block, which holds nothing
         tokenizer=tokenizer,
         endpoints=endpoints,
-        started_s=await _only_start(client, metrics),
+        started_s=await _only_start(client, metrics, rank),
+        ranks=len(sources),
     )
 
 
@@ -151,10 +158,10 @@ def _context_max(client: ServerClient, model: dict[str, Any]) -> int:
     return found
 
 
-async def _metrics(client: ServerClient) -> ServerMetrics:
+async def _metrics(client: ServerClient, rank: int) -> ServerMetrics:
     reply = await client.get("/metrics", ASK_TIMEOUT_S)
     try:
-        return read_metrics(reply.body)
+        return read_metrics(reply.body, rank)
     except PeerError as error:
         raise CallerError(f"{client.address} cannot be attached: {error}") from error
 
@@ -171,36 +178,52 @@ def _cache_sizes(client: ServerClient, metrics: ServerMetrics) -> tuple[int, int
     return int(size), int(blocks)
 
 
-async def _only_start(client: ServerClient, metrics: ServerMetrics) -> float:
+async def _only_start(client: ServerClient, metrics: ServerMetrics, rank: int) -> float:
     """The start of the one process behind the URL."""
     if metrics.started_s is None:
         raise CallerError(
             f"{client.address} is several processes (its /metrics lack process_start_time_seconds): start it with "
             "--api-server-count 1"
         )
-    starts = {(await _metrics(client)).started_s for _ in range(PROBES - 1)} | {metrics.started_s}
+    starts = {(await _metrics(client, rank)).started_s for _ in range(PROBES - 1)} | {metrics.started_s}
     if len(starts) > 1:
         raise CallerError(f"{client.address} balances over several servers: attach each by its own address")
     return metrics.started_s
 
 
-async def _endpoints(client: ServerClient) -> KvEndpoints:
-    """The sockets of the cache events of the server's only rank."""
+async def _kv_event_sources(client: ServerClient) -> list[dict[str, Any]]:
+    """What the server says of the cache events of each of its ranks; at least one."""
     try:
-        sources = await _ask(client, "/kv_event_sources")
+        found = await _ask(client, "/kv_event_sources")
     except Unavailable:
         raise
     except PeerError as error:
         raise CallerError(f"{client.address} does not say where its cache events are, which vLLM 0.32 does") from error
-    given = list(sources.values()) if isinstance(sources, dict) else []
-    if len(given) > 1:
-        raise CallerError(f"{client.address} has {len(given)} data-parallel ranks, and only one can be attached yet")
-    only = given[0] if given and isinstance(given[0], dict) else {}
-    if not only.get("enable_kv_cache_events") or only.get("publisher") != "zmq":
+    sources = found if isinstance(found, dict) else {}
+    ranked = [sources.get(str(rank)) for rank in range(len(sources))]
+    if not ranked or not all(isinstance(source, dict) for source in ranked):
         raise CallerError(f"{client.address} tells no cache events: start it with {EVENT_FLAGS}")
-    if not only.get("replay_endpoint"):
+    return [source for source in ranked if isinstance(source, dict)]
+
+
+def _choose_rank(client: ServerClient, rank: int | None, ranks: int) -> int:
+    if rank is None and ranks > 1:
+        raise CallerError(
+            f"{client.address} has {ranks} data-parallel ranks: attach a worker for each, with --rank 0 to "
+            f"{ranks - 1}, or `ranks: {ranks}` in a deployment file"
+        )
+    if (rank or 0) >= ranks:
+        raise CallerError(f"{client.address} has no data-parallel rank {rank}: it has {ranks}, numbered from 0")
+    return rank or 0
+
+
+def _endpoints(client: ServerClient, source: dict[str, Any]) -> KvEndpoints:
+    """The sockets of a rank's cache events."""
+    if not source.get("enable_kv_cache_events") or source.get("publisher") != "zmq":
+        raise CallerError(f"{client.address} tells no cache events: start it with {EVENT_FLAGS}")
+    if not source.get("replay_endpoint"):
         raise CallerError(f"{client.address} cannot replay its cache events: start it with {EVENT_FLAGS}")
-    events, replay = (_reachable(client, only.get(name)) for name in ("endpoint", "replay_endpoint"))
+    events, replay = (_reachable(client, source.get(name)) for name in ("endpoint", "replay_endpoint"))
     return KvEndpoints(events, replay)
 
 

@@ -378,8 +378,19 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
             "--reasoning-parser": "qwen3",
         }.items():  # fmt: skip
             assert words[words.index(flag) + 1] == value
+        assert "--rank" not in words
         command: Any = contrail.get_command(click.Context(contrail), "attach")
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_a_worker_for_each_rank_of_each_server(tmp_path: Path) -> None:
+    """Their commands name it."""
+    attach = {**SERVERS["attach"], "ranks": 2}  # type: ignore[dict-item]
+    (group,) = loaded(tmp_path, {**SERVERS, "attach": attach, "count": 4}).deployment.workers
+    source = model_source(group, tmp_path / "tiny", print)
+    specs = worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(()))
+    words = [[spec.command[spec.command.index(flag) + 1] for flag in ("--url", "--rank")] for spec in specs]
+    assert words == [["http://a:8000", "0"], ["http://a:8000", "1"], ["https://b", "0"], ["https://b", "1"]]
 
 
 def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
@@ -399,7 +410,8 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"kv_tiers": {"host": "1GiB"}}, "kv_tiers: the servers"),
         ({"role": "prefill", "reasoning_parser": None}, "computes no prompts for others"),
         ({"remote_prefill": True}, "computes no prompts for others"),
-        ({"count": 3}, "count: there are 2 URLs"),
+        ({"count": 3}, "count: there is a worker for each rank of each URL, 2; leave it out"),
+        ({"attach": {"urls": ["http://a"], "ranks": 0}}, "ranks"),
         ({"attach": {"urls": []}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),

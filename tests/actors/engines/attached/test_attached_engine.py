@@ -190,7 +190,9 @@ TWO_MODELS = json.dumps({"data": [{"id": "a", "root": "1"}, {"id": "b", "root": 
         ("/kv_event_sources", (200, sources(publisher="null")), "--kv-events-config '{"),
         ("/kv_event_sources", (200, sources(replay_endpoint=None)), "--kv-events-config '{"),
         ("/kv_event_sources", (200, sources(endpoint="inproc://cache")), "tcp://*:PORT"),
-        ("/kv_event_sources", (200, b'{"0": {}, "1": {}}'), "2 data-parallel ranks"),
+        ("/kv_event_sources", (200, b'{"0": {}, "1": {}}'), "2 data-parallel ranks: attach a worker for each, with"),
+        ("/kv_event_sources", (200, b'{"0": {}, "2": {}}'), "--kv-events-config '{"),
+        ("/kv_event_sources", (200, b'{"0": 1}'), "--kv-events-config '{"),
         ("/v1/completions", (404, b"{}"), "does not serve this model"),
         ("/v1/completions", (400, b'{"error": {"message": "no prompts of ids"}}'), "no prompts of ids"),
     ],
@@ -305,6 +307,27 @@ async def test_several_servers(server: FakeVllmServer, monkeypatch: pytest.Monke
     monkeypatch.undo()
     server.answers["/metrics"] = (200, plain("/metrics", b"")[1].replace(b"process_start", b"other"))
     assert "--api-server-count 1" in await refusal_of(server)
+
+
+async def test_a_rank_of_a_data_parallel_server(server: FakeVllmServer) -> None:
+    """Its events, its numbers, and requests that name it; a server with one rank is not told."""
+    server.rank, server.numbers["running"] = 1, 3.0
+    assert "has 2 data-parallel ranks" in await refusal_of(server)
+    assert "no data-parallel rank 2: it has 2, numbered from 0" in await refusal_of(server, rank=2)
+    server.ranks_asked.clear()
+    engine = AttachedEngine("tiny", ServerOptions(server.url, rank=1))
+    await engine.start(lambda _: None)
+    assert (engine.info.group, engine.info.block_size) == (server.url, BLOCK_SIZE)
+    assert engine.load().running == 3
+    await outputs_of(engine, request())
+    await engine.stop()
+    assert server.ranks_asked == ["1"] * 2
+    server.rank = 0
+    assert "no data-parallel rank 1: it has 1" in await refusal_of(server, rank=1)
+    alone = AttachedEngine("tiny", ServerOptions(server.url, rank=0))
+    await alone.start(lambda _: None)
+    await alone.stop()
+    assert (alone.info.group, server.ranks_asked[2:]) == ("", [None])
 
 
 async def test_key_and_choice_of_model(server: FakeVllmServer) -> None:
@@ -645,14 +668,17 @@ async def test_a_server_that_hangs(server: FakeVllmServer, engine: AttachedEngin
 
 
 def test_metrics_in_full() -> None:
-    """Numbers of several kinds of requests are added; what is no number of a server is refused."""
+    """Numbers are those of the rank; what is no number of a server is refused."""
     text = b"".join(
-        f'vllm:{name}{{engine="{engine}"}} {value}\n'.encode()
+        f'vllm:{name}{{engine="{engine}"}} {value + engine}\n'.encode()
         for engine in (0, 1)
-        for name, value in (("num_requests_running", 2.0), ("num_requests_waiting", 1.0), ("kv_cache_usage_perc", 0.5))
+        for name, value in (("num_requests_running", 2.0), ("num_requests_waiting", 5.0), ("kv_cache_usage_perc", 0.5))
     )
-    found = read_metrics(text)
-    assert (found.running, found.waiting, found.started_s, found.steps) == (4, 2, None, 0)
+    for rank in (0, 1):
+        found = read_metrics(text, rank)
+        assert (found.running, found.waiting, found.started_s, found.steps) == (2 + rank, 5 + rank, None, 0)
+    with pytest.raises(PeerError):
+        read_metrics(text, 2)
     for wrong in (b"", text.replace(b"2.0", b"NaN"), text.replace(b"2.0", b"x")):
         with pytest.raises(PeerError):
             read_metrics(wrong)

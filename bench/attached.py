@@ -1,0 +1,123 @@
+"""attached: what Contrail adds in front of a running `vllm serve`, beside asking that server directly.
+
+`python -m bench.attached --json FILE`. One stock server on this machine's CPU with the built-in tiny model, and a
+deployment with that server as its only worker's engine. The same prompts go both ways in turn, each under a salt of its
+own, so that nothing is cached: one at a time for the first token, some at once for tokens per second. All processes
+share the machine's cores. Other tokens than the server's own end the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from actors.engines.tiny_model import ensure_tiny_checkpoint
+from bench.deployed import deployed
+from bench.figures import Figure, main, refuse
+from bench.streamed import Streamed, ask, completion
+from core.ids import new_id
+from tests.fixtures.vllm_server import VllmServer
+
+MODEL = "tiny"
+PROMPT_TOKENS = 500
+TOKENS_MAX = 1000
+"""Tokens of prompts are drawn below this."""
+ALONE, ALONE_QUICK = 60, 12
+"""Pairs of requests one at a time …"""
+ALONE_TOKENS = 16
+ROUNDS, ROUNDS_QUICK = 12, 3
+"""… and of rounds of requests at once."""
+STREAMS, STREAM_TOKENS = 8, 128
+WARM = 4
+"""Pairs before the first that counts."""
+MILLI = 1000
+
+
+class Pair(NamedTuple):
+    """The same prompts, asked both ways."""
+
+    direct: list[Streamed]
+    through: list[Streamed]
+
+
+def measure(options: argparse.Namespace) -> Iterable[Figure]:
+    """First tokens, processor time, and tokens per second."""
+    alone, rounds = (ALONE_QUICK, ROUNDS_QUICK) if options.quick else (ALONE, ROUNDS)
+    with (
+        TemporaryDirectory() as folder,
+        _server(ensure_tiny_checkpoint(Path(folder, MODEL), lambda *_: None)) as server,
+    ):
+        group = {"name": "gpu", "served_name": MODEL, "count": 1, "attach": {"urls": [server.url], "slots": 32}}
+        with deployed({"workers": [group]}) as it:
+            ports = (server.port, it.port)
+            asyncio.run(_pairs(ports, WARM, 1, ALONE_TOKENS))
+            before = it.cpu_s()
+            pairs = asyncio.run(_pairs(ports, alone, 1, ALONE_TOKENS))
+            after = it.cpu_s()
+            direct, through = (median(map(_first_ms, answers)) for answers in zip(*pairs, strict=True))
+            what = f"{through - direct:.1f} ms more; {alone} pairs of {PROMPT_TOKENS} tokens"
+            yield Figure("first token, one request at a time", through, "ms", direct, note=what)
+            for part in ("frontend", "worker"):
+                spent_ms = MILLI * (after[part] - before[part]) / alone
+                yield Figure(
+                    f"processor time of the {part}", spent_ms, "ms", note=f"a request of {ALONE_TOKENS} tokens"
+                )
+            pairs = asyncio.run(_pairs(ports, rounds, STREAMS, STREAM_TOKENS))
+            direct, through = (median(map(_tokens_per_s, answers)) for answers in zip(*pairs, strict=True))
+            what = f"{100 * (through / direct - 1):+.1f} %; {rounds} pairs of rounds"
+            yield Figure(f"tokens, {STREAMS} at once", through, "/s", direct, lower_is_better=False, note=what)
+
+
+@contextmanager
+def _server(model: Path) -> Iterator[VllmServer]:
+    server = VllmServer(model, "--enable-prompt-tokens-details")
+    try:
+        server.start()
+        asyncio.run(server.ready())
+        yield server
+    finally:
+        server.close()
+
+
+def _first_ms(answers: Sequence[Streamed]) -> float:
+    return max(MILLI * (answer.first_s - answer.sent_s) for answer in answers)
+
+
+def _tokens_per_s(answers: Sequence[Streamed]) -> float:
+    took_s = max(answer.end_s for answer in answers) - min(answer.sent_s for answer in answers)
+    return sum(answer.output_tokens for answer in answers) / took_s
+
+
+async def _pairs(ports: tuple[int, int], count: int, streams: int, tokens: int) -> list[Pair]:
+    """Each way is the first one half of the times."""
+    dice, pairs = random.Random(streams), []
+    for number in range(count):
+        prompts = [[dice.randrange(TOKENS_MAX) for _ in range(PROMPT_TOKENS)] for _ in range(streams)]
+        first, second = (ports, ports[::-1])[number % 2]
+        answers = {port: await _ask_all(port, prompts, tokens) for port in (first, second)}
+        pair = Pair(answers[ports[0]], answers[ports[1]])
+        if [answer.tokens for answer in pair.direct] != [answer.tokens for answer in pair.through]:
+            refuse("an answer through Contrail has other tokens than the server's own")
+        pairs.append(pair)
+    return pairs
+
+
+async def _ask_all(port: int, prompts: Sequence[Sequence[int]], tokens: int) -> list[Streamed]:
+    more = {"cache_salt": new_id(), "return_token_ids": True}
+    bodies = [completion(MODEL, prompt, tokens, **more) for prompt in prompts]
+    answers = await asyncio.gather(*(ask(port, body, new_id()) for body in bodies))
+    for answer in answers:
+        if not answer.complete or answer.cached_tokens:
+            refuse(f"a request failed, or found its prompt in the cache: {answer}")
+    return answers
+
+
+if __name__ == "__main__":
+    main("attached", measure)
