@@ -87,7 +87,7 @@ async def find_facts(client: ServerClient, options: ServerOptions) -> ServerFact
         root=root,
         context_max=context_max,
         block_size=block_size,
-        capacity_blocks=blocks - 1,  # the first is vLLM's null block, which holds nothing
+        capacity_blocks=blocks // len(sources) - 1,  # it says the sum; the first is a null block, which holds nothing
         tokenizer=tokenizer,
         endpoints=endpoints,
         started_s=await _only_start(client, metrics, rank),

@@ -311,13 +311,14 @@ async def test_several_servers(server: FakeVllmServer, monkeypatch: pytest.Monke
 
 async def test_a_rank_of_a_data_parallel_server(server: FakeVllmServer) -> None:
     """Its events, its numbers, and requests that name it; a server with one rank is not told."""
-    server.rank, server.numbers["running"] = 1, 3.0
+    server.rank, server.numbers["running"], server.numbers["blocks"] = 1, 3.0, 2 * (BLOCKS + 1)
     assert "has 2 data-parallel ranks" in await refusal_of(server)
     assert "no data-parallel rank 2: it has 2, numbered from 0" in await refusal_of(server, rank=2)
     server.ranks_asked.clear()
     engine = AttachedEngine("tiny", ServerOptions(server.url, rank=1))
     await engine.start(lambda _: None)
     assert (engine.info.group, engine.info.block_size) == (server.url, BLOCK_SIZE)
+    assert engine.info.capacity_blocks == BLOCKS
     assert engine.load().running == 3
     await outputs_of(engine, request())
     await engine.stop()
