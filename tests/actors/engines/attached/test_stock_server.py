@@ -40,7 +40,8 @@ from tests.fixtures.vllm_server import BLOCK_SIZE, CONTEXT, KV_BLOCKS, VllmServe
 DETAILS = "--enable-prompt-tokens-details"
 RETRY_S = 0.5
 """As the process of an attached worker does."""
-KILLS = 3
+KILLS = 1
+"""Each with a start of the server, which takes most of the time."""
 STREAMS = 16
 
 _logger = logging.getLogger(__name__)
