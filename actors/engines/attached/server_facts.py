@@ -192,7 +192,7 @@ async def _only_start(client: ServerClient, metrics: ServerMetrics, rank: int) -
 
 
 async def _kv_event_sources(client: ServerClient) -> list[dict[str, Any]]:
-    """What the server says of the cache events of each of its ranks; at least one."""
+    """Of each of the server's ranks, how its cache events are published; at least one."""
     try:
         found = await _ask(client, "/kv_event_sources")
     except Unavailable:
