@@ -108,6 +108,9 @@ def _take_piece(table: BlockTable, sets: WorkerSets, bit: int, head: int, place:
 
 
 def _add_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) -> list[int]:
+    if len(column) == HASH_BYTES and table.get(block := int.from_bytes(column, "little")) is None:
+        _put(table, block, bit)  # most events of talks have one block: no column to split
+        return []
     shards, blocks, known, held = table.shards, split(column), [], []
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]
@@ -130,6 +133,9 @@ def _add_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) ->
 
 
 def _take_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) -> list[int]:
+    if len(column) == HASH_BYTES and table.get(block := int.from_bytes(column, "little")) == bit:
+        _put(table, block, None)
+        return []
     shards, blocks, absent = table.shards, split(column), []
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]

@@ -136,15 +136,18 @@ class Recording:
         return min([*(block.first_ms for block in self.archive.contents.blocks), *saved], default=0)
 
     def frames(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[RecordedFrame]:
-        """The stream's messages from `start` up to `end` (not included), in order; some 10 us each."""
-        for record in self.archive.read(stream, start, end):
-            yield self.frame(record)
+        """The stream's messages from `start` up to `end` (not included), in order; some 5 us each."""
+        for rows in self.archive.row_lists(stream, start, end):
+            for seq, time_ms, whose, payload in rows:
+                message = _message(payload)
+                head = self.digest(payload) or self._named_head(stream, seq, message)
+                yield RecordedFrame(stream, StreamSeq(seq), time_ms, owner(whose), head, message)
 
     def messages(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
         """The readable messages from `start` up to `end` (not included), without digests; without a key these cost
         a pass of the whole stream."""
         for record in self.archive.read(stream, start, end):
-            if (message := _message(record)) is not None:
+            if (message := _message(record.payload)) is not None:
                 yield record, message
 
     def messages_with(
@@ -152,7 +155,7 @@ class Recording:
     ) -> Iterator[tuple[Record, Message]]:
         """The same from `start` on, of messages that have one of these texts in their bytes; others are not decoded."""
         for record in self.archive.read(stream, start):
-            if any(mark in record.payload for mark in marks) and (message := _message(record)) is not None:
+            if any(mark in record.payload for mark in marks) and (message := _message(record.payload)) is not None:
                 yield record, message
 
     def events(self, numbers: Iterable[int]) -> Iterator[tuple[int, Event | UnknownEvent]]:
@@ -164,7 +167,7 @@ class Recording:
         if not by_seq:
             return
         for record in self.archive.read(ROUTING, min(by_seq), max(by_seq) + 1):
-            if record.seq in by_seq and (message := _message(record)) is not None:
+            if record.seq in by_seq and (message := _message(record.payload)) is not None:
                 yield from ((number, message.events[number % PLACES]) for number in by_seq[record.seq])
 
     @cached_property
@@ -179,10 +182,10 @@ class Recording:
 
     def frame(self, record: Record) -> RecordedFrame:
         """The record, decoded."""
-        message = _message(record)
-        return RecordedFrame(
-            record.stream, record.seq, record.time_ms, owner(record.subject), self._head(record, message), message
-        )
+        stream, seq, time_ms, where, payload = record
+        message = _message(payload)
+        head = self.digest(payload) or self._named_head(stream, seq, message)
+        return RecordedFrame(stream, seq, time_ms, owner(where), head, message)
 
     # --- moments -----------------------------------------------------------------------------------------------
 
@@ -388,14 +391,13 @@ class Recording:
         """True if an earlier generation was removed from the key."""
         return len(known_keys(self.chain_key)) <= newest_generation(self.chain_key)
 
-    def _head(self, record: Record, message: Message | None) -> bytes:
-        if found := self.digest(record.payload):
-            return found
+    def _named_head(self, stream: StreamName, seq: int, message: Message | None) -> bytes:
+        """The digest of the message there, as the message behind it names it."""
         if message is None:
             return CHAIN_START
-        if record.stream not in self._heads:
-            self._heads[record.stream] = ChainHeads(self.archive, record.stream)
-        return self._heads[record.stream].of(record.seq, message.source, message.n)
+        if stream not in self._heads:
+            self._heads[stream] = ChainHeads(self.archive, stream)
+        return self._heads[stream].of(seq, message.source, message.n)
 
     def _time_of(self, stream: StreamName, seq: StreamSeq) -> int:
         for record in self.archive.read(stream, seq):
@@ -438,10 +440,10 @@ def _settings(state: State) -> Iterator[OtherEvent]:
         yield OtherEvent(seq, 0, replica, event)
 
 
-def _message(record: Record) -> Message | None:
-    """None if the payload is no Contrail message."""
+def _message(payload: bytes) -> Message | None:
+    """None if it is no Contrail message."""
     try:
-        return decode_message(record.payload)
+        return decode_message(payload)
     except Corrupt:
         return None
 

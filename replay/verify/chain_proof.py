@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -110,35 +110,39 @@ class ChainWalk:
         for source, at in chains.items():
             self.sources.setdefault(source, _Source(*at))
 
-    def check(self, record: Record, head: bytes) -> Iterator[ChainFault]:
+    def check(self, record: Record, head: bytes) -> Iterable[ChainFault]:
         """The faults of the next record; `head` is its digest, empty if there is no key."""
-        if record.seq > self._next:
-            self._holes.append(SequenceHole(self._next, StreamSeq(record.seq - 1)))
-        self._next = StreamSeq(record.seq + 1)
+        seq = record.seq
+        if seq > self._next:
+            self._holes.append(SequenceHole(self._next, StreamSeq(seq - 1)))
+        self._next = StreamSeq(seq + 1)
         message, subject_owner = envelope(record.payload), owner(record.subject)
         if message is None:
-            self._holes.append(SequenceHole(record.seq, record.seq))
-            what = f"{self.stream}:{record.seq} cannot be read: it is no message of ours"
-            yield ChainFault("unreadable", record.seq, subject_owner, -1, what)
-            return
+            self._holes.append(SequenceHole(seq, seq))
+            what = f"{self.stream}:{seq} cannot be read: it is no message of ours"
+            return [ChainFault("unreadable", seq, subject_owner, -1, what)]
         self.messages += 1
-        if not message.of(subject_owner):
-            whose = self._who(subject_owner)
-            what = f"{self.stream}:{record.seq} is signed by {message.source}, on the subject of {whose}"
-            yield ChainFault("foreign", record.seq, subject_owner, message.n, what)
-            return
-        if self.stream == ROUTING:
-            self._note_end(record, message)
-        elif is_kv(self.stream) and message.source != subject_owner:
-            self._note_worker_end(record, SourceId(subject_owner))
-        if message.source == subject_owner:
+        source = SourceId(message.source)
+        if source == subject_owner:
             self.clock_offsets.take(record, message)
             if self.stream == ROUTING:
+                self._note_end(record, message)
                 self.decision_counts.take(record, message)
-        yield from self._follow(record, SourceId(message.source), message.n, message.prev, head)
+        elif not message.of(subject_owner):
+            what = f"{self.stream}:{seq} is signed by {source}, on the subject of {self._who(subject_owner)}"
+            return [ChainFault("foreign", seq, subject_owner, message.n, what)]
+        elif self.stream == ROUTING:
+            self._note_end(record, message)
+        elif is_kv(self.stream):
+            self._note_worker_end(record, SourceId(subject_owner))
+        at = self.sources.get(source)
+        if at is not None and message.n == at.n_next and (not head or message.prev == at.head):
+            at.n_next, at.head, at.seq = message.n + 1, head, seq  # nearly all messages
+            return ()
+        return list(self._follow(record, source, message.n, message.prev, head))
 
     def _note_end(self, record: Record, message: Envelope) -> None:
-        kinds = {event.type for event in message.events} & {_LEFT, _LOST}
+        kinds = [event.type for event in message.events]
         if _LEFT in kinds:
             self._left.add(message.source)
         elif _LOST in kinds and message.source.endswith(LOST_SUFFIX):

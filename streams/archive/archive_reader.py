@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -41,6 +42,7 @@ from streams.log import Record
 CACHED_BLOCKS = 8
 """Unpacked blocks that are kept for jumps to and fro: those read last."""
 
+_seq_of = attrgetter("seq")
 _rows = msgspec.msgpack.Decoder(list[Row])
 _columns = msgspec.msgpack.Decoder(list[PromptColumn])
 
@@ -114,16 +116,23 @@ class ArchiveReader:
     def read(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Record]:
         """The stream's records from `start` up to `end` (not included, None for all), in order. Corrupt if a piece is
         damaged."""
-        blocks = self._blocks.get(stream, [])
         where = subject(self.contents.namespace, stream, "")
+        for rows in self.row_lists(stream, start, end):
+            for seq, time_ms, row_owner, payload in rows:
+                yield Record(stream, StreamSeq(seq), time_ms, where + row_owner, payload)
+
+    def row_lists(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[list[Row]]:
+        """The same as rows, a block at a time; cheaper where no subject is needed. Not to be changed."""
+        blocks = self._blocks.get(stream, [])
         for at in range(bisect_left(self._ends.get(stream, []), start), len(blocks)):
-            if end is not None and blocks[at].first_seq >= end:
+            block = blocks[at]
+            if end is not None and block.first_seq >= end:
                 return
-            for row in self._rows(blocks[at]):
-                if end is not None and row.seq >= end:
-                    return
-                if row.seq >= start:
-                    yield Record(stream, StreamSeq(row.seq), row.time_ms, where + row.owner, row.payload)
+            rows = self._rows(block)
+            if block.first_seq < start or (end is not None and block.last_seq >= end):
+                first = bisect_left(rows, start, key=_seq_of)
+                rows = rows[first:] if end is None else rows[first : bisect_left(rows, end, key=_seq_of)]
+            yield rows
 
     def at(self, stream: StreamName, seq: int) -> Record | None:
         """The message there; None if the archive does not hold it."""
