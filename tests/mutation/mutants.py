@@ -120,7 +120,7 @@ ONE_PARTITION = "The log has one stream of caches, so its cursors have four stre
 NO_LATER = "The log has no map of a later version."
 NO_MIXTURE = "No message of the log has an unknown event beside a first token."
 UNREAD = "A verification does without cursors that it cannot read in part, and the examination exports nothing."
-TAKEN = '    """Prompt tokens that the engine took from its cache."""\n'
+TAKEN = '    """Prompt tokens that the engine took from its cache; CACHED_UNKNOWN if it had not said so by then."""\n'
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
 
