@@ -129,11 +129,12 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "refolded": hash_text,
     "columns": dict,
     "base": _base,
+    "pools": msgspec.structs.asdict,
     "reads": _version,
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"base"})
+ABSENT = frozenset({"base", "pools"})
 """Fields that JSON leaves out where the event does."""
 
 

@@ -54,7 +54,8 @@ class RestatementRequests:
         """Due for the sources of which our fold lacks messages; `me` is this replica's present id."""
         self._asked_ms = {worker: asked for worker, asked in self._asked_ms.items() if now_ms - asked < ASK_MS}
         due: list[AskWorker | RestateReplica] = []
-        for worker in self._state.unknown():
+        for source in self._state.unknown():
+            worker = self._state.asked_for(source)
             if worker in connected and worker not in self._asked_ms:
                 self._asked_ms[worker] = now_ms
                 self.asked += 1

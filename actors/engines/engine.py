@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from actors.kv_blocks.pool_folder import PoolDescription
 from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvAddress, KvBlocks, KvPull
@@ -38,6 +39,8 @@ class EngineInfo(NamedTuple):
     """The numbers of its disk tier (`actors.kv_blocks.disk_counts`); None if it has none. Reads a small file."""
     group: str = ""
     """A name that the data-parallel ranks of one server share; empty of an engine alone."""
+    pool: PoolDescription | None = None
+    """The pool of its disk tier; None if it has none, or one whose blocks cannot be announced."""
 
 
 class EngineLoad(NamedTuple):

@@ -57,6 +57,15 @@ class BlockSeal:
         """The header of that block with that payload."""
         return _FORM.pack(MAGIC, VERSION, 0, self._digest, name, payload.nbytes, xxhash.xxh3_128_digest(payload))
 
+    def is_of(self, name: bytes, header: bytes, file_bytes: int) -> bool:
+        """True if that header is of this block, of this engine, and of a file that is not cut. The payload is not
+        proved."""
+        if len(header) < HEADER_BYTES:
+            return False
+        magic, version, zero, digest, owner, length, _ = _FORM.unpack(header)
+        is_ours = (magic, version, zero, digest) == (MAGIC, VERSION, 0, self._digest)
+        return is_ours and owner == name and file_bytes == HEADER_BYTES + length
+
     def refusal(self, name: bytes, header: bytes | bytearray, payload: memoryview, file_bytes: int) -> str | None:
         """None if that payload was read whole from a file of so many bytes, and is the block's; else one of REASONS."""
         if file_bytes < HEADER_BYTES:

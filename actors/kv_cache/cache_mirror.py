@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import xxhash
 
@@ -215,15 +215,28 @@ class PrefixHashStates:
             self._kept.popitem(last=False)
 
 
+class NamedBlock(NamedTuple):
+    """A block that has our hash since it was reachable for the first time."""
+
+    name: int
+    """The engine's."""
+    block: int
+    """Our hash."""
+    parent: int | None
+    """That of the block before it; None at the start of a prompt."""
+
+
 class CacheMirror:
     """The blocks that requests can reach in one engine's cache, in step with its events.
 
     Memory is that of the engine's blocks: some 500 bytes each. A plain chain costs under 1 us per block.
     """
 
-    def __init__(self, block_size: int, seed: int) -> None:
+    def __init__(self, block_size: int, seed: int, *, notes_names: bool = False) -> None:
+        """With `notes_names`, `take_named` has what it names."""
         assert block_size > 0
         self.block_size = block_size
+        self._named: list[NamedBlock] | None = [] if notes_names else None
         self.blocks_unindexed = 0
         """Blocks stored that can not be in the index: other content, kind, size or tier."""
         self.orphans = 0
@@ -296,6 +309,12 @@ class CacheMirror:
     def restate(self, part_bytes_max: int) -> list[CacheRestated]:
         """All reported blocks, in parts with at most that many bytes of hashes each."""
         return restatement_events({tier: self._reported(tier) for tier in TIERS}, part_bytes_max)
+
+    def take_named(self) -> list[NamedBlock]:
+        """Blocks that were named since the last call, each behind its parent. Those that were forgotten meanwhile are
+        among them."""
+        named, self._named = self._named or [], None if self._named is None else []
+        return named
 
     def _reported(self, tier: str) -> Iterator[CachedBlock]:
         level = LEVELS[tier]
@@ -390,10 +409,20 @@ class CacheMirror:
                 self._device_hashes.discard(block.hash)
             if block.reach == UNREACHABLE:
                 continue
-            ours = block.hash if block.hash is not None else block.set_hash(self._states.hash_of(block))
+            ours = block.hash if block.hash is not None else self._set_hash(block)
             if block.reach == DEVICE:
                 self._device_hashes.add(ours)
         return events_of(moved)
+
+    def _set_hash(self, block: CachedBlock) -> int:
+        ours = block.set_hash(self._hash_of(block))
+        if self._named is not None:
+            assert block.parent is not None
+            self._named.append(NamedBlock(block.name, ours, block.parent.hash))
+        return ours
+
+    def _hash_of(self, block: CachedBlock) -> int:
+        return self._states.hash_of(block)
 
     def _forget_if_missing(self, block: CachedBlock) -> None:
         if block.copies:

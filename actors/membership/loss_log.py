@@ -7,7 +7,7 @@ import logging
 from core.clock import Clock
 from core.codec import CHAIN_START, decode_message, encode_event, encode_message, newest_generation
 from core.errors import ContrailError, Corrupt, WrongSequence
-from core.events import ReplicaLost, WorkerLost
+from core.events import PoolLost, ReplicaLost, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq, WorkerId
 from core.subjects import JOBS, LOAD, ROUTING, answered_token, asked_token, subject
 from projections.folds.state import State
@@ -29,7 +29,11 @@ class LossLog:
         return f"<LossLog of {self._namespace}>"
 
     async def append(
-        self, stream: StreamName, source: str, end: WorkerLost | ReplicaLost, messages_seen: int | None = None
+        self,
+        stream: StreamName,
+        source: str,
+        end: WorkerLost | PoolLost | ReplicaLost,
+        messages_seen: int | None = None,
     ) -> bool:
         """True if the end is in the log, once, from any replica. False if the source wrote meanwhile (more than
         `messages_seen`: our fold may stand still), or if the log is away: then the source is judged again."""

@@ -57,7 +57,9 @@ class WorkerMembership(Membership[WorkerPublisher]):
         self._on_rejoin()
 
     def _registry_facts(self) -> Mapping[str, object]:
-        return msgspec.structs.asdict(self.publisher.joined)
+        facts: dict[str, object] = msgspec.to_builtins(self.publisher.joined)
+        del facts["type"]
+        return facts
 
     def _new_publisher(self) -> WorkerPublisher:
         worker = WorkerId(new_id())

@@ -19,6 +19,8 @@ TOTALS = {
     "kv_events": "Changes of the cache told by the engine",
     "blocks_unindexed": "Blocks that are not in the index: images, embeddings, other groups or sizes",
     "cache_gaps": "Times that the engine's events were lost for good",
+    "pool_links_dropped": "Blocks that are not announced should they come to lie on the disk: too many waited",
+    "pool_looks_failed": "Times that the disk tier's folder or its catalogue could not be read or written",
     "prefill_local": "Prompts that a decode worker chose to compute itself",
     "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
     "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",

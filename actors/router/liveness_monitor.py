@@ -17,7 +17,7 @@ from actors.membership.replica_membership import ReplicaMembership
 from actors.router.fleet import Fleet
 from actors.transport.reconnecting_client import ReconnectingClient
 from core.clock import Clock
-from core.events import ReplicaLost, WorkerLost
+from core.events import PoolLost, ReplicaLost, WorkerLost
 from core.failure import log_failure
 from core.ids import ReplicaId, WorkerId
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
@@ -111,14 +111,16 @@ class LivenessMonitor:
         return sum(part.chain.n_next for part in parts if part is not None)
 
     def _silent_sources(self) -> Iterator[failure_detector.SilentSource]:
-        """Sources that are not registered and have no address in the log."""
+        """Sources that are not registered and have no address in the log, and pools whose keepers are over."""
         registered, state = self._fleet.registered, self._state
+        alive = set(state.workers())
         for replica, part in state.routing.replicas.items():
             if replica != self._membership.publisher.id and replica not in self._replicas:
                 yield failure_detector.SilentSource(ROUTING, replica, part.chain.n_next)
         for stream, kv in state.kv.items():
             for worker, member in kv.members.items():
-                if member.joined is None and worker not in registered:
+                keeper = WorkerId(member.pool.keeper) if member.pool else worker
+                if member.joined is None and keeper not in registered and keeper not in alive:
                     yield failure_detector.SilentSource(stream, worker, member.chain.n_next)
         chains = [(LOAD, worker, chain) for worker, chain in state.loads.chains.items()]
         chains += [(JOBS, worker, part.chain) for worker, part in state.jobs.parts.items()]
@@ -151,7 +153,11 @@ class LivenessMonitor:
             self._shell.feed(failure_detector.PingResult(client.worker, answered))
 
     async def _write_end(self, end: failure_detector.WriteEnd) -> None:
-        lost: type[ReplicaLost | WorkerLost] = ReplicaLost if end.streams[0] == ROUTING else WorkerLost
+        lost: type[ReplicaLost | WorkerLost | PoolLost] = WorkerLost
+        if end.streams[0] == ROUTING:
+            lost = ReplicaLost
+        elif any(end.source in kv.pools for kv in self._state.kv.values()):
+            lost = PoolLost
         event = lost(by=self._membership.publisher.id, reason=end.reason)
         try:
             for stream in end.streams:

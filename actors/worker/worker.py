@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from actors.disagg.decode_role import DecodeRole
 from actors.disagg.prefill_peers import PrefillConnection
 from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
+from actors.kv_blocks.pool_folder import PoolFolder
 from actors.kv_cache.cache_mirror import CacheMirror
+from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_mirror import TIER as POOL_TIER
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
@@ -33,7 +37,7 @@ from actors.worker.load_reporter import LoadReporter
 from actors.worker.model_files import ChatFormat, tokenizer_files
 from core.clock import Clock
 from core.errors import CallerError, ContrailError
-from core.events import WorkerJoined
+from core.events import PoolAccess, PoolJoined, WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
 from core.ids import StreamName
@@ -109,6 +113,8 @@ class Worker:
         self.role: WorkerRole = AggregatedRole(lambda: self.engine)
         """The worker's part in remote prefill; known once the engine is up."""
         self.mirror: CacheMirror | None = None
+        self.pool: PoolKeeper | None = None
+        """Of its disk tier, if it has one that can be announced."""
         self.membership: WorkerMembership | None = None
         self.link = options.link.security(key, options.namespace, clock)
         self.port = WorkerServer(self, self.link, prompts_bytes_max=options.prompts_bytes_max)
@@ -153,7 +159,7 @@ class Worker:
     async def _start(self, details: dict[str, object]) -> None:
         await self.engine.start(self._on_cache)
         info = self.engine.info
-        self.mirror = CacheMirror(info.block_size, self.key.hash_seed)
+        self.mirror = CacheMirror(info.block_size, self.key.hash_seed, notes_names=info.pool is not None)
         for change in self._early:
             self.mirror.apply(change)
         self._early.clear()
@@ -165,9 +171,12 @@ class Worker:
         named = {"aliases": self.options.aliases} if self.options.aliases else {}
         sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **details}
+        self.pool = await self._open_pool()
         self.membership = self._new_membership(self.mirror)
         await self._log_watch.start()
         self.membership.join()
+        if self.pool is not None:
+            self.pool.start(self.membership.publisher.id)
         await self.membership.register(self._details)
         self.reports = LoadReporter(
             self.engine,
@@ -184,6 +193,37 @@ class Worker:
         for loop in (self.reports.run(), self._check_loop(), self._poll_loop(stream, restatements)):
             self._spawn(loop)
         await self.role.start()
+
+    async def _open_pool(self) -> PoolKeeper | None:
+        """The keeper of the disk tier's pool. One that cannot be opened is not announced, and serves all the same."""
+        info, options = self.engine.info, self.options
+        if info.pool is None:
+            return None
+        folder = PoolFolder(info.pool, self.clock)
+        try:
+            pool, links = await asyncio.to_thread(folder.open)
+        except OSError as error:
+            _logger.error("the blocks on the disk are not announced: %s", error)  # noqa: TRY400  # says it all
+            return None
+        joined = PoolJoined(
+            pool=pool,
+            keeper="",
+            name=options.name,
+            model=info.model,
+            kind=info.pool.kind.hex(),
+            block_size=info.block_size,
+        )
+        return PoolKeeper(
+            options.namespace,
+            self.log,
+            self.clock,
+            self.key,
+            folder,
+            links,
+            joined,
+            partitions=options.partitions,
+            spawn=self._spawn,
+        )
 
     def _choose_role(self) -> WorkerRole:
         if self.options.role == PREFILL:
@@ -242,7 +282,8 @@ class Worker:
 
     async def _leave_log(self, reason: str) -> None:
         if self.membership is not None:
-            await self.membership.leave(reason)
+            pool = self.pool.leave(reason) if self.pool is not None else asyncio.sleep(0)
+            await asyncio.gather(self.membership.leave(reason), pool)
 
     async def _stop_engine(self) -> None:
         try:
@@ -270,12 +311,14 @@ class Worker:
             "clock": self._broker_clock.describe(),
             "link": self.link.describe(),
             "prefill": self.role.describe(),
+            "pool": self.pool.describe() if self.pool else None,
         }
 
     @property
     def blocks_by_tier(self) -> dict[str, int]:
-        """Blocks that requests can take from its engine's cache; empty before the engine is up."""
-        return self.mirror.reported_by_tier if self.mirror else {}
+        """Blocks that requests can take from its engine's cache, and from its pool; empty before the engine is up."""
+        pool = {POOL_TIER: self.pool.blocks} if self.pool else {}
+        return self.mirror.reported_by_tier | pool if self.mirror else {}
 
     def degraded(self) -> dict[str, str]:
         """The services that are away while the worker serves, with details."""
@@ -320,7 +363,7 @@ class Worker:
         now = self.clock.monotonic_ms()
         if self.publisher is not None and now - self._restated_ms >= RESTATE_ASKED_MS:
             self._restated_ms = now
-            self.publisher.restate()
+            self._restate_all()
 
     def cached(self) -> bytes:
         """The mirror's blocks on the device, sorted."""
@@ -341,6 +384,8 @@ class Worker:
         counts = dict(self._totals, prompts_named=self.port.prompts_named, prompts_asked=self.port.prompts_asked)
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
+        if self.pool is not None:
+            counts |= {"pool_links_dropped": self.pool.links_dropped, "pool_looks_failed": self.pool.failures}
         return counts | self.role.totals()
 
     def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:
@@ -355,6 +400,7 @@ class Worker:
             context_max=info.context_max,
             address=self.address,
             group=info.group,
+            pools=self._pools(),
         )
         return WorkerMembership(
             options.namespace,
@@ -366,9 +412,21 @@ class Worker:
             mirror,
             partitions=options.partitions,
             jobs_open=lambda: self.role.jobs_open,
-            on_rejoin=self.role.rejoined,
+            on_rejoin=self._rejoined,
             spawn=self._spawn,
         )
+
+    def _pools(self) -> PoolAccess | UnsetType:
+        described = self.engine.info.pool
+        if self.pool is None or described is None:
+            return UNSET
+        return PoolAccess(ids=(self.pool.id,), kind=described.kind.hex(), load_blocks=described.load_blocks)
+
+    def _rejoined(self) -> None:
+        """The worker goes on under another id."""
+        self.role.rejoined()
+        if self.pool is not None:
+            self.pool.kept_by(self.current_publisher().id)
 
     def _on_cache(self, change: CacheChange) -> None:
         if self.mirror is None:
@@ -376,6 +434,9 @@ class Worker:
             return
         self._totals["kv_events"] += 1
         events = self.mirror.apply(change)
+        named = self.mirror.take_named()
+        if self.pool is not None:
+            self.pool.note(named)
         if self.publisher is not None:
             self.publisher.publish(events)
 
@@ -403,7 +464,12 @@ class Worker:
 
     def _restate(self, reason: str) -> None:
         _logger.info("the cache is restated: %s", reason)
+        self._restate_all()
+
+    def _restate_all(self) -> None:
         self.current_publisher().restate()
+        if self.pool is not None:
+            self.pool.publisher.restate()
 
     async def _quiet(self, membership: WorkerMembership) -> None:
         """Replicas know that we take nothing new, and requests in flight have finished."""

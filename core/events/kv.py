@@ -1,11 +1,11 @@
-"""Events of workers: what each one's cache holds (streams kv_{p}), and what it is busy with (stream load).
+"""Events of workers and pools: what each one's cache holds (streams kv_{p}), and how busy a worker is (stream load).
 
-The source of each is the worker itself, but for WorkerLost, which a replica writes.
+The source of each is the worker or the pool itself, but for WorkerLost and PoolLost, which a replica writes.
 """
 
 from __future__ import annotations
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from core.block_spans import Blocks, check_pieces
 from core.events.base import EventBase
@@ -16,6 +16,18 @@ PREFILL = "prefill"
 """Role of a worker that computes prompts for decode workers and answers no requests."""
 ROLES = (DECODE, PREFILL)
 """Roles of a worker."""
+
+
+class PoolAccess(Struct, frozen=True):
+    """The pools whose blocks a worker's engine finds."""
+
+    ids: tuple[str, ...]
+    """The pools' own ids, as they lie in their directories."""
+    kind: str
+    """Digest of all that a block's bytes depend on, the weights' content included, keyed; 32 hex digits. Only pools of
+    the same kind have blocks for the worker."""
+    load_blocks: int
+    """Blocks that one request can take from pools at most."""
 
 
 class WorkerJoined(EventBase, frozen=True):
@@ -38,6 +50,24 @@ class WorkerJoined(EventBase, frozen=True):
     partition: int = 0
     group: str = ""
     """Name that the ranks of one data-parallel engine share."""
+    pools: PoolAccess | UnsetType = UNSET
+    """Left out if it reads none."""
+
+
+class PoolJoined(EventBase, frozen=True):
+    """A pool of blocks is announced from now on, its content follows; or its keeper restates this."""
+
+    pool: str
+    """The pool's own id, which outlives its keepers: 16 hex digits."""
+    keeper: str
+    """The id of the worker that announces it."""
+    name: str
+    """The keeper's name."""
+    model: str
+    kind: str
+    """See `PoolAccess`."""
+    block_size: int
+    partition: int = 0
 
 
 class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +133,20 @@ class WorkerLost(EventBase, frozen=True):
     reason: str
 
 
+class PoolLeft(EventBase, frozen=True):
+    """The pool's keeper ended by itself; the blocks stay, and its next keeper announces them as another source."""
+
+    reason: str
+
+
+class PoolLost(EventBase, frozen=True):
+    """A replica found the pool's keeper gone. Final for this source, not for the pool."""
+
+    by: str
+    """The replica's id."""
+    reason: str
+
+
 class LoadReported(EventBase, frozen=True):
     """The engine's own numbers, on change (4 per second at most) and as a heartbeat (every 2 s at least)."""
 
@@ -128,5 +172,16 @@ class LoadReported(EventBase, frozen=True):
     minutes (`actors.worker.load_reporter`)."""
 
 
-KvEvent = WorkerJoined | BlocksStored | BlocksRemoved | CacheCleared | CacheRestated | WorkerLeft | WorkerLost
+KvEvent = (
+    WorkerJoined
+    | PoolJoined
+    | BlocksStored
+    | BlocksRemoved
+    | CacheCleared
+    | CacheRestated
+    | WorkerLeft
+    | WorkerLost
+    | PoolLeft
+    | PoolLost
+)
 LoadEvent = LoadReported | WorkerLeft | WorkerLost

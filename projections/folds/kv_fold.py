@@ -1,15 +1,17 @@
-"""KvFold: one kv stream folded into its workers (members) and the blocks that each one holds (the index).
+"""KvFold: one kv stream folded into its workers and pools (members) and the blocks that each one holds (the index).
 
 A worker is `known` while every message followed on the one before. After a gap it is `unknown`: its blocks are retired
 at once, and stores and removals are skipped until it has restated its identity and its cache. After WorkerLeft or
 WorkerLost a tombstone is left for good. Blocks on a tier that this program does not know count as absent.
+A pool is folded as a worker is; it is no candidate. `State.pool_readers` says for which workers it counts.
 """
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import ClassVar, assert_never
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from core.codec import Message
 from core.events import (
@@ -18,6 +20,9 @@ from core.events import (
     CacheCleared,
     CacheRestated,
     KvEvent,
+    PoolJoined,
+    PoolLeft,
+    PoolLost,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -30,7 +35,7 @@ from projections.index.prefix_index import PrefixIndex
 
 
 class Member(msgspec.Struct):
-    """One worker's part."""
+    """One worker's part, or a pool's."""
 
     worker: WorkerId
     joined: WorkerJoined | None = None
@@ -44,15 +49,24 @@ class Member(msgspec.Struct):
     """64 bits of what it said when it joined."""
     digest: int = 0
     """This part's contribution to the projection's digest; 0 until the worker joined."""
+    pool: PoolJoined | UnsetType = UNSET
+    """Of a pool, which is in no snapshot of a log without pools; `joined` is None then."""
 
     @property
     def alive(self) -> bool:
-        """It joined and has not ended, as far as the log knows."""
+        """A worker that joined and has not ended, as far as the log knows."""
         return self.joined is not None and not self.ended
+
+    @property
+    def has_joined(self) -> bool:
+        """A worker or pool that has said what it is."""
+        return self.joined is not None or self.pool is not UNSET
 
 
 class KvFold(SourceFold[WorkerId, Member]):
     """The fold of one kv stream. All kv streams of a namespace share one index."""
+
+    lost: ClassVar = (WorkerLost, PoolLost)
 
     def __init__(self, index: PrefixIndex) -> None:
         super().__init__()
@@ -60,9 +74,13 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.members: dict[WorkerId, Member] = {}
         """Those that have not ended."""
         self.alive: dict[WorkerId, Member] = {}
-        """Those of them that joined: a decision must not pay for others."""
+        """Workers among them that joined: a decision must not pay for others."""
+        self.pools: dict[WorkerId, Member] = {}
+        """Pools among them, by their sources."""
+        self.pools_read = False
+        """True once any pool or any worker with pools has joined."""
         self.turnover = 0
-        """Counts joins and ends, and changes of a worker's cache between known and unknown."""
+        """Counts joins and ends, and changes of a worker's or pool's cache between known and unknown."""
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
@@ -74,6 +92,11 @@ class KvFold(SourceFold[WorkerId, Member]):
             member.identity = _identity(member.joined)
             self.alive[member.worker] = member
             self.turnover += 1
+        if member.pool is not UNSET:
+            member.identity = _pool_identity(member.pool)
+            self.pools[member.worker] = member
+            self.turnover += 1
+        self.pools_read |= names_pools(member)
         self._account(member.worker, member)
 
     def _part(self, source: WorkerId) -> Member:
@@ -92,7 +115,7 @@ class KvFold(SourceFold[WorkerId, Member]):
                 self.unknown_events += 1
 
     def _weight(self, part: Member) -> int:
-        if part.joined is None:
+        if not part.has_joined:
             return 0
         return (stamp(part.chain, part.identity) + self.index.digest(part.worker) + part.cache_known) & MASK64
 
@@ -107,25 +130,37 @@ class KvFold(SourceFold[WorkerId, Member]):
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
                     self.index.remove(member.worker, event.tier, event.blocks)
-            case WorkerJoined():
+            case WorkerJoined() | PoolJoined():
                 self._joined(member, event)
             case CacheCleared():
                 self._forget(member, known=member.cache_known)
             case CacheRestated():
                 self._restated(member, event)
-            case WorkerLeft():
+            case WorkerLeft() | PoolLeft():
                 self._end(member.worker, f"left: {event.reason}")
-            case WorkerLost():
+            case WorkerLost() | PoolLost():
                 pass  # counts only from its own source
             case _:
                 assert_never(event)
 
-    def _joined(self, member: Member, event: WorkerJoined) -> None:
+    def _joined(self, member: Member, event: WorkerJoined | PoolJoined) -> None:
+        if isinstance(event, PoolJoined):
+            self._pool_joined(member, event)
+            return
         if member.joined != event:
             self.turnover += 1
         member.joined = event
         member.identity = _identity(event)
+        self.pools_read |= event.pools is not UNSET
         self.alive[member.worker] = member
+
+    def _pool_joined(self, member: Member, event: PoolJoined) -> None:
+        if member.pool != event:
+            self.turnover += 1
+        member.pool = event
+        self.pools_read = True
+        member.identity = _pool_identity(event)
+        self.pools[member.worker] = member
 
     def _restated(self, member: Member, event: CacheRestated) -> None:
         """The last part makes the cache known if the worker restated its identity before; an interrupted restatement is
@@ -136,7 +171,7 @@ class KvFold(SourceFold[WorkerId, Member]):
             member.restated.append(event)
         if member.restated and len(member.restated) == event.parts:
             parts, member.restated = member.restated, []
-            if member.cache_known or member.joined is not None:
+            if member.cache_known or member.has_joined:
                 self._take_over(member, parts)
 
     def _take_over(self, member: Member, parts: list[CacheRestated]) -> None:
@@ -159,12 +194,25 @@ class KvFold(SourceFold[WorkerId, Member]):
             self._forget(member, known=True)
             member.ended = reason
             self.alive.pop(source, None)
+            self.pools.pop(source, None)
             self.turnover += 1
         self._bury(source, member, reason)
 
 
+def names_pools(member: Member) -> bool:
+    """True for a pool, and for a worker that reads pools."""
+    return member.pool is not UNSET or (member.joined is not None and member.joined.pools is not UNSET)
+
+
 def _identity(joined: WorkerJoined) -> int:
+    # so logs of earlier programs, and those without pools, keep their digests
+    found = joined.pools
+    pools = () if isinstance(found, UnsetType) else (*found.ids, found.kind, found.load_blocks)
     return mix(
         joined.name, joined.model, joined.role, joined.engine, joined.block_size, joined.capacity_blocks,
-        joined.context_max, joined.address, joined.partition, joined.group,
+        joined.context_max, joined.address, joined.partition, joined.group, *pools,
     )  # fmt: skip
+
+
+def _pool_identity(pool: PoolJoined) -> int:
+    return mix(pool.pool, pool.keeper, pool.name, pool.model, pool.kind, pool.block_size, pool.partition)

@@ -85,7 +85,7 @@ class ReplicaPart(msgspec.Struct):
 class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     """The fold of the routing stream."""
 
-    lost = ReplicaLost
+    lost = (ReplicaLost,)
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ import msgspec
 import xxhash
 
 from core.codec import CHAIN_START, Message
-from core.events import ReplicaLost, WorkerLost
+from core.events import PoolLost, ReplicaLost, WorkerLost
 from core.ids import LOST_SUFFIX, SourceId, StreamName, StreamSeq
 from core.subjects import ROUTING
 from projections.digest import MASK64
@@ -119,8 +119,8 @@ P = TypeVar("P", bound=SourcePart)
 class SourceFold(ABC, Generic[S, P]):
     """State folded from one stream: sources of type S, each with its part of type P."""
 
-    lost: ClassVar[type[WorkerLost | ReplicaLost]] = WorkerLost
-    """The event by which others end a source."""
+    lost: ClassVar[tuple[type[WorkerLost | PoolLost | ReplicaLost], ...]] = (WorkerLost,)
+    """The events by which others end a source."""
 
     def __init__(self) -> None:
         self.ended = Tombstones()

@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import UnsetType
 
 from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
 from core.errors import Corrupt
 from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.prompt import Prompt
+from core.settings import TIERS
 from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
 from projections.digest import MASK64, mix
 from projections.folds.jobs_fold import JobsFold
@@ -86,6 +90,20 @@ class Applied(msgspec.Struct, frozen=True):
     changed: bool
 
 
+NO_OVERLAP = (0,) * len(TIERS)
+DISK = TIERS.index("disk")
+
+
+class PoolReader(NamedTuple):
+    """A worker whose engine finds the blocks of a pool."""
+
+    worker: WorkerId
+    source: WorkerId
+    """The source that announces the pool."""
+    load_blocks: int
+    """Blocks that one request takes from there at most."""
+
+
 def is_folded(stream: StreamName) -> bool:
     """True if this program has a fold for the stream; newer programs may write other streams."""
     return is_kv(stream) or stream in (LOAD, ROUTING, JOBS)
@@ -115,6 +133,7 @@ class State:
         self._workers: list[WorkerId] = []
         self._serving: list[Member] = []
         self._prefilling: list[Member] = []
+        self._pool_readers: list[PoolReader] = []
         self._turnovers: dict[KvFold, int] = {}
         """When these lists were made."""
         self._worker_table: WorkerTable | None = None
@@ -258,6 +277,13 @@ class State:
         are among them."""
         return sorted({worker for projection in self.kv.values() for worker in projection.unknown})
 
+    def asked_for(self, source: WorkerId) -> WorkerId:
+        """The worker that restates the source: itself, or the keeper of a pool."""
+        for projection in self.kv.values():
+            if (member := projection.members.get(source)) and member.pool:
+                return WorkerId(member.pool.keeper)
+        return source
+
     def member(self, worker: WorkerId) -> Member | None:
         """The worker's part, whichever kv stream it writes to; of one that ended, its id and why."""
         for projection in self.kv.values():
@@ -288,6 +314,35 @@ class State:
         self._sort_out()
         return self._prefilling
 
+    def pools(self) -> list[Member]:
+        """Pools that are announced, by their sources."""
+        return sorted((pool for kv in self.kv.values() for pool in kv.pools.values()), key=lambda pool: pool.worker)
+
+    def pool_readers(self) -> list[PoolReader]:
+        """Workers that answer requests, each with every pool that it finds, by id; as cheap as `alive`.
+
+        A pool counts for workers of its kind while its keeper lives. Of two sources of one pool, a worker's own counts,
+        else the first by id.
+        """
+        self._sort_out()
+        return self._pool_readers
+
+    def reported(self, prompt: Prompt, *, pools: bool = True) -> Mapping[WorkerId, tuple[int, ...]]:
+        """Cached blocks of the prompt per level, by worker, as `PrefixIndex.overlaps` has them; with `pools` also the
+        blocks that workers find in pools. O(holder groups * log blocks + readers of pools).
+
+        Of a pool a worker takes at most as many blocks at once as it says. They and those that it takes from its host
+        fit into the host together, which holds twice as many: a lower bound.
+        """
+        found = self.index.overlaps(prompt)
+        for worker, source, most in self.pool_readers() if pools else ():
+            in_pool = found.get(source, NO_OVERLAP)[DISK]
+            device, host, disk, remote = found.get(worker, NO_OVERLAP)
+            reach = min(in_pool, host + most, device + 2 * most)
+            if reach > disk:
+                found[worker] = (device, host, reach, max(reach, remote))
+        return found
+
     def worker_table(self) -> WorkerTable:
         """The numbers of the workers that answer requests, as they are now. O(workers with changes since)."""
         if self._worker_table is None:
@@ -310,12 +365,31 @@ class State:
         self._workers = [member.worker for member in self._alive]
         self._serving = [member for member in self._alive if not _is_prefill(member)]
         self._prefilling = [member for member in self._alive if _is_prefill(member)]
+        self._pool_readers = _pool_readers(self._serving, self.pools(), set(self._workers))
 
     def _note_gaps(self, projection: SourceFold[Any, Any], stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:
             self.gaps.append(ChainGap(stream, *found, seq))
             self.gaps_found += 1
         projection.missing.clear()
+
+
+def _pool_readers(serving: Iterable[Member], pools: Sequence[Member], alive: Container[str]) -> list[PoolReader]:
+    sources: dict[tuple[str, str], list[tuple[str, WorkerId]]] = {}
+    """By the pool's id and kind: the keeper and the source of each that counts."""
+    for member in pools:
+        if (pool := member.pool) and pool.keeper in alive:
+            sources.setdefault((pool.pool, pool.kind), []).append((pool.keeper, member.worker))
+    found = []
+    for member in serving:
+        access = None if member.joined is None else member.joined.pools
+        if not sources or access is None or isinstance(access, UnsetType):
+            continue
+        for pool_id in access.ids:
+            if kept := sources.get((pool_id, access.kind)):
+                own = next((source for keeper, source in kept if keeper == member.worker), kept[0][1])
+                found.append(PoolReader(member.worker, own, access.load_blocks))
+    return found
 
 
 def _is_prefill(member: Member) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
+from projections.folds.state import NO_OVERLAP
 from projections.policy.candidates import find_candidates
 from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, most_reuse, score
 from projections.policy.decide import Decision, decide_newest
@@ -33,7 +34,7 @@ from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
-from projections.policy.view import NO_OVERLAP, Candidate, RouteRequest, View
+from projections.policy.view import Candidate, RouteRequest, View
 
 
 class BusyWorker(NamedTuple):

@@ -19,9 +19,12 @@ class CandidateSet(NamedTuple):
     excluded: dict[str, list[WorkerId]]
 
 
-def find_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
-    """The candidates among all workers; workers of the last resort only if there are no others."""
-    left, doubtful, excluded = _sort_candidates(view, request, settings, now_ms)
+def find_candidates(
+    view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, *, pools: bool = True
+) -> CandidateSet:
+    """The candidates among all workers; workers of the last resort only if there are no others. Without `pools`, blocks
+    that lie there alone do not count."""
+    left, doubtful, excluded = _sort_candidates(view, request, settings, now_ms, pools=pools)
     if not left:
         return CandidateSet([candidate for _, candidate in doubtful], excluded)
     for reason, candidate in doubtful:
@@ -35,7 +38,9 @@ class _SortedCandidates(NamedTuple):
     excluded: dict[str, list[WorkerId]]
 
 
-def _sort_candidates(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> _SortedCandidates:
+def _sort_candidates(
+    view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, *, pools: bool
+) -> _SortedCandidates:
     """Candidates, candidates of the last resort, and excluded workers: all by id."""
     local: dict[WorkerId, str] = {}
     for reason in reversed(EXCLUSION_REASONS):  # the first one counts
@@ -44,7 +49,7 @@ def _sort_candidates(view: View, request: RouteRequest, settings: RoutingSetting
     out = _SortedCandidates([], [], {})
     model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
     left = out.left.append
-    for candidate in view.candidates(request.prompt, view.cached(request.prompt, settings, now_ms)):
+    for candidate in view.candidates(request.prompt, view.cached(request.prompt, settings, now_ms, pools=pools)):
         # unpacked at once: this runs for every worker, and each name of a tuple's costs a call
         worker, its_model, its_block_size, _, _, _, _, _, _, _, waiting, draining = candidate
         if its_model != model:

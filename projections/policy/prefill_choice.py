@@ -13,7 +13,8 @@ import xxhash
 from core.generation import PrefillReport
 from core.ids import WorkerId
 from core.kv_transfer import RECOMPUTED
-from projections.policy.view import EXCLUSION_REASONS, NO_OVERLAP, NO_REPORT, RouteRequest, View
+from projections.folds.state import NO_OVERLAP
+from projections.policy.view import EXCLUSION_REASONS, NO_REPORT, RouteRequest, View
 
 REMOTE = "long"
 """The one reason to have a prompt computed elsewhere: that pays."""

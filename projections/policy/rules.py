@@ -45,6 +45,11 @@ class Rules(NamedTuple):
     prefill_reason: Callable[[PrefillInputs], str]
 
 
+def _find_without_pools(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
+    """Versions 1 to 3 know no pools of blocks."""
+    return find_candidates(view, request, settings, now_ms, pools=False)
+
+
 def _no_reuse(_: View) -> Mapping[WorkerId, int]:
     """Version 1 has no price for the talks that live on a worker."""
     return MappingProxyType({})
@@ -64,10 +69,13 @@ def _rank_by_hash(
 
 DELAYS_VERSION = 3
 """The first version with a price for delays among talks."""
+POOLS_VERSION = 4
+"""The first version that counts blocks in pools."""
 RULES: dict[int, Rules] = {
-    1: Rules(find_candidates, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason),
-    2: Rules(find_candidates, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
-    3: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
+    1: Rules(_find_without_pools, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason),
+    2: Rules(_find_without_pools, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
+    3: Rules(_find_without_pools, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
+    4: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
 }
 """By the version that a decision records (`RequestRouted.decide_version`)."""
 assert max(RULES) == DECIDE_VERSION

@@ -24,10 +24,9 @@ from projections.folds.in_flight import (
     shared_depth,
 )
 from projections.folds.pending_events import PendingEvents
-from projections.folds.state import State
+from projections.folds.state import NO_OVERLAP, State
 from projections.policy.prefill_time import PrefillTime
 
-NO_OVERLAP = (0,) * len(TIERS)
 NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
 """Said for a worker that has not reported yet."""
 HASHED_AT_ONCE_MAX = 256
@@ -114,12 +113,13 @@ class View(NamedTuple):
         part = self.state.routing.replicas.get(self.replica)
         return (part.routed.get(model, 0) if part else 0) + self.pending_events.routed.get(model, 0)
 
-    def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
-        """Cached blocks of the prompt per level, by worker, as `PrefixIndex.overlaps` has them: by the index, or under
-        `approximate` by where requests were sent, all on the device. O(holder groups * log blocks), or O(replicas *
-        workers * log blocks)."""
+    def cached(
+        self, prompt: Prompt, settings: RoutingSettings, now_ms: int, *, pools: bool = True
+    ) -> Mapping[WorkerId, tuple[int, ...]]:
+        """Cached blocks of the prompt per level, by worker: as the state has them, or under `approximate` by where
+        requests were sent, all on the device, in O(replicas * workers * log blocks)."""
         if settings.policy != APPROXIMATE:
-            return self.state.index.overlaps(prompt)
+            return self.state.reported(prompt, pools=pools)
         ttl_ms = settings.approximate_ttl_s * 1000
         since_ms = max(NEVER, now_ms - ttl_ms) if ttl_ms else NEVER
         found: dict[WorkerId, int] = {}
@@ -132,12 +132,12 @@ class View(NamedTuple):
         return {worker: (depth,) * len(TIERS) for worker, depth in found.items()}
 
     def candidates(self, prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
-        """Every worker that is alive by the log and answers requests, by id; what is cached there is what the index
-        says, unless that is given.
+        """Every worker that is alive by the log and answers requests, by id; what is cached there is what
+        the log has, unless that is given.
 
         O(workers + holder groups * log blocks).
         """
-        overlap = (self.state.index.overlaps(prompt) if cached is None else cached).get
+        overlap = (self.state.reported(prompt) if cached is None else cached).get
         pending = self.pending(prompt).get
         folded, own = self.state.routing.in_flight_load.busy.get, self.pending_events.in_flight_load.busy.get
         report = self.state.loads.reports.get

@@ -18,6 +18,7 @@ from core.events import (
     CacheCleared,
     CacheRestated,
     Event,
+    PoolJoined,
     UnknownEvent,
     WorkerJoined,
 )
@@ -156,7 +157,7 @@ class _ReportedCache:
 
     def _apply(self, event: Event | UnknownEvent, last_event: BlockEvent) -> None:
         match event:
-            case WorkerJoined():
+            case WorkerJoined() | PoolJoined():
                 self._joined = True
             case BlocksStored(hashes=column, tier=tier):
                 self._note(tier, hashes_from_bytes(column), last_event, held=True)

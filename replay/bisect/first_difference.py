@@ -15,6 +15,9 @@ from core.events import (
     Event,
     LoadReported,
     LocalChanged,
+    PoolJoined,
+    PoolLeft,
+    PoolLost,
     ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
@@ -193,7 +196,7 @@ def _touches(
 
 def _of_worker(worker: str, change: Event, event: RequestRouted | RequestRejected) -> str:
     match change:
-        case WorkerJoined() | WorkerLeft() | WorkerLost():
+        case WorkerJoined() | WorkerLeft() | WorkerLost() | PoolJoined() | PoolLeft() | PoolLost():
             return f"{worker}: {type(change).__name__}"
         case BlocksStored() | BlocksRemoved() | CacheRestated():
             return _blocks(change, worker, event)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, KvEvent, WorkerJoined
+from core.events import BlocksRemoved, BlocksStored, CacheCleared, CacheRestated, KvEvent, PoolJoined, WorkerJoined
 from core.ids import WorkerId
 from core.settings import TIERS
 from projections.folds.kv_fold import KvFold, Member
@@ -176,9 +176,10 @@ class CopyFold(KvFold):
     def _account(self, source: WorkerId, part: Member) -> None:
         """No digest is asked for."""
 
-    def _joined(self, member: Member, event: WorkerJoined) -> None:
+    def _joined(self, member: Member, event: WorkerJoined | PoolJoined) -> None:
         super()._joined(member, event)
-        self._observer.on_joined(member.worker, (event.model, event.block_size))
+        if isinstance(event, WorkerJoined):
+            self._observer.on_joined(member.worker, (event.model, event.block_size))
 
     def _void(self, part: Member) -> None:
         copies = self._caches.copies(part.worker)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from core.ids import StreamName, WorkerId
+from projections.policy.rules import POOLS_VERSION
 from projections.policy.view import EXCLUSION_REASONS
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.request_history import PLACES, RequestHistory
@@ -47,8 +48,11 @@ def block_holders(decision: RecordedDecision) -> Iterator[BlockHolder]:
     """
     event, view = decision.event, decision.view
     state, local = view.state, [(reason, view.local.get(reason, ())) for reason in EXCLUSION_REASONS]
-    for worker, depths in state.index.overlaps(decision.request.prompt).items():
+    counts_pools = event.decide_version >= POOLS_VERSION
+    for worker, depths in state.reported(decision.request.prompt, pools=counts_pools).items():
         member = state.member(worker)
+        if member is not None and member.pool:
+            continue
         joined = member.joined if member is not None else None
         if joined is not None and (joined.model, joined.block_size) != (event.model, event.block_size):
             continue

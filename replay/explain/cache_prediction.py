@@ -19,6 +19,8 @@ from core.events import (
     CacheCleared,
     CacheRestated,
     KvEvent,
+    PoolLeft,
+    PoolLost,
     PromptBase,
     RequestRouted,
     WorkerLeft,
@@ -144,7 +146,7 @@ def _too_much(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
             "never_in_log", "the log had them as cached there, and tells of no removal before the first token"
         )
     after, seen = case.since(gone.time_ms), gone.event
-    if isinstance(seen, WorkerLeft | WorkerLost):
+    if isinstance(seen, WorkerLeft | WorkerLost | PoolLeft | PoolLost):
         return _PredictionVerdict("ended", f"the worker ended ({seen.reason}), {_when(after)}", gone)
     if isinstance(seen, CacheCleared | CacheRestated):
         how = f"cleared ({seen.reason})" if isinstance(seen, CacheCleared) and seen.reason else "cleared"
@@ -216,7 +218,7 @@ def _loss(case: _Case, block: bytes) -> _CacheEvent | None:
                 return None
             case BlocksRemoved() if _holds(it.event.hashes, block):
                 return it
-            case CacheCleared() | WorkerLeft() | WorkerLost():
+            case CacheCleared() | WorkerLeft() | WorkerLost() | PoolLeft() | PoolLost():
                 return it
             case CacheRestated(part=part, parts=parts):
                 kept = _holds(it.event.hashes, block) or (kept and part > 0)
@@ -228,7 +230,9 @@ def _loss(case: _Case, block: bytes) -> _CacheEvent | None:
 
 
 def _behind_cursor(case: _Case) -> Iterator[_CacheEvent]:
-    """The worker's cache events behind the decision's cursor, up to LATE_MS after the first token."""
+    """The cache events of the worker, and of the pools that it reads, behind the decision's cursor, up to LATE_MS after
+    the first token."""
+    sources = {case.worker, *(it.source for it in case.ground.pools if it.worker == case.worker)}
     end_ms = case.tried.prefilled_ms + LATE_MS
     for stream in case.recording.streams:
         if not is_kv(stream):
@@ -237,7 +241,7 @@ def _behind_cursor(case: _Case) -> Iterator[_CacheEvent]:
         for record in case.recording.archive.read(stream, start, start + SEARCH_MAX):
             if record.time_ms > end_ms:
                 break
-            if owner(record.subject) == case.worker:
+            if owner(record.subject) in sources:
                 yield from _events(record)
 
 

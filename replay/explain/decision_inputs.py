@@ -3,7 +3,7 @@ fold would take long. The record is exact for the candidates that it holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,10 +13,12 @@ from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
 from projections.folds.in_flight import WorkerLoad
+from projections.folds.state import PoolReader
 from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
 from projections.policy.decide import Decision
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
+from projections.policy.rules import POOLS_VERSION
 from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
 from replay.explain.explanation import WorkerInFlight
 from replay.recording.recording import Recording
@@ -52,6 +54,8 @@ class DecisionInputs(NamedTuple):
     unverifiable: list[str]
     backlog: PrefillBacklog
     """Outstanding prefills, where the policy uses them."""
+    pools: Sequence[PoolReader] = ()
+    """Pools that counted for workers; none if the state was not folded."""
 
     @property
     def stale(self) -> set[WorkerId]:
@@ -106,6 +110,7 @@ def inputs_of_decision(
         again=SAME,
         unverifiable=[],
         backlog=decision.backlog,
+        pools=view.state.pool_readers() if decision.version >= POOLS_VERSION else (),
     )
 
 

@@ -16,8 +16,8 @@ from msgspec import UnsetType
 from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
-from core.subjects import LOAD
-from projections.digest import FOLD_VERSION, READ_FOLD_VERSIONS
+from core.subjects import LOAD, is_kv
+from projections.digest import FOLD_VERSION, POOLS_VERSION, RATES_VERSION, READ_FOLD_VERSIONS
 from projections.folds.state import DigestPoint, State
 from replay.playback.late_folds import LateFolds
 from replay.playback.state_cursors import CursorSource, StateCursor
@@ -40,15 +40,13 @@ class FoldReport(NamedTuple):
     """Chain digest of the message at `seq`, as the replica had read it."""
     begin: tuple[int, int] | None = None
     """Epoch and first message of its fold, if it states that it lacks earlier ones."""
-    has_rates: bool = True
-    """False if its fold of loads has no reuse rates."""
+    fold_version: int = FOLD_VERSION
 
 
 def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: ReplicaReported) -> Iterator[FoldReport]:
     """All of one report; none if it is of folds of a version that this program does not compare."""
     if event.fold_version not in READ_FOLD_VERSIONS:
         return
-    has_rates = event.fold_version == FOLD_VERSION
     begins = {} if isinstance(event.begins, UnsetType) else event.begins
     for stream, points in event.points.items():
         begin = begins.get(stream)
@@ -56,8 +54,9 @@ def fold_reports_of(replica: ReplicaId, at: StreamSeq, time_ms: int, event: Repl
             digest = int.from_bytes(points.digests[i * COLUMN_WIDTH : (i + 1) * COLUMN_WIDTH], "little")
             head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
             yield FoldReport(
-                replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head, begin, has_rates
-            )
+                replica, at, time_ms, StreamName(stream), points.epoch, StreamSeq(seq), digest, head, begin,
+                event.fold_version,
+            )  # fmt: skip
 
 
 def late_fold(late_folds: LateFolds, report: FoldReport) -> State | None:
@@ -86,6 +85,13 @@ class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
     """The digest that the replica reported."""
     refolded: int
     """The digest of the log's fold."""
+
+
+def _folds_less(report: FoldReport, state: State) -> bool:
+    """True if the report's fold is of a version that lacks a part of this state (`projections.digest`)."""
+    if report.stream == LOAD:
+        return report.fold_version < RATES_VERSION and state.loads.rates_reported
+    return is_kv(report.stream) and report.fold_version < POOLS_VERSION and state.kv[report.stream].pools_read
 
 
 class FoldCheck:
@@ -125,7 +131,7 @@ class FoldCheck:
         if not point.complete and (report.stream in cut or not read_alike or unknown.allow(report.stream, report.seq)):
             self.not_judged["incomplete"] += 1
             return True
-        if report.stream == LOAD and not report.has_rates and state.loads.rates_reported:
+        if _folds_less(report, state):
             self.not_judged["version"] += 1
             return True
         self.compared += 1

@@ -13,7 +13,7 @@ import msgspec
 
 from core.codec import decode_message
 from core.errors import CallerError, Corrupt
-from core.events import WorkerJoined
+from core.events import PoolJoined, WorkerJoined
 from core.ids import ReplicaId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import kv_stream, owner
@@ -23,7 +23,7 @@ from replay.recording.messages import PartialEvent
 from replay.recording.request_history import NEVER, OtherEvent, RequestHistory
 from streams.log import Record
 
-JOINED = b"WorkerJoined"
+JOINED = b"Joined"
 """Stands in every message that names a worker, and in few others."""
 
 
@@ -86,6 +86,8 @@ class Participants(msgspec.Struct):
                 except Corrupt:
                     continue
                 for event in message.events:
+                    if isinstance(event, PoolJoined):
+                        self.workers[WorkerId(message.source)] = f"the pool of {event.name}"
                     if isinstance(event, WorkerJoined):
                         self.workers[WorkerId(message.source)] = event.name or message.source
                         self.streams[WorkerId(message.source)] = record.stream

@@ -11,6 +11,9 @@ from core.events import (
     CacheCleared,
     CacheRestated,
     Event,
+    PoolJoined,
+    PoolLeft,
+    PoolLost,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -95,7 +98,7 @@ class _StreamWalk:
         if it.ended:
             return
         if message.source == owner + LOST_SUFFIX:
-            it.ended = any(isinstance(event, WorkerLost | ReplicaLost) for event in message.events)
+            it.ended = any(isinstance(event, WorkerLost | PoolLost | ReplicaLost) for event in message.events)
         elif message.source == owner:
             verdict = it.chain.follow(message, head)
             if verdict is ChainVerdict.REPEAT:
@@ -109,9 +112,9 @@ class _StreamWalk:
 
     def _event(self, it: _SourceWalk, seq: int, event: Event | UnknownEvent) -> None:
         match event:
-            case WorkerJoined() | ReplicaJoined():
+            case WorkerJoined() | PoolJoined() | ReplicaJoined():
                 it.joined = True
-            case WorkerLeft() | ReplicaLeft():
+            case WorkerLeft() | PoolLeft() | ReplicaLeft():
                 it.ended = True
             case CacheCleared():
                 it.parts = 0

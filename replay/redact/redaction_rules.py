@@ -21,6 +21,9 @@ from core.events import (
     Event,
     LoadReported,
     LocalChanged,
+    PoolJoined,
+    PoolLeft,
+    PoolLost,
     ReplicaJoined,
     ReplicaLeft,
     ReplicaLost,
@@ -105,7 +108,7 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             return event
         case ReplicaReported() | DivergenceFound() | UnknownEvent():
             return _without_digests(event)
-        case WorkerJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
+        case WorkerJoined() | PoolJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
             return _about_itself(event, names)
         case (
             RequestQueued()
@@ -118,7 +121,16 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             | RequestRejected()
         ):
             return _of_request(event, names)
-        case CacheCleared() | WorkerLeft() | WorkerLost() | ReplicaLeft() | ReplicaLost() | ReplicaRestated():
+        case (
+            CacheCleared()
+            | WorkerLeft()
+            | WorkerLost()
+            | PoolLeft()
+            | PoolLost()
+            | ReplicaLeft()
+            | ReplicaLost()
+            | ReplicaRestated()
+        ):
             return _with_reason(event, names)
         case (
             PrefillRequested()
@@ -141,11 +153,13 @@ def _without_digests(event: ReplicaReported | DivergenceFound | UnknownEvent) ->
 
 
 def _about_itself(
-    event: WorkerJoined | LoadReported | ReplicaJoined | SettingsChanged, names: Pseudonyms
-) -> WorkerJoined | LoadReported | ReplicaJoined | SettingsChanged:
+    event: WorkerJoined | PoolJoined | LoadReported | ReplicaJoined | SettingsChanged, names: Pseudonyms
+) -> WorkerJoined | PoolJoined | LoadReported | ReplicaJoined | SettingsChanged:
     match event:
         case WorkerJoined():
             return redact_worker_joined(event, names)
+        case PoolJoined():
+            return redact_pool_joined(event, names)
         case LoadReported():
             return redact_load_report(event)
         case ReplicaJoined():
@@ -188,18 +202,35 @@ def _of_request(
 
 
 def _with_reason(
-    event: CacheCleared | WorkerLeft | WorkerLost | ReplicaLeft | ReplicaLost | ReplicaRestated, names: Pseudonyms
+    event: CacheCleared | WorkerLeft | WorkerLost | PoolLeft | PoolLost | ReplicaLeft | ReplicaLost | ReplicaRestated,
+    names: Pseudonyms,
 ) -> Event:
     if isinstance(event, ReplicaRestated):
         names.note(event.requests)
-    if isinstance(event, WorkerLost | ReplicaLost):
+    if isinstance(event, WorkerLost | PoolLost | ReplicaLost):
         return replace(event, by=names.id(event.by), reason=names.text(event.reason))
     return replace(event, reason=names.text(event.reason))
 
 
 def redact_worker_joined(event: WorkerJoined, names: Pseudonyms) -> WorkerJoined:
     """A worker's own description."""
-    return replace(event, name=names.of("worker", event.name), address="", group=names.of("group", event.group))
+    pools = event.pools
+    if pools is not UNSET:
+        pools = replace(pools, ids=tuple(map(names.id, pools.ids)), kind=names.of("kind", pools.kind))
+    return replace(
+        event, name=names.of("worker", event.name), address="", group=names.of("group", event.group), pools=pools
+    )
+
+
+def redact_pool_joined(event: PoolJoined, names: Pseudonyms) -> PoolJoined:
+    """A pool's own description; its kind is named as that of its workers."""
+    return replace(
+        event,
+        pool=names.id(event.pool),
+        keeper=names.id(event.keeper),
+        name=names.of("worker", event.name),
+        kind=names.of("kind", event.kind),
+    )
 
 
 def redact_replica_joined(event: ReplicaJoined, names: Pseudonyms) -> ReplicaJoined:

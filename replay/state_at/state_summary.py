@@ -207,7 +207,7 @@ def _worker(
         engine=joined.engine,
         block_size=joined.block_size,
         capacity_blocks=joined.capacity_blocks,
-        blocks={tier: count for tier in TIERS if (count := state.index.blocks(worker, tier))},
+        blocks=_blocks(state, worker),
         cache_known=member.cache_known,
         active_requests=sum(each.requests for each in busy),
         active_blocks=sum(each.blocks for each in busy),
@@ -215,6 +215,13 @@ def _worker(
         load=_load(state.loads.reports.get(worker), reported_ms.get(worker), time_ms),
         local=_local(state, worker, view),
     )
+
+
+def _blocks(state: State, worker: WorkerId) -> dict[str, int]:
+    """By tier, of each that has any; those of pools that the worker reads are on their tier."""
+    holders = [worker, *(it.source for it in state.pool_readers() if it.worker == worker)]
+    counts = {tier: sum(state.index.blocks(holder, tier) for holder in holders) for tier in TIERS}
+    return {tier: count for tier, count in counts.items() if count}
 
 
 def _local(state: State, worker: WorkerId, view: View | None) -> dict[str, list[str]]:

@@ -27,9 +27,10 @@ from projections.folds.kv_fold import Member
 from projections.folds.load_fold import LoadPart
 from projections.folds.pending_events import PendingEvents
 from projections.folds.snapshot import decode, encode
-from projections.folds.state import State
+from projections.folds.state import NO_OVERLAP, State
 from projections.policy.decide import decide, record
-from projections.policy.view import NO_OVERLAP, NO_REPORT, View
+from projections.policy.rules import POOLS_VERSION
+from projections.policy.view import NO_REPORT, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
 from replay.playback.state_cursors import StateCursor
 from replay.recording.gaps import ReplacedHistory
@@ -150,7 +151,9 @@ class ReplacedStates:
         member = _member(state, worker)
         if member is None or not isinstance(self._at, RecordedDecision):
             return False
-        overlap = state.index.overlaps(self._at.request.prompt).get(WorkerId(worker), NO_OVERLAP)
+        counts_pools = self._at.event.decide_version >= POOLS_VERSION
+        cached = state.reported(self._at.request.prompt, pools=counts_pools)
+        overlap = cached.get(WorkerId(worker), NO_OVERLAP)
         found = (overlap[0], overlap[-1], int(member.cache_known))
         return found == tuple(self._recorded(term, worker) for term in _OF_CACHE)
 

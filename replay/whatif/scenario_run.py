@@ -13,9 +13,10 @@ import xxhash
 from core.ids import WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, RoutingSettings
+from projections.folds.state import NO_OVERLAP
 from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide
-from projections.policy.view import NO_OVERLAP, Candidate, View
+from projections.policy.view import Candidate, View
 from replay.playback.playback import RecordedDecision
 from replay.recording.request_history import NEVER, RequestAttempt
 from replay.whatif.first_token_fit import FirstTokenFit
@@ -55,9 +56,11 @@ class ScenarioView(View):
     def routed(self, model: str) -> int:
         return super().routed(model) - self._fewer
 
-    def cached(self, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> Mapping[WorkerId, tuple[int, ...]]:
+    def cached(
+        self, prompt: Prompt, settings: RoutingSettings, now_ms: int, *, pools: bool = True
+    ) -> Mapping[WorkerId, tuple[int, ...]]:
         """As the rows have it; under `approximate`, by the workers that the record's requests went to."""
-        return super().cached(prompt, settings, now_ms) if settings.policy == APPROXIMATE else AS_IN_ROWS
+        return super().cached(prompt, settings, now_ms, pools=pools) if settings.policy == APPROXIMATE else AS_IN_ROWS
 
     def candidates(self, _prompt: Prompt, cached: Mapping[WorkerId, tuple[int, ...]] | None = None) -> list[Candidate]:
         if cached is None or cached is AS_IN_ROWS:

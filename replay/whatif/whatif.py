@@ -15,9 +15,9 @@ from core.events.routing import CACHED_UNKNOWN
 from core.ids import StreamName, WorkerId
 from core.settings import APPROXIMATE
 from projections.folds.kv_fold import Member
-from projections.folds.state import State
+from projections.folds.state import NO_OVERLAP, State
 from projections.policy.rules import RULES
-from projections.policy.view import NO_OVERLAP, Candidate
+from projections.policy.view import Candidate
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.recording import RecordedFrame, Recording
 from replay.recording.request_history import DECLINED, PLACES

@@ -34,7 +34,19 @@ from projections.policy.decide import decide, decide_prefill, record, rejection
 from projections.policy.prefill_choice import REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
-from tests.projections.facts import finished, joined, load, prompt, replica_restated, restated, stored, worker_id
+from tests.projections.facts import (
+    finished,
+    joined,
+    load,
+    pool_joined,
+    prompt,
+    reads,
+    removed,
+    replica_restated,
+    restated,
+    stored,
+    worker_id,
+)
 from tests.replay.staged import KEY, KV, R, S, Stage
 
 FOLDER = Path(__file__).parent
@@ -70,6 +82,9 @@ REQUESTS = 36
 DECODE = [worker_id(number) for number in range(1, 7)]
 OTHER_MODEL, OTHER_SIZE = worker_id(11), worker_id(12)
 PREFILLING = [worker_id(21), worker_id(22)]
+POOLS = (("31" * 8, DECODE[0], "kind"), ("32" * 8, DECODE[1], "kind"), ("33" * 8, DECODE[2], "another kind"))
+"""By the sources of pools: the pool has the same id. The first two are kept by workers that read them, the last one is
+of a kind that its worker does not read."""
 SESSIONS = ("", "5e55105e55105e55", "b3907b3907b3907b")
 LOCAL = (*[()] * 7, ("stale",), ("stale",), ("suspected", "stale"), ("not_connected",), ("suspected",), ("failed",))
 """Local reasons of a worker, by their share."""
@@ -95,8 +110,13 @@ class DecisionLog:
         """The whole log."""
         stage = self.stage
         for number, worker in enumerate(DECODE):
-            stage.say(KV, worker, structs.replace(joined(f"decode-{number}"), capacity_blocks=(1000, 60)[number % 2]))
+            said = structs.replace(joined(f"decode-{number}"), capacity_blocks=(1000, 60)[number % 2])
+            if number < len(POOLS):
+                said = structs.replace(said, pools=reads(POOLS[number][0], load_blocks=(500, 9, 500)[number]))
+            stage.say(KV, worker, said)
             stage.say(LOAD, worker, load())
+        for pool, keeper, kind in POOLS:
+            stage.say(KV, pool, pool_joined(pool, keeper, kind))
         stage.say(KV, OTHER_MODEL, joined("other-model", model="large"))
         stage.say(KV, OTHER_SIZE, joined("other-size", block_size=8))
         for number, worker in enumerate(PREFILLING):
@@ -131,6 +151,8 @@ class DecisionLog:
                         stage.say(KV, worker, stored(*blocks[: dice.randrange(1, len(blocks) + 1)], tier=level))
                 case _:
                     stage.say(KV, worker, stored(*blocks))
+        if dice.random() < 0.5:
+            self._change_pool(dice.choice(POOLS)[0])
         if dice.random() < 0.3:
             draining = dice.random() < 0.1
             waiting, rate = dice.choice((0, 0, 1, 1, 3, 5, 8, 300)), dice.choice((0, 1, 800, 20_000))
@@ -141,6 +163,19 @@ class DecisionLog:
             stage.tell(ReplicaRestated(**_nothing_in_flight()), replica=self._restate())
         while len(self._in_flight) > dice.randrange(4, 24):
             self._go_on()
+
+    def _change_pool(self, pool: str) -> None:
+        dice, blocks = self._dice, hashes_from_bytes(self._prompt().hashes())
+        first = dice.randrange(len(blocks) + 1)
+        match dice.randrange(8):
+            case 0:
+                self.stage.say(KV, pool, restated(0, 1, *blocks, tier="disk"))
+            case 1 if first < len(blocks):
+                self.stage.say(KV, pool, removed(*blocks[first:], tier="disk"))
+            case _ if blocks:
+                self.stage.say(KV, pool, stored(*blocks, tier="disk"))
+            case _:
+                pass
 
     def _prompt(self) -> Prompt:
         """The start of one of a few texts, and sometimes an end of its own."""

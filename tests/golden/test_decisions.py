@@ -17,6 +17,7 @@ from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION
 from core.ids import from_column
 from core.settings import APPROXIMATE, POLICIES
 from core.subjects import ROUTING
+from projections.folds.state import DISK, NO_OVERLAP
 from projections.policy import policies
 from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, score
 from projections.policy.policies import TEMPERATURE_POLICIES, rank
@@ -109,6 +110,7 @@ def test_the_log_has_every_state(path: Path) -> None:
         ("", "some recorded"),
         *(("time", fact) for fact in ("reuse", "equal") if _version_of(path) > 1),
         *(("time", fact) for fact in ("hidden reuse",) if _version_of(path) > 2),
+        *((policy, fact) for policy in ("kv", "time") for fact in ("pool", "pool's bound") if _version_of(path) > 3),
     }
     refused = [event for event in events if isinstance(event, RequestRejected)]
     assert {event.reason for event in refused} == {"overloaded", "no_workers"}
@@ -146,6 +148,10 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
     event, settings = at.event, at.settings
     columns = event.columns
     workers, stale = from_column(event.candidates), at.view.local.get("stale", frozenset())
+    with_pools, without = (at.view.state.reported(at.request.prompt, pools=pools) for pools in (True, False))
+    readers = at.view.state.pool_readers()
+    pooled = [(with_pools.get(it.worker, NO_OVERLAP), without.get(it.worker, NO_OVERLAP)) for it in readers]
+    deep = [without.get(it.source, NO_OVERLAP)[DISK] for it in readers]
     return {
         "chosen": True,
         "temperature": settings.temperature_m > 0 and columns["cost"][0] > min(columns["cost"]),
@@ -167,6 +173,10 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
         "beyond the bound": any(columns["cost"]),
         "retention": event.believed is not None,
         "cached": any(columns["overlap"]),
+        "pool": any(found != device for found, device in pooled),
+        "pool's bound": any(
+            device[DISK] < found[DISK] < in_pool for (found, device), in_pool in zip(pooled, deep, strict=True)
+        ),
     }
 
 
@@ -201,7 +211,7 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
     monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[4\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+    with pytest.raises(AssertionError, match=r"RULES\[5\], raise DECIDE_VERSION and PROGRAM_VERSION"):
         check(DECIDE_VERSION)
 
 

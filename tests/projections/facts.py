@@ -10,6 +10,8 @@ from core.events import (
     BlocksStored,
     CacheRestated,
     LoadReported,
+    PoolAccess,
+    PoolJoined,
     ReplicaRestated,
     RequestFinished,
     RequestPrefilled,
@@ -45,6 +47,14 @@ def joined(name: str = "decode-0", model: str = "tiny", block_size: int = BLOCK_
         context_max=4096,
         address="127.0.0.1:1",
     )
+
+
+def pool_joined(pool: str, keeper: str, kind: str = "kind", model: str = "tiny") -> PoolJoined:
+    return PoolJoined(pool=pool, keeper=keeper, name="decode-0", model=model, kind=kind, block_size=BLOCK_SIZE)
+
+
+def reads(pool: str, kind: str = "kind", load_blocks: int = 500) -> PoolAccess:
+    return PoolAccess(ids=(pool,), kind=kind, load_blocks=load_blocks)
 
 
 def stored(*hashes: int, tier: str = "device", parent: int | None = None) -> BlocksStored:

@@ -51,6 +51,7 @@ from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.disk_counts import DiskCounts
+from actors.kv_blocks.pool_facts import PoolFacts, write_pool
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
@@ -163,6 +164,7 @@ class SealedDiskTier(SecondaryTierManager):
         size: int,
         facts: str,
         counts: str,
+        described: str,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -178,6 +180,7 @@ class SealedDiskTier(SecondaryTierManager):
         self._counts = DiskCounts(Path(counts))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
         self._store = BlockStore(Path(folder), size, self._seal(digest), self._counts, SystemClock())
+        write_pool(Path(described), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
         self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
         self._changed = Condition()

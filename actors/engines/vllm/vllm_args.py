@@ -57,6 +57,12 @@ DISK_TIER_MODULE = "actors.engines.vllm.disk_tier"
 """Likewise."""
 DISK_KEY_VARIABLE = "CONTRAIL_DISK_KEY"
 """The key of names and seals on the disk, in the environment of the engine's processes; hex digits."""
+WHOLE_NAMES_VARIABLE = "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES"
+"""vLLM's variable that shortens the names of blocks in cache events to 64 bits; files are named by whole ones."""
+HASH_BYTES = {"sha256": 32, "sha256_cbor": 32, "xxhash": 16, "xxhash_cbor": 16}
+"""Lengths of vLLM's block hashes, by algorithm."""
+GROUP_SUFFIX = bytes(4)
+"""Behind a block's hash in vLLM's name of a copy: the number of its group, of which there is one."""
 DISK_PARAMETER = "contrail_disk"
 """Of a request's `kv_transfer_params`: true if its blocks may lie on the disk."""
 ENGINE_ID = "contrail-"
@@ -170,13 +176,15 @@ class DiskTier(NamedTuple):
     """Keys the names and seals of the files."""
 
 
-def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, counts: Path, *, cpu: bool) -> dict[str, Any]:
+def disk_tier(
+    tier: DiskTier, host_bytes: int, memory_bytes: int, counts: Path, described: Path, *, cpu: bool
+) -> dict[str, Any]:
     """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`disk_facts`)."""
     fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
-    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "counts": str(counts), "facts": ""}
-    more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, **sealed}]
+    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "counts": str(counts), "described": str(described)}
+    more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, "facts": "", **sealed}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 
 

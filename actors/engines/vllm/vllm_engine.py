@@ -30,11 +30,21 @@ import msgspec
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
-from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, DiskTier, guide_behind_reasoning
+from actors.engines.vllm.vllm_args import (
+    DISK_KEY_VARIABLE,
+    DISK_PARAMETER,
+    GROUP_SUFFIX,
+    HASH_BYTES,
+    WHOLE_NAMES_VARIABLE,
+    DiskTier,
+    guide_behind_reasoning,
+)
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
 from actors.kv_blocks.block_store import BlockFolderLock
 from actors.kv_blocks.disk_counts import read_counts
+from actors.kv_blocks.pool_facts import read_pool
+from actors.kv_blocks.pool_folder import PoolDescription
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
 from core.errors import CallerError, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
@@ -202,7 +212,8 @@ class VllmEngine:
             config = self._configure()
             variables = {IPC_VARIABLE: os.environ.get(IPC_VARIABLE) or self._feed.folder}
             variables |= self._side_channel.environment() if self._side_channel is not None else {}
-            variables |= {} if self._disk_tier is None else {DISK_KEY_VARIABLE: self._disk_tier.key.hex()}
+            if self._disk_tier is not None:
+                variables |= {DISK_KEY_VARIABLE: self._disk_tier.key.hex(), WHOLE_NAMES_VARIABLE: "0"}
             try:
                 with vllm_args.environment_with(variables), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]
@@ -236,7 +247,7 @@ class VllmEngine:
                 tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), cpu=cpu)
             else:
                 sizes = self._host_tier_bytes, _memory_bytes()
-                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._counts_file, cpu=cpu)
+                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._counts_file, self._pool_file, cpu=cpu)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
@@ -275,6 +286,19 @@ class VllmEngine:
         """The file of the disk tier's numbers."""
         return Path(self._feed.folder, "disk-counts")
 
+    @property
+    def _pool_file(self) -> Path:
+        """The file in which the disk tier describes itself."""
+        return Path(self._feed.folder, "disk-pool")
+
+    def _pool(self, algorithm: str) -> PoolDescription | None:
+        """The pool that the disk tier is; None if blocks in it cannot be announced."""
+        tier, facts = self._disk_tier, read_pool(self._pool_file)
+        if tier is None or facts is None or facts.groups != 1 or algorithm not in HASH_BYTES:
+            return None
+        kind = bytes.fromhex(facts.kind)
+        return PoolDescription(tier.folder, tier.key, kind, facts.load_blocks, HASH_BYTES[algorithm], GROUP_SUFFIX)
+
     def disk_counts(self) -> Mapping[str, int]:
         """The numbers of the disk tier (`actors.kv_blocks.disk_counts`), also after the engine's end; empty before its
         start. Reads a small file."""
@@ -311,6 +335,7 @@ class VllmEngine:
             cpu_s=self._processes.used_s if self._vllm.current_platform.is_cpu() else None,
             embedding_size=config.model_config.embedding_size if config.model_config.runner_type == "pooling" else 0,
             disk_counts=self.disk_counts if self._disk_tier is not None else None,
+            pool=self._pool(config.cache_config.prefix_caching_hash_algo) if self._disk_tier is not None else None,
         )
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:

@@ -17,6 +17,9 @@ from core.events import (
     AnswerDelayed,
     DivergenceFound,
     LoadReported,
+    PoolJoined,
+    PoolLeft,
+    PoolLost,
     ReplicaReported,
     RequestMigrated,
     RequestRouted,
@@ -40,7 +43,7 @@ V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 LATER = {
     AnswerDelayed, RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent),
-    *get_args(QueueEvent),
+    *get_args(QueueEvent), PoolJoined, PoolLeft, PoolLost,
 }  # fmt: skip
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)

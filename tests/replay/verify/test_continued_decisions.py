@@ -20,7 +20,7 @@ from core.ids import StreamSeq
 from core.prompt import HASH_BYTES
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
-from projections.folds.snapshot import SNAPSHOT_VERSION, decode, encode
+from projections.folds.snapshot import SNAPSHOT_VERSION_WITHOUT_POOLS, decode, encode
 from replay.explain.explain import explain
 from replay.recording import prompt_columns
 from replay.recording.moment import AtSequence
@@ -218,7 +218,10 @@ def test_a_snapshot_keeps_what_prompts_in_flight_show(log: Path) -> None:
     state = decode(KEY.chain_key, content)
     assert any(entry.base_blocks for part in state.routing.replicas.values() for entry in part.in_flight.values())
     assert b"".join(encode(state)) == content
-    assert msgspec.msgpack.decode(content[16 : 16 + int.from_bytes(content[8:16], "little")])["v"] == SNAPSHOT_VERSION
+    assert (
+        msgspec.msgpack.decode(content[16 : 16 + int.from_bytes(content[8:16], "little")])["v"]
+        == SNAPSHOT_VERSION_WITHOUT_POOLS
+    )
 
 
 def test_a_redacted_log_is_verified(log: Path, tmp_path: Path) -> None:

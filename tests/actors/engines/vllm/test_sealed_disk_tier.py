@@ -47,6 +47,7 @@ class Tier:
         spec: Any = SimpleNamespace(config=self.config)
         folder.mkdir(exist_ok=True)
         options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "counts": str(folder / "counts")}
+        options["described"] = str(folder / "described")
         self.tier: Any = disk_tier.SealedDiskTier(spec, memoryview(self.host), "disk", **options)  # type: ignore[arg-type]
         self.jobs = 0
 

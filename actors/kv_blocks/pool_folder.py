@@ -1,0 +1,207 @@
+"""PoolFolder: the directory of a pool as its keeper sees it: its id, the names of its blocks, and the catalogue.
+
+The catalogue (`links`) says which block of ours lies in which file. It is a file of records of 48 bytes, each appended
+once its file lies there:
+
+| bytes | |
+|---|---|
+| 16 | the file's name |
+| 16 | our hash of the block and that of its parent (0 for none), under a pad |
+| 16 | keyed digest of the bytes before |
+
+Pad and digest have a key of the pool's kind. So a record of other weights, a forged one and a torn one are passed over.
+There are no tokens in it. Nothing is flushed: what a crash of the machine takes comes again when a request brings it.
+
+All methods block, and one thread at a time calls them. Only the process that has the folder's lock does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.kv_blocks.block_seal import DIGEST_BYTES, HEADER_BYTES, BlockSeal, block_name
+from actors.kv_blocks.block_store import SUFFIX
+from core.clock import Clock
+from core.ids import new_id
+
+ID_FILE, LINKS_FILE = "pool", "links"
+SLACK = 1024
+"""The catalogue is written anew when it has so many records more than twice those that are used."""
+SETTLED_NS = 2_000_000_000
+"""A folder that changed later than this before its listing is listed again: its time of change has coarse steps."""
+_BLOCKS = struct.Struct("<QQ")
+RECORD_BYTES = DIGEST_BYTES + _BLOCKS.size + DIGEST_BYTES
+_FILE = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class PoolDescription(NamedTuple):
+    """The pool in a folder, as the engine that reads and writes it describes it."""
+
+    folder: Path
+    key: bytes
+    """Keys names, seals and links."""
+    kind: bytes
+    """Digest of all that a block's bytes depend on: `block_seal.engine_digest`."""
+    load_blocks: int
+    """Blocks that the engine reads at once."""
+    hash_bytes: int
+    """Length of the engine's block hashes; the cache events name blocks by them."""
+    suffix: bytes
+    """Stands behind the engine's hash of a block where the block's file is named."""
+
+
+class BlockLink(NamedTuple):
+    """A block as the index knows it."""
+
+    block: int
+    """Our hash."""
+    parent: int | None
+    """That of the block before it; None at the start of a prompt."""
+
+
+class PoolFolder:
+    """See the module's text."""
+
+    def __init__(self, pool: PoolDescription, clock: Clock) -> None:
+        self._pool = pool
+        self._folder = pool.folder
+        self._seal = BlockSeal(pool.kind)
+        self._key = hashlib.blake2b(pool.kind, key=pool.key, person=b"links").digest()
+        self._clock = clock
+        self._records = 0
+        """In the catalogue's file, those that are used no more included."""
+        self._listed_ns = 0
+        """The folder's time of change at the last listing, if that is old enough to be trusted; else 0."""
+
+    def __repr__(self) -> str:
+        return f"<PoolFolder {self._folder}, {self._records} records>"
+
+    def open(self) -> tuple[str, dict[bytes, BlockLink]]:
+        """The pool's id, and the links of the files that lie there. OSError if the folder cannot be read or written."""
+        return self._id(), self._load(self.names() or set())
+
+    def name_of(self, block: int) -> bytes:
+        """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
+        return block_name(self._pool.key, block.to_bytes(self._pool.hash_bytes, "big") + self._pool.suffix)
+
+    def _id(self) -> str:
+        """It stands in the folder from now on."""
+        path = self._folder / ID_FILE
+        with suppress(OSError, UnicodeDecodeError):
+            if _ID.fullmatch(found := path.read_text("ascii")):
+                return found
+        made = new_id()
+        _replace(path, made.encode())
+        return made
+
+    def names(self) -> set[bytes] | None:
+        """The names of all blocks that lie there; None if they are those of the last call. About 1 us each.
+
+        OSError if the folder cannot be read.
+        """
+        changed_ns = self._folder.stat().st_mtime_ns
+        if changed_ns == self._listed_ns:
+            return None
+        with os.scandir(self._folder) as entries:
+            found = {bytes.fromhex(named[1]) for entry in entries if (named := _FILE.fullmatch(entry.name))}
+        age_ns = self._clock.wall_ms() * 1_000_000 - changed_ns
+        self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0
+        return found
+
+    def _load(self, names: set[bytes]) -> dict[bytes, BlockLink]:
+        """The links of these files, as the catalogue has them, which then has no others."""
+        path = self._folder / LINKS_FILE
+        try:
+            raw = path.read_bytes()
+        except OSError:
+            raw = b""
+        found: dict[bytes, BlockLink] = {}
+        for at in range(0, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
+            record = raw[at : at + RECORD_BYTES]
+            if record[:DIGEST_BYTES] in names and (link := self._read(record)):
+                found[record[:DIGEST_BYTES]] = link
+        if len(raw) != len(found) * RECORD_BYTES:
+            self.rewrite(found)
+        self._records = len(found)
+        return found
+
+    def keep(self, links: Mapping[bytes, BlockLink]) -> set[bytes]:
+        """Those of these files that are blocks of this kind, by their seals; the catalogue has them. About 30 us each.
+
+        OSError if the catalogue cannot be written: then it has none of them.
+        """
+        proved = [name for name in links if self._is_ours(name)]
+        path = self._folder / LINKS_FILE
+        if proved:
+            records = b"".join(self._record(name, links[name]) for name in proved)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                end = self._records * RECORD_BYTES
+                os.ftruncate(file, end)
+                if os.pwrite(file, records, end) != len(records):
+                    raise OSError("the disk took only a part")
+            finally:
+                os.close(file)
+            self._records += len(proved)
+        return set(proved)
+
+    def is_wasteful(self, used: int) -> bool:
+        """True if the catalogue is to be written anew with so many links."""
+        return self._records > 2 * used + SLACK
+
+    def rewrite(self, links: Mapping[bytes, BlockLink]) -> None:
+        """The catalogue has these links, or, on a full disk, those of before."""
+        with suppress(OSError):
+            _replace(self._folder / LINKS_FILE, b"".join(self._record(name, link) for name, link in links.items()))
+            self._records = len(links)
+
+    def _is_ours(self, name: bytes) -> bool:
+        try:
+            file = os.open(self._folder / f"{name.hex()}{SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return self._seal.is_of(name, os.pread(file, HEADER_BYTES, 0), os.fstat(file).st_size)
+        except OSError:
+            return False
+        finally:
+            os.close(file)
+
+    def _record(self, name: bytes, link: BlockLink) -> bytes:
+        body = name + _xor(_BLOCKS.pack(link.block, link.parent or 0), self._digest(name, b"pad"))
+        return body + self._digest(body, b"proof")
+
+    def _read(self, record: bytes) -> BlockLink | None:
+        body, proof = record[:-DIGEST_BYTES], record[-DIGEST_BYTES:]
+        if self._digest(body, b"proof") != proof:
+            return None
+        name = body[:DIGEST_BYTES]
+        block, parent = _BLOCKS.unpack(_xor(body[DIGEST_BYTES:], self._digest(name, b"pad")))
+        return BlockLink(block, parent or None)
+
+    def _digest(self, data: bytes, use: bytes) -> bytes:
+        return hashlib.blake2b(data, key=self._key, person=use, digest_size=DIGEST_BYTES).digest()
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(draft, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
+            file.write(content)
+        draft.rename(path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise

@@ -1,0 +1,194 @@
+"""PoolKeeper: knows which blocks lie in a pool's folder, and announces them as a source of its own.
+
+1. The mirror of the worker's cache names blocks (`NamedBlock`): each is a link from a file's name to our hash. It waits
+   for its file, in a bounded queue; the oldest go, and their files are announced when a request names them again.
+2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with a link the
+   seal is read, and the link goes into the catalogue; then the block is announced. Files without a link are not.
+3. A block whose file is gone is announced as removed, with those behind it. Its link waits again: the file may return.
+4. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+
+from msgspec.structs import replace
+
+from actors.kv_blocks.pool_folder import BlockLink, PoolFolder
+from actors.kv_cache.cache_mirror import NamedBlock
+from actors.kv_pool.pool_mirror import PoolMirror
+from actors.kv_pool.pool_publisher import PoolPublisher
+from core.clock import Clock
+from core.events import PoolJoined
+from core.ids import SourceId, WorkerId, new_id
+from core.keys import DeploymentKey
+from streams.log import EventLog
+
+LIST_EVERY_S = 1.0
+"""Between two looks at the folder …"""
+LIST_SHARE = 20
+"""… and at least so many times as long as the last look took."""
+LINKS_WAITING_MAX = 32_768
+"""Links whose files do not lie there yet, at some 250 bytes each."""
+
+_logger = logging.getLogger(__name__)
+
+
+class PoolKeeper:
+    """See the module's text. One per folder: its owner has the folder's lock."""
+
+    def __init__(
+        self,
+        namespace: str,
+        log: EventLog,
+        clock: Clock,
+        key: DeploymentKey,
+        folder: PoolFolder,
+        links: dict[bytes, BlockLink],
+        joined: PoolJoined,
+        *,
+        partitions: int,
+        spawn: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        """`links` are those of the folder as it was opened; `joined` has the keeper's id when the pool is started."""
+        self.mirror = PoolMirror()
+        self.mirror.store(links.values())
+        self._namespace = namespace
+        self._log = log
+        self._clock = clock
+        self._key = key
+        self._folder = folder
+        self._joined = joined
+        self._partitions = partitions
+        self._spawn = spawn
+        self._links = links
+        """Of the files that are announced, or would be if those before them were."""
+        self._waiting: OrderedDict[bytes, BlockLink] = OrderedDict()
+        """Links without a file that is known to be of this kind."""
+        self._names: set[bytes] = set(links)
+        """Of all files at the last look."""
+        self._unproved: set[bytes] = set()
+        """Files that are no blocks of this kind, since the folder changed last."""
+        self.links_dropped = 0
+        """Links that had no room to wait."""
+        self.failures = 0
+        """Looks at the folder that failed."""
+        self.publisher = self._new_publisher()
+
+    def __repr__(self) -> str:
+        return f"<PoolKeeper of {self.id}, {self.blocks} of {len(self._names)} blocks announced>"
+
+    @property
+    def id(self) -> str:
+        """The pool's id."""
+        return self._joined.pool
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that are announced."""
+        return self.mirror.reported
+
+    def describe(self) -> dict[str, object]:
+        """The pool's id and source and the sizes of its parts, for `/state`."""
+        return {
+            "id": self.id,
+            "source": self.publisher.id,
+            "blocks": self.blocks,
+            "files": len(self._names),
+            "links": len(self._links),
+            "links_waiting": len(self._waiting),
+            "outbox": {"events": self.publisher.outbox.depth, "bytes": self.publisher.outbox.bytes},
+        }
+
+    def start(self, keeper: WorkerId) -> None:
+        """The pool is announced, as kept by the worker with that id, and its folder is followed."""
+        self._set_keeper(keeper)
+        self.publisher.start()
+        self._spawn(self._follow())
+
+    def kept_by(self, keeper: WorkerId) -> None:
+        """The worker goes on under another id."""
+        self._set_keeper(keeper)
+        self.publisher.restate()
+
+    def note(self, named: Iterable[NamedBlock]) -> None:
+        """The engine has these blocks, and may write them. Some 2 us each; no I/O."""
+        for name, block, parent in named:
+            if not block or parent == 0:  # 0 stands for no parent
+                continue
+            file = self._folder.name_of(name)
+            if file not in self._links:
+                self._wait(file, BlockLink(block, parent))
+
+    async def look(self) -> None:
+        """What lies in the folder now is in the catalogue and announced, as far as its links are known."""
+        names = await asyncio.to_thread(self._folder.names)
+        if names is not None:
+            self._names = names
+            self._unproved.clear()
+        gone = [file for file in self._links if file not in self._names] if names is not None else []
+        removed = [self._links.pop(file) for file in gone]
+        for file, link in zip(gone, removed, strict=True):
+            self._wait(file, link)
+        self.publisher.publish(self.mirror.remove(removed))
+        there = self._names - self._unproved
+        if ready := {file: link for file, link in self._waiting.items() if file in there}:
+            await self._keep(ready)
+        if self._folder.is_wasteful(len(self._links)):
+            await asyncio.to_thread(self._folder.rewrite, dict(self._links))
+
+    async def leave(self, reason: str) -> None:
+        """The catalogue has the files that lie there now; PoolLeft is in the log if that was possible in time."""
+        await self._try()
+        await self.publisher.leave(reason)
+
+    async def _follow(self) -> None:
+        while True:
+            before_ms = self._clock.monotonic_ms()
+            await self._try()
+            took_s = (self._clock.monotonic_ms() - before_ms) / 1000
+            await asyncio.sleep(max(LIST_EVERY_S, LIST_SHARE * took_s))
+
+    async def _try(self) -> None:
+        try:
+            await self.look()
+        except OSError as error:
+            self.failures += 1
+            _logger.warning("the folder of the pool cannot be followed now: %s", error)
+
+    async def _keep(self, ready: dict[bytes, BlockLink]) -> None:
+        proved = await asyncio.to_thread(self._folder.keep, ready)
+        self._unproved |= ready.keys() - proved
+        kept = {file: link for file, link in ready.items() if file in proved}
+        for file in kept:
+            self._waiting.pop(file, None)
+        self._links |= kept
+        self.publisher.publish(self.mirror.store(kept.values()))
+
+    def _wait(self, file: bytes, link: BlockLink) -> None:
+        self._waiting[file] = link
+        self._waiting.move_to_end(file)
+        if len(self._waiting) > LINKS_WAITING_MAX:
+            self._waiting.popitem(last=False)
+            self.links_dropped += 1
+
+    def _rejoin(self) -> None:
+        """Lost is final for a source, not for the pool."""
+        before, self.publisher = self.publisher, self._new_publisher()
+        self.publisher.start()
+        self._spawn(before.end())
+
+    def _set_keeper(self, keeper: WorkerId) -> None:
+        self._joined = replace(self._joined, keeper=keeper)
+        self.publisher.joined = replace(self.publisher.joined, keeper=keeper)
+
+    def _new_publisher(self) -> PoolPublisher:
+        """Under a new id, which may have another kv stream."""
+        source = SourceId(new_id())
+        joined = replace(self._joined, partition=int(source, 16) % self._partitions)
+        return PoolPublisher(
+            self._namespace, self._log, self._clock, self._key, source, joined, self.mirror, self._rejoin
+        )

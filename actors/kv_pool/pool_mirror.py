@@ -1,0 +1,41 @@
+"""PoolMirror: the blocks of a pool that requests can reach, closed under prefixes, as events of the pool's source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actors.engines.engine import CacheCopied, CacheRemoved
+from actors.kv_blocks.pool_folder import BlockLink
+from actors.kv_cache.cache_mirror import CachedBlock, CacheMirror
+from core.events import Event
+
+TIER = "disk"
+
+
+class PoolMirror(CacheMirror):
+    """A mirror in which a block's name is our hash of it. A block is reported once all blocks before it lie there, too.
+
+    Memory is some 500 bytes per block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(block_size=1, seed=0)
+
+    def __repr__(self) -> str:
+        return f"<PoolMirror {self.reported} blocks reported, {len(self._blocks)} known>"
+
+    def store(self, links: Iterable[BlockLink]) -> list[Event]:
+        """Each of these blocks has one file more; returns the events to publish."""
+        stored = [*links]
+        for link in stored:
+            block = self._block(link.block)
+            if block.parent is None:
+                block.attach(self._plain_root if link.parent is None else self._block(link.parent), b"")
+        return self.apply(CacheCopied(tuple(link.block for link in stored), TIER))
+
+    def remove(self, links: Iterable[BlockLink]) -> list[Event]:
+        """Each of these blocks has one file less; returns the events to publish."""
+        return self.apply(CacheRemoved(tuple(link.block for link in links), TIER))
+
+    def _hash_of(self, block: CachedBlock) -> int:
+        return block.name

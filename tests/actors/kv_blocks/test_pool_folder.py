@@ -1,0 +1,202 @@
+"""A pool's folder: its id, its catalogue, and all that can be wrong in it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from actors.kv_blocks import pool_folder
+from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
+from actors.kv_blocks.pool_folder import (
+    LINKS_FILE,
+    RECORD_BYTES,
+    SETTLED_NS,
+    SLACK,
+    BlockLink,
+    PoolDescription,
+    PoolFolder,
+)
+from core.clock import ManualClock
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
+KIND, OTHER_KIND = engine_digest(KEY, "weights"), engine_digest(KEY, "other weights")
+NOW_MS = 10**9
+
+
+def described(folder: Path, key: bytes = KEY, kind: bytes = KIND) -> PoolDescription:
+    return PoolDescription(folder, key, kind, 8, 32, bytes(4))
+
+
+def opened(folder: Path, **more: bytes) -> PoolFolder:
+    return PoolFolder(described(folder, **more), ManualClock(NOW_MS))
+
+
+def name(number: int, key: bytes = KEY) -> bytes:
+    return block_name(key, number.to_bytes(32, "big") + bytes(4))
+
+
+def put(folder: Path, number: int, kind: bytes = KIND) -> bytes:
+    """A block's file; returns its name."""
+    payload = memoryview(bytes([number]) * 5000)
+    path = folder / f"{name(number).hex()}.kv"
+    path.write_bytes(BlockSeal(kind).header(name(number), payload) + payload)
+    return name(number)
+
+
+def links(*numbers: int) -> dict[bytes, BlockLink]:
+    """A chain of blocks in files of these numbers."""
+    return {name(number): BlockLink(1000 + number, None if not number else 999 + number) for number in numbers}
+
+
+def kept(folder: Path, *numbers: int) -> PoolFolder:
+    """These files lie there, and are in the catalogue."""
+    it = opened(folder)
+    it.open()
+    for number in numbers:
+        put(folder, number)
+    assert it.keep(links(*numbers)) == {name(number) for number in numbers}
+    return it
+
+
+def catalogue(folder: Path) -> bytes:
+    return (folder / LINKS_FILE).read_bytes()
+
+
+def test_a_pool_keeps_its_id(tmp_path: Path) -> None:
+    found, _ = opened(tmp_path).open()
+    assert opened(tmp_path).open()[0] == found
+    (tmp_path / "pool").write_bytes(b"\xff no id")
+    again, _ = opened(tmp_path).open()
+    assert again != found
+    assert opened(tmp_path).open()[0] == again
+    assert {path.name for path in tmp_path.iterdir()} == {"pool"}
+
+
+def test_files_are_named_as_the_engine_names_them(tmp_path: Path) -> None:
+    """Also those of which the hash begins with zeros."""
+    assert opened(tmp_path).name_of(5) == name(5)
+    assert opened(tmp_path).name_of(2**256 - 1) == block_name(KEY, b"\xff" * 32 + bytes(4))
+
+
+def test_the_next_keeper_has_the_links(tmp_path: Path) -> None:
+    """Of the files that lie there still, and no others."""
+    kept(tmp_path, 0, 1, 2, 3)
+    (tmp_path / f"{name(2).hex()}.kv").unlink()
+    put(tmp_path, 9)
+    again = opened(tmp_path)
+    assert again.open()[1] == links(0, 1, 3)
+    assert len(catalogue(tmp_path)) == 3 * RECORD_BYTES
+    assert again.keep(links(9)) == {name(9)}
+    assert opened(tmp_path).open()[1] == links(0, 1, 3, 9)
+    assert (tmp_path / LINKS_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_there_are_no_hashes_in_the_clear(tmp_path: Path) -> None:
+    kept(tmp_path, 0, 1, 2)
+    raw = catalogue(tmp_path)
+    assert not any(block.to_bytes(8, order) in raw for block in (1000, 1001, 1002) for order in ("little", "big"))
+
+
+@pytest.mark.parametrize("more", [{"key": OTHER_KEY}, {"kind": OTHER_KIND}], ids=["another key", "other weights"])
+def test_a_stranger_reads_no_link(tmp_path: Path, more: dict[str, bytes]) -> None:
+    """And leaves none behind, so that no later keeper takes a file that it wrote for one of before."""
+    kept(tmp_path, 0, 1, 2)
+    assert opened(tmp_path, **more).open()[1] == {}
+    assert opened(tmp_path).open()[1] == {}
+
+
+@pytest.mark.parametrize("cut", range(1, RECORD_BYTES))
+def test_a_torn_record_is_passed_over(tmp_path: Path, cut: int) -> None:
+    """What follows is whole again."""
+    kept(tmp_path, 0, 1, 2)
+    (tmp_path / LINKS_FILE).write_bytes(catalogue(tmp_path)[:-cut])
+    again = opened(tmp_path)
+    assert again.open()[1] == links(0, 1)
+    again.keep(links(2))
+    assert opened(tmp_path).open()[1] == links(0, 1, 2)
+
+
+@pytest.mark.parametrize("at", range(RECORD_BYTES))
+def test_a_flipped_bit_is_passed_over(tmp_path: Path, at: int) -> None:
+    kept(tmp_path, 0, 1, 2)
+    raw = bytearray(catalogue(tmp_path))
+    raw[RECORD_BYTES + at] ^= 4
+    (tmp_path / LINKS_FILE).write_bytes(raw)
+    assert opened(tmp_path).open()[1] == links(0, 2)
+
+
+def test_a_forged_record_is_passed_over(tmp_path: Path) -> None:
+    """One block's content under another's name, and one by another key."""
+    kept(tmp_path, 0, 1, 2)
+    raw = catalogue(tmp_path)
+    swapped = raw[:16] + raw[RECORD_BYTES + 16 :][: RECORD_BYTES - 16] + raw[RECORD_BYTES:]
+    (tmp_path / LINKS_FILE).write_bytes(swapped)
+    assert opened(tmp_path).open()[1] == links(1, 2)
+    forged = opened(tmp_path, key=OTHER_KEY)._record(name(0), BlockLink(1000, None))
+    (tmp_path / LINKS_FILE).write_bytes(forged + raw[RECORD_BYTES:])
+    assert opened(tmp_path).open()[1] == links(1, 2)
+
+
+def test_what_is_no_block_of_this_kind_is_not_kept(tmp_path: Path) -> None:
+    """Files of other weights, under another block's name, cut short, empty, a link, or gone."""
+    it = opened(tmp_path)
+    it.open()
+    put(tmp_path, 0)
+    put(tmp_path, 1, OTHER_KIND)
+    (tmp_path / f"{name(2).hex()}.kv").write_bytes((tmp_path / f"{name(0).hex()}.kv").read_bytes())
+    put(tmp_path, 3)
+    os.truncate(tmp_path / f"{name(3).hex()}.kv", 4000)
+    (tmp_path / f"{name(4).hex()}.kv").touch()
+    (tmp_path / f"{name(5).hex()}.kv").symlink_to(tmp_path / f"{name(0).hex()}.kv")
+    assert it.keep(links(*range(7))) == {name(0)}
+    assert opened(tmp_path).open()[1] == links(0)
+
+
+def test_the_folder_is_listed_while_it_changes(tmp_path: Path) -> None:
+    """Names of blocks alone; a folder that has just changed may change again unseen."""
+    clock = ManualClock(NOW_MS)
+    it = PoolFolder(described(tmp_path), clock)
+    put(tmp_path, 0)
+    for other in (f"{name(1).hex()}.new", "lock", f"{name(2).hex()}", f"x{name(2).hex()}.kv"):
+        (tmp_path / other).touch()
+    for age_ns, listed in ((SETTLED_NS, True), (SETTLED_NS + 10**6, True), (SETTLED_NS + 10**6, False)):
+        at_ns = clock.wall_ms() * 10**6 - age_ns
+        os.utime(tmp_path, ns=(at_ns, at_ns))
+        assert it.names() == ({name(0)} if listed else None)
+    put(tmp_path, 3)
+    assert it.names() == {name(0), name(3)}
+
+
+def test_the_catalogue_does_not_grow_for_ever(tmp_path: Path) -> None:
+    it = kept(tmp_path, 0, 1)
+    assert not it.is_wasteful(2)
+    while not it.is_wasteful(2):
+        it.keep(links(0, 1))
+    assert SLACK + 4 < len(catalogue(tmp_path)) // RECORD_BYTES <= SLACK + 6
+    it.rewrite(links(0, 1))
+    assert not it.is_wasteful(0)
+    assert len(catalogue(tmp_path)) == 2 * RECORD_BYTES
+    it.keep(links(1))
+    assert opened(tmp_path).open()[1] == links(0, 1)
+
+
+def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be appended is none of it; it can be tried again."""
+    it = kept(tmp_path, 0)
+    put(tmp_path, 1)
+    whole = os.pwrite
+
+    def cut(file: int, data: bytes, at: int) -> int:
+        return whole(file, data[:20], at)
+
+    with monkeypatch.context() as full:
+        full.setattr(pool_folder.os, "pwrite", cut)
+        with pytest.raises(OSError, match="only a part"):
+            it.keep(links(1))
+        full.setattr(pool_folder, "_replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        it.rewrite({})
+    assert opened(tmp_path).open()[1] == links(0)
+    assert it.keep(links(1)) == {name(1)}
+    assert opened(tmp_path).open()[1] == links(0, 1)

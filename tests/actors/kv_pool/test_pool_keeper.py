@@ -1,0 +1,299 @@
+"""The keeper of a pool: what it announces is closed under prefixes, lies there, and stands in the catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.kv_blocks.pool_folder import LINKS_FILE, RECORD_BYTES, PoolFolder
+from actors.kv_cache.cache_mirror import NamedBlock
+from actors.kv_pool import pool_keeper
+from actors.kv_pool.pool_keeper import PoolKeeper
+from core.block_spans import unpacked
+from core.clock import SystemClock
+from core.codec import decode_message
+from core.events import BlocksRemoved, BlocksStored, Event, PoolJoined, PoolLeft, PoolLost
+from core.ids import LOST_SUFFIX, Epoch, StreamName, StreamSeq, WorkerId
+from core.keys import DeploymentKey
+from core.prompt import hashes_from_bytes
+from core.subjects import subject
+from projections.folds.state import State
+from streams.memory.memory_log import MemoryLog
+from tests.actors.kv_blocks.test_pool_folder import KIND, OTHER_KIND, described, name, put
+from tests.fixtures.eventually import eventually
+from tests.projections.speaker import Speaker
+
+KV = StreamName("kv_0")
+WORKER, LATER = WorkerId("0a" * 8), WorkerId("0b" * 8)
+DEPLOYMENT = DeploymentKey(bytes(32))
+
+
+class Kept:
+    """A keeper over a folder and a log."""
+
+    def __init__(self, folder: Path, log: MemoryLog) -> None:
+        self.folder, self.log = folder, log
+        self.tasks: set[asyncio.Task[None]] = set()
+        clock = SystemClock()
+        opened = PoolFolder(described(folder), clock)
+        self.id, links = opened.open()
+        joined = PoolJoined(pool=self.id, keeper="", name="decode-0", model="tiny", kind=KIND.hex(), block_size=4)
+        self.keeper = PoolKeeper(
+            "test", log, clock, DEPLOYMENT, opened, links, joined, partitions=1, spawn=self._spawn
+        )  # fmt: skip
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        self.tasks.add(asyncio.create_task(coroutine))
+
+    def name(self, *numbers: int, parent: int | None = None) -> None:
+        """The engine has a chain of blocks; our hash of each is 1000 more than the engine's name."""
+        named = []
+        for number in numbers:
+            named.append(NamedBlock(number, 1000 + number, parent))
+            parent = 1000 + number
+        self.keeper.note(named)
+
+    async def events(self) -> list[Event]:
+        """All that this keeper's source told, once it is in the log."""
+        await eventually(lambda: self.keeper.publisher.outbox.idle, "all is in the log")
+        found = []
+        async for record in self.log.read(KV, StreamSeq(1)):
+            message = decode_message(record.payload)
+            found += [event for event in message.events if message.source == self.keeper.publisher.id]
+        return found
+
+    async def announced(self) -> set[int]:
+        """What the log says that lies there, in each prefix of it closed under prefixes."""
+        await self.events()
+        state = State(DEPLOYMENT.chain_key)
+        state.open(KV, Epoch(1))
+        async for record in self.log.read(KV, StreamSeq(1)):
+            state.apply(KV, record.seq, record.subject, record.payload)
+        return state.index.held(WorkerId(self.keeper.publisher.id), "disk")
+
+    async def stop(self) -> None:
+        await self.keeper.publisher.end()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.fixture
+async def log() -> MemoryLog:
+    made = MemoryLog("test", SystemClock())
+    await made.ensure([KV])
+    return made
+
+
+@asynccontextmanager
+async def keeping(folder: Path, log: MemoryLog) -> AsyncIterator[Kept]:
+    """A keeper that looks when it is told to."""
+    it = Kept(folder, log)
+    it.keeper._set_keeper(WORKER)
+    it.keeper.publisher.start()
+    try:
+        yield it
+    finally:
+        await it.stop()
+
+
+def blocks(*numbers: int) -> set[int]:
+    return {1000 + number for number in numbers}
+
+
+async def test_a_block_is_announced_once_its_file_lies_there(tmp_path: Path, log: MemoryLog) -> None:
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3)
+        await it.keeper.look()
+        assert await it.announced() == set()
+        put(tmp_path, 1)
+        put(tmp_path, 2)
+        await it.keeper.look()
+        assert await it.announced() == blocks(1, 2)
+        put(tmp_path, 3)
+        put(tmp_path, 9)  # of which nothing is known
+        await it.keeper.look()
+        assert await it.announced() == blocks(1, 2, 3)
+        joined, *_ = await it.events()
+        assert isinstance(joined, PoolJoined)
+        assert (joined.pool, joined.keeper, joined.kind) == (it.id, WORKER, KIND.hex())
+
+
+async def test_what_is_gone_takes_those_behind_it_along(tmp_path: Path, log: MemoryLog) -> None:
+    """Until its file comes back: then all of them are there again."""
+    async with keeping(tmp_path, log) as it:
+        it.name(*range(1, 40))
+        it.name(50, 51, parent=1020)
+        for number in (*range(1, 40), 50, 51):
+            put(tmp_path, number)
+        await it.keeper.look()
+        assert await it.announced() == blocks(*range(1, 40), 50, 51)
+        (tmp_path / f"{name(20).hex()}.kv").unlink()
+        await it.keeper.look()
+        assert await it.announced() == blocks(*range(1, 20))
+        put(tmp_path, 20)
+        await it.keeper.look()
+        assert await it.announced() == blocks(*range(1, 40), 50, 51)
+
+
+async def test_order_does_not_matter(tmp_path: Path, log: MemoryLog) -> None:
+    """Of links and files in any order: after each step what is announced is what is reachable, event by event closed
+    under prefixes."""
+    fresh = random.Random(3)
+    parents = {number: fresh.choice([None, *range(1, number)]) for number in range(1, 40)}
+    async with keeping(tmp_path, log) as it:
+        named, there = set[int](), set[int]()
+        for _ in range(150):
+            number = fresh.randrange(1, 40)
+            parent = parents[number]
+            if number not in named:
+                named.add(number)
+                it.name(number, parent=None if parent is None else 1000 + parent)
+            elif number in there and fresh.random() < 0.5:
+                there.remove(number)
+                (tmp_path / f"{name(number).hex()}.kv").unlink()
+            else:
+                there.add(number)
+                put(tmp_path, number)
+            if fresh.random() < 0.5:
+                await it.keeper.look()
+                assert await it.announced() == blocks(*reachable(parents, named & there))
+        held: set[int] = set()
+        for event in await it.events():
+            if isinstance(event, BlocksStored):
+                assert event.parent is None or event.parent in held
+                held |= set(hashes_from_bytes(event.hashes))
+            elif isinstance(event, BlocksRemoved):
+                held -= {block for piece in unpacked(event.blocks) for block in hashes_from_bytes(piece.hashes)}
+            assert held == blocks(*reachable(parents, {block - 1000 for block in held}))
+
+
+def reachable(parents: dict[int, int | None], there: set[int]) -> set[int]:
+    """Those of the blocks of which all before them are there."""
+    found: set[int] = set()
+    for number in sorted(there):
+        parent = parents[number]
+        if parent is None or parent in found:
+            found.add(number)
+    return found
+
+
+async def test_the_next_keeper_announces_the_same_without_a_request(tmp_path: Path, log: MemoryLog) -> None:
+    """After an end without a word. It is another source of the same pool."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3, 4)
+        for number in (1, 2, 3):
+            put(tmp_path, number)
+        await it.keeper.look()
+        put(tmp_path, 4)  # that nobody saw
+        before, source = await it.announced(), it.keeper.publisher.id
+    async with keeping(tmp_path, log) as it:
+        assert await it.announced() == before == blocks(1, 2, 3)
+        assert it.keeper.publisher.id != source
+        await it.keeper.look()
+        assert await it.announced() == blocks(1, 2, 3)
+        it.name(1, 2, 3, 4)
+        await it.keeper.look()
+        assert await it.announced() == blocks(1, 2, 3, 4)
+    assert len((tmp_path / LINKS_FILE).read_bytes()) == 4 * RECORD_BYTES
+
+
+async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog) -> None:
+    """Under the name of a block of ours, by other weights; once ours replaces it, it is."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2)
+        put(tmp_path, 1, OTHER_KIND)
+        put(tmp_path, 2)
+        await it.keeper.look()
+        assert await it.announced() == set()
+        draft = put(tmp_path, 1)
+        (tmp_path / f"{draft.hex()}.kv").rename(tmp_path / f"{draft.hex()}.new")
+        (tmp_path / f"{draft.hex()}.new").rename(tmp_path / f"{draft.hex()}.kv")
+        await it.keeper.look()
+        assert await it.announced() == blocks(1, 2)
+
+
+async def test_links_that_wait_are_bounded(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest go, and are counted; their files are announced when they are named again."""
+    monkeypatch.setattr(pool_keeper, "LINKS_WAITING_MAX", 10)
+    async with keeping(tmp_path, log) as it:
+        it.name(*range(1, 16))
+        assert (len(it.keeper._waiting), it.keeper.links_dropped) == (10, 5)
+        for number in range(1, 16):
+            put(tmp_path, number)
+        await it.keeper.look()
+        assert await it.announced() == set()
+        it.name(*range(1, 6))
+        await it.keeper.look()
+        assert await it.announced() == blocks(*range(1, 16))
+
+
+async def test_a_disk_that_fails_is_tried_again(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is announced that is not in the catalogue; what was announced stays, and the worker goes on."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2)
+        put(tmp_path, 1)
+        await it.keeper.look()
+        put(tmp_path, 2)
+
+        def fails(*_: Any) -> Any:
+            raise OSError("full")
+
+        for method in ("keep", "names"):
+            with monkeypatch.context() as full:
+                full.setattr(PoolFolder, method, fails)
+                await it.keeper._try()
+        assert it.keeper.failures == 2
+        assert await it.announced() == blocks(1)
+        await it.keeper._try()
+        assert await it.announced() == blocks(1, 2)
+
+
+async def test_it_follows_its_folder(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started once, until it leaves: the last look finds what came at the end."""
+    monkeypatch.setattr(pool_keeper, "LIST_EVERY_S", 0.01)
+    it = Kept(tmp_path, log)
+    it.keeper.start(WORKER)
+    it.name(1, 2)
+    put(tmp_path, 1)
+    await eventually(lambda: it.keeper.blocks == 1, "the first block")
+    for task in it.tasks:
+        task.cancel()
+    put(tmp_path, 2)
+    await it.keeper.leave("stopped")
+    assert isinstance((await it.events())[-1], PoolLeft)
+    assert [event.reason for event in await it.events() if isinstance(event, PoolLeft)] == ["stopped"]
+    assert it.keeper.blocks == 2
+    await it.stop()
+
+
+async def test_its_source_is_ended_and_it_goes_on_as_another(tmp_path: Path, log: MemoryLog) -> None:
+    """A replica thought that it was gone: all is restated. The same after its worker has another id."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2)
+        for number in (1, 2):
+            put(tmp_path, number)
+        await it.keeper.look()
+        await it.events()
+        before = it.keeper.publisher.id
+        where = subject("test", KV, before)
+        last = await log.last(KV, where)
+        assert last is not None
+        end = Speaker(KV, before + LOST_SUFFIX, about=before).say(PoolLost(by="x", reason="test"))
+        await log.append(KV, where, end.payload, "lost", last.seq)
+        it.name(3, parent=1002)
+        put(tmp_path, 3)
+        await it.keeper.look()
+        await eventually(lambda: it.keeper.publisher.id != before, "another source")
+        assert await it.announced() == blocks(1, 2, 3)
+        it.keeper.kept_by(LATER)
+        assert [event.keeper for event in await it.events() if isinstance(event, PoolJoined)] == [WORKER, LATER]
+        assert await it.announced() == blocks(1, 2, 3)
