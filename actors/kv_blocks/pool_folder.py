@@ -1,6 +1,6 @@
 """PoolFolder: the directory of a pool as its keeper sees it: its id, the names of its blocks, and the catalogue.
 
-The catalogue (`links`) says which block of ours lies in which file. It is a file of records of 48 bytes, each appended
+The catalogue (`catalogue`) says which block of ours lies in which file. It is a file of records of 48 bytes, each appended
 once its file lies there:
 
 | bytes | |
@@ -31,7 +31,7 @@ from actors.kv_blocks.block_store import SUFFIX
 from core.clock import Clock
 from core.ids import new_id
 
-ID_FILE, LINKS_FILE = "pool", "links"
+ID_FILE, CATALOG_FILE = "pool", "catalogue"
 SLACK = 1024
 """The catalogue is written anew when it has so many records more than twice those that are used."""
 SETTLED_NS = 2_000_000_000
@@ -47,7 +47,7 @@ class PoolDescription(NamedTuple):
 
     folder: Path
     key: bytes
-    """Keys names, seals and links."""
+    """Keys names, seals and the catalogue."""
     kind: bytes
     """Digest of all that a block's bytes depend on: `block_seal.engine_digest`."""
     load_blocks: int
@@ -58,7 +58,7 @@ class PoolDescription(NamedTuple):
     """Stands behind the engine's hash of a block where the block's file is named."""
 
 
-class BlockLink(NamedTuple):
+class CatalogEntry(NamedTuple):
     """A block as the index knows it."""
 
     block: int
@@ -74,7 +74,7 @@ class PoolFolder:
         self._pool = pool
         self._folder = pool.folder
         self._seal = BlockSeal(pool.kind)
-        self._key = hashlib.blake2b(pool.kind, key=pool.key, person=b"links").digest()
+        self._key = hashlib.blake2b(pool.kind, key=pool.key, person=b"catalogue").digest()
         self._clock = clock
         self._records = 0
         """In the catalogue's file, those that are used no more included."""
@@ -84,8 +84,8 @@ class PoolFolder:
     def __repr__(self) -> str:
         return f"<PoolFolder {self._folder}, {self._records} records>"
 
-    def open(self) -> tuple[str, dict[bytes, BlockLink]]:
-        """The pool's id, and the links of the files that lie there. OSError if the folder cannot be read or written."""
+    def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
+        """The pool's id, and the entries of the files that lie there. OSError if the folder cannot be read or written."""
         return self._id(), self._load(self.names() or set())
 
     def name_of(self, block: int) -> bytes:
@@ -116,32 +116,32 @@ class PoolFolder:
         self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0
         return found
 
-    def _load(self, names: set[bytes]) -> dict[bytes, BlockLink]:
-        """The links of these files, as the catalogue has them, which then has no others."""
-        path = self._folder / LINKS_FILE
+    def _load(self, names: set[bytes]) -> dict[bytes, CatalogEntry]:
+        """The entries of these files, as the catalogue has them, which then has no others."""
+        path = self._folder / CATALOG_FILE
         try:
             raw = path.read_bytes()
         except OSError:
             raw = b""
-        found: dict[bytes, BlockLink] = {}
+        found: dict[bytes, CatalogEntry] = {}
         for at in range(0, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
             record = raw[at : at + RECORD_BYTES]
-            if record[:DIGEST_BYTES] in names and (link := self._read(record)):
-                found[record[:DIGEST_BYTES]] = link
+            if record[:DIGEST_BYTES] in names and (entry := self._read(record)):
+                found[record[:DIGEST_BYTES]] = entry
         if len(raw) != len(found) * RECORD_BYTES:
             self.rewrite(found)
         self._records = len(found)
         return found
 
-    def keep(self, links: Mapping[bytes, BlockLink]) -> set[bytes]:
+    def keep(self, entries: Mapping[bytes, CatalogEntry]) -> set[bytes]:
         """Those of these files that are blocks of this kind, by their seals; the catalogue has them. About 30 us each.
 
         OSError if the catalogue cannot be written: then it has none of them.
         """
-        proved = [name for name in links if self._is_ours(name)]
-        path = self._folder / LINKS_FILE
+        proved = [name for name in entries if self._is_ours(name)]
+        path = self._folder / CATALOG_FILE
         if proved:
-            records = b"".join(self._record(name, links[name]) for name in proved)
+            records = b"".join(self._record(name, entries[name]) for name in proved)
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 end = self._records * RECORD_BYTES
@@ -154,14 +154,16 @@ class PoolFolder:
         return set(proved)
 
     def is_wasteful(self, used: int) -> bool:
-        """True if the catalogue is to be written anew with so many links."""
+        """True if the catalogue is to be written anew with so many entries."""
         return self._records > 2 * used + SLACK
 
-    def rewrite(self, links: Mapping[bytes, BlockLink]) -> None:
-        """The catalogue has these links, or, on a full disk, those of before."""
+    def rewrite(self, entries: Mapping[bytes, CatalogEntry]) -> None:
+        """The catalogue has these entries, or, on a full disk, those of before."""
         with suppress(OSError):
-            _replace(self._folder / LINKS_FILE, b"".join(self._record(name, link) for name, link in links.items()))
-            self._records = len(links)
+            _replace(
+                self._folder / CATALOG_FILE, b"".join(self._record(name, entry) for name, entry in entries.items())
+            )
+            self._records = len(entries)
 
     def _is_ours(self, name: bytes) -> bool:
         try:
@@ -175,17 +177,17 @@ class PoolFolder:
         finally:
             os.close(file)
 
-    def _record(self, name: bytes, link: BlockLink) -> bytes:
-        body = name + _xor(_BLOCKS.pack(link.block, link.parent or 0), self._digest(name, b"pad"))
+    def _record(self, name: bytes, entry: CatalogEntry) -> bytes:
+        body = name + _xor(_BLOCKS.pack(entry.block, entry.parent or 0), self._digest(name, b"pad"))
         return body + self._digest(body, b"proof")
 
-    def _read(self, record: bytes) -> BlockLink | None:
+    def _read(self, record: bytes) -> CatalogEntry | None:
         body, proof = record[:-DIGEST_BYTES], record[-DIGEST_BYTES:]
         if self._digest(body, b"proof") != proof:
             return None
         name = body[:DIGEST_BYTES]
         block, parent = _BLOCKS.unpack(_xor(body[DIGEST_BYTES:], self._digest(name, b"pad")))
-        return BlockLink(block, parent or None)
+        return CatalogEntry(block, parent or None)
 
     def _digest(self, data: bytes, use: bytes) -> bytes:
         return hashlib.blake2b(data, key=self._key, person=use, digest_size=DIGEST_BYTES).digest()

@@ -1,10 +1,11 @@
 """PoolKeeper: knows which blocks lie in a pool's folder, and announces them as a source of its own.
 
-1. The mirror of the worker's cache names blocks (`NamedBlock`): each is a link from a file's name to our hash. It waits
-   for its file, in a bounded queue; the oldest go, and their files are announced when a request names them again.
-2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with a link the
-   seal is read, and the link goes into the catalogue; then the block is announced. Files without a link are not.
-3. A block whose file is gone is announced as removed, with those behind it. Its link waits again: the file may return.
+1. The mirror of the worker's cache names blocks (`NamedBlock`). Of each follow a file's name and our hash: an entry of
+   the catalogue. It waits for its file, in a bounded queue; the oldest go, and their files are announced when a
+   request names them again.
+2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with an entry the
+   seal is read, and the entry goes into the catalogue; then the block is announced. Files without an entry are not.
+3. A block whose file is gone is announced as removed, with those behind it. Its entry waits again: the file may return.
 4. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.pool_folder import BlockLink, PoolFolder
+from actors.kv_blocks.pool_folder import CatalogEntry, PoolFolder
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
 from actors.kv_pool.pool_publisher import PoolPublisher
@@ -28,11 +29,11 @@ from core.keys import DeploymentKey
 from streams.log import EventLog
 
 LIST_EVERY_S = 1.0
-"""Between two looks at the folder …"""
+"""Between two listings of the folder …"""
 LIST_SHARE = 20
-"""… and at least so many times as long as the last look took."""
-LINKS_WAITING_MAX = 32_768
-"""Links whose files do not lie there yet, at some 250 bytes each."""
+"""… and at least so many times as long as the last listing took."""
+ENTRIES_WAITING_MAX = 32_768
+"""Entries whose files do not lie there yet, at some 250 bytes each."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,15 +48,15 @@ class PoolKeeper:
         clock: Clock,
         key: DeploymentKey,
         folder: PoolFolder,
-        links: dict[bytes, BlockLink],
+        entries: dict[bytes, CatalogEntry],
         joined: PoolJoined,
         *,
         partitions: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        """`links` are those of the folder as it was opened; `joined` has the keeper's id when the pool is started."""
+        """`catalogue` are those of the folder as it was opened; `joined` has the keeper's id when the pool is started."""
         self.mirror = PoolMirror()
-        self.mirror.store(links.values())
+        self.mirror.store(entries.values())
         self._namespace = namespace
         self._log = log
         self._clock = clock
@@ -64,18 +65,18 @@ class PoolKeeper:
         self._joined = joined
         self._partitions = partitions
         self._spawn = spawn
-        self._links = links
+        self._entries = entries
         """Of the files that are announced, or would be if those before them were."""
-        self._waiting: OrderedDict[bytes, BlockLink] = OrderedDict()
-        """Links without a file that is known to be of this kind."""
-        self._names: set[bytes] = set(links)
-        """Of all files at the last look."""
+        self._waiting: OrderedDict[bytes, CatalogEntry] = OrderedDict()
+        """Entries without a file that is known to be of this kind."""
+        self._names: set[bytes] = set(entries)
+        """Of all files at the last listing."""
         self._unproved: set[bytes] = set()
         """Files that are no blocks of this kind, since the folder changed last."""
-        self.links_dropped = 0
-        """Links that had no room to wait."""
+        self.entries_dropped = 0
+        """Entries that had no room to wait."""
         self.failures = 0
-        """Looks at the folder that failed."""
+        """Listings of the folder that failed."""
         self.publisher = self._new_publisher()
 
     def __repr__(self) -> str:
@@ -98,8 +99,8 @@ class PoolKeeper:
             "source": self.publisher.id,
             "blocks": self.blocks,
             "files": len(self._names),
-            "links": len(self._links),
-            "links_waiting": len(self._waiting),
+            "entries": len(self._entries),
+            "entries_waiting": len(self._waiting),
             "outbox": {"events": self.publisher.outbox.depth, "bytes": self.publisher.outbox.bytes},
         }
 
@@ -120,25 +121,25 @@ class PoolKeeper:
             if not block or parent == 0:  # 0 stands for no parent
                 continue
             file = self._folder.name_of(name)
-            if file not in self._links:
-                self._wait(file, BlockLink(block, parent))
+            if file not in self._entries:
+                self._wait(file, CatalogEntry(block, parent))
 
-    async def look(self) -> None:
-        """What lies in the folder now is in the catalogue and announced, as far as its links are known."""
+    async def refresh(self) -> None:
+        """All files of the folder that have an entry are in the catalogue and announced; those that are gone are not."""
         names = await asyncio.to_thread(self._folder.names)
         if names is not None:
             self._names = names
             self._unproved.clear()
-        gone = [file for file in self._links if file not in self._names] if names is not None else []
-        removed = [self._links.pop(file) for file in gone]
-        for file, link in zip(gone, removed, strict=True):
-            self._wait(file, link)
+        gone = [file for file in self._entries if file not in self._names] if names is not None else []
+        removed = [self._entries.pop(file) for file in gone]
+        for file, entry in zip(gone, removed, strict=True):
+            self._wait(file, entry)
         self.publisher.publish(self.mirror.remove(removed))
         there = self._names - self._unproved
-        if ready := {file: link for file, link in self._waiting.items() if file in there}:
+        if ready := {file: entry for file, entry in self._waiting.items() if file in there}:
             await self._keep(ready)
-        if self._folder.is_wasteful(len(self._links)):
-            await asyncio.to_thread(self._folder.rewrite, dict(self._links))
+        if self._folder.is_wasteful(len(self._entries)):
+            await asyncio.to_thread(self._folder.rewrite, dict(self._entries))
 
     async def leave(self, reason: str) -> None:
         """The catalogue has the files that lie there now; PoolLeft is in the log if that was possible in time."""
@@ -154,26 +155,26 @@ class PoolKeeper:
 
     async def _try(self) -> None:
         try:
-            await self.look()
+            await self.refresh()
         except OSError as error:
             self.failures += 1
             _logger.warning("the folder of the pool cannot be followed now: %s", error)
 
-    async def _keep(self, ready: dict[bytes, BlockLink]) -> None:
+    async def _keep(self, ready: dict[bytes, CatalogEntry]) -> None:
         proved = await asyncio.to_thread(self._folder.keep, ready)
         self._unproved |= ready.keys() - proved
-        kept = {file: link for file, link in ready.items() if file in proved}
+        kept = {file: entry for file, entry in ready.items() if file in proved}
         for file in kept:
             self._waiting.pop(file, None)
-        self._links |= kept
+        self._entries |= kept
         self.publisher.publish(self.mirror.store(kept.values()))
 
-    def _wait(self, file: bytes, link: BlockLink) -> None:
-        self._waiting[file] = link
+    def _wait(self, file: bytes, entry: CatalogEntry) -> None:
+        self._waiting[file] = entry
         self._waiting.move_to_end(file)
-        if len(self._waiting) > LINKS_WAITING_MAX:
+        if len(self._waiting) > ENTRIES_WAITING_MAX:
             self._waiting.popitem(last=False)
-            self.links_dropped += 1
+            self.entries_dropped += 1
 
     def _rejoin(self) -> None:
         """Lost is final for a source, not for the pool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.engines.engine import CacheCopied, CacheRemoved
-from actors.kv_blocks.pool_folder import BlockLink
+from actors.kv_blocks.pool_folder import CatalogEntry
 from actors.kv_cache.cache_mirror import CachedBlock, CacheMirror
 from core.events import Event
 
@@ -24,18 +24,18 @@ class PoolMirror(CacheMirror):
     def __repr__(self) -> str:
         return f"<PoolMirror {self.reported} blocks reported, {len(self._blocks)} known>"
 
-    def store(self, links: Iterable[BlockLink]) -> list[Event]:
+    def store(self, entries: Iterable[CatalogEntry]) -> list[Event]:
         """Each of these blocks has one file more; returns the events to publish."""
-        stored = [*links]
-        for link in stored:
-            block = self._block(link.block)
+        stored = [*entries]
+        for entry in stored:
+            block = self._block(entry.block)
             if block.parent is None:
-                block.attach(self._plain_root if link.parent is None else self._block(link.parent), b"")
-        return self.apply(CacheCopied(tuple(link.block for link in stored), TIER))
+                block.attach(self._plain_root if entry.parent is None else self._block(entry.parent), b"")
+        return self.apply(CacheCopied(tuple(entry.block for entry in stored), TIER))
 
-    def remove(self, links: Iterable[BlockLink]) -> list[Event]:
+    def remove(self, entries: Iterable[CatalogEntry]) -> list[Event]:
         """Each of these blocks has one file less; returns the events to publish."""
-        return self.apply(CacheRemoved(tuple(link.block for link in links), TIER))
+        return self.apply(CacheRemoved(tuple(entry.block for entry in entries), TIER))
 
     def _hash_of(self, block: CachedBlock) -> int:
         return block.name

@@ -201,7 +201,7 @@ class Worker:
             return None
         folder = PoolFolder(info.pool, self.clock)
         try:
-            pool, links = await asyncio.to_thread(folder.open)
+            pool, entries = await asyncio.to_thread(folder.open)
         except OSError as error:
             _logger.error("the blocks on the disk are not announced: %s", error)  # noqa: TRY400  # says it all
             return None
@@ -219,7 +219,7 @@ class Worker:
             self.clock,
             self.key,
             folder,
-            links,
+            entries,
             joined,
             partitions=options.partitions,
             spawn=self._spawn,
@@ -385,7 +385,7 @@ class Worker:
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
         if self.pool is not None:
-            counts |= {"pool_links_dropped": self.pool.links_dropped, "pool_looks_failed": self.pool.failures}
+            counts |= {"pool_entries_dropped": self.pool.entries_dropped, "pool_refreshes_failed": self.pool.failures}
         return counts | self.role.totals()
 
     def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:

@@ -10,11 +10,11 @@ import pytest
 from actors.kv_blocks import pool_folder
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.pool_folder import (
-    LINKS_FILE,
+    CATALOG_FILE,
     RECORD_BYTES,
     SETTLED_NS,
     SLACK,
-    BlockLink,
+    CatalogEntry,
     PoolDescription,
     PoolFolder,
 )
@@ -45,9 +45,9 @@ def put(folder: Path, number: int, kind: bytes = KIND) -> bytes:
     return name(number)
 
 
-def links(*numbers: int) -> dict[bytes, BlockLink]:
+def entries(*numbers: int) -> dict[bytes, CatalogEntry]:
     """A chain of blocks in files of these numbers."""
-    return {name(number): BlockLink(1000 + number, None if not number else 999 + number) for number in numbers}
+    return {name(number): CatalogEntry(1000 + number, None if not number else 999 + number) for number in numbers}
 
 
 def kept(folder: Path, *numbers: int) -> PoolFolder:
@@ -56,12 +56,12 @@ def kept(folder: Path, *numbers: int) -> PoolFolder:
     it.open()
     for number in numbers:
         put(folder, number)
-    assert it.keep(links(*numbers)) == {name(number) for number in numbers}
+    assert it.keep(entries(*numbers)) == {name(number) for number in numbers}
     return it
 
 
 def catalogue(folder: Path) -> bytes:
-    return (folder / LINKS_FILE).read_bytes()
+    return (folder / CATALOG_FILE).read_bytes()
 
 
 def test_a_pool_keeps_its_id(tmp_path: Path) -> None:
@@ -80,17 +80,17 @@ def test_files_are_named_as_the_engine_names_them(tmp_path: Path) -> None:
     assert opened(tmp_path).name_of(2**256 - 1) == block_name(KEY, b"\xff" * 32 + bytes(4))
 
 
-def test_the_next_keeper_has_the_links(tmp_path: Path) -> None:
+def test_the_next_keeper_has_the_entries(tmp_path: Path) -> None:
     """Of the files that lie there still, and no others."""
     kept(tmp_path, 0, 1, 2, 3)
     (tmp_path / f"{name(2).hex()}.kv").unlink()
     put(tmp_path, 9)
     again = opened(tmp_path)
-    assert again.open()[1] == links(0, 1, 3)
+    assert again.open()[1] == entries(0, 1, 3)
     assert len(catalogue(tmp_path)) == 3 * RECORD_BYTES
-    assert again.keep(links(9)) == {name(9)}
-    assert opened(tmp_path).open()[1] == links(0, 1, 3, 9)
-    assert (tmp_path / LINKS_FILE).stat().st_mode & 0o777 == 0o600
+    assert again.keep(entries(9)) == {name(9)}
+    assert opened(tmp_path).open()[1] == entries(0, 1, 3, 9)
+    assert (tmp_path / CATALOG_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_there_are_no_hashes_in_the_clear(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_stranger_reads_no_link(tmp_path: Path, more: dict[str, bytes]) -> Non
 def test_a_torn_record_is_passed_over(tmp_path: Path, cut: int) -> None:
     """What follows is whole again."""
     kept(tmp_path, 0, 1, 2)
-    (tmp_path / LINKS_FILE).write_bytes(catalogue(tmp_path)[:-cut])
+    (tmp_path / CATALOG_FILE).write_bytes(catalogue(tmp_path)[:-cut])
     again = opened(tmp_path)
-    assert again.open()[1] == links(0, 1)
-    again.keep(links(2))
-    assert opened(tmp_path).open()[1] == links(0, 1, 2)
+    assert again.open()[1] == entries(0, 1)
+    again.keep(entries(2))
+    assert opened(tmp_path).open()[1] == entries(0, 1, 2)
 
 
 @pytest.mark.parametrize("at", range(RECORD_BYTES))
@@ -123,8 +123,8 @@ def test_a_flipped_bit_is_passed_over(tmp_path: Path, at: int) -> None:
     kept(tmp_path, 0, 1, 2)
     raw = bytearray(catalogue(tmp_path))
     raw[RECORD_BYTES + at] ^= 4
-    (tmp_path / LINKS_FILE).write_bytes(raw)
-    assert opened(tmp_path).open()[1] == links(0, 2)
+    (tmp_path / CATALOG_FILE).write_bytes(raw)
+    assert opened(tmp_path).open()[1] == entries(0, 2)
 
 
 def test_a_forged_record_is_passed_over(tmp_path: Path) -> None:
@@ -132,15 +132,15 @@ def test_a_forged_record_is_passed_over(tmp_path: Path) -> None:
     kept(tmp_path, 0, 1, 2)
     raw = catalogue(tmp_path)
     swapped = raw[:16] + raw[RECORD_BYTES + 16 :][: RECORD_BYTES - 16] + raw[RECORD_BYTES:]
-    (tmp_path / LINKS_FILE).write_bytes(swapped)
-    assert opened(tmp_path).open()[1] == links(1, 2)
-    forged = opened(tmp_path, key=OTHER_KEY)._record(name(0), BlockLink(1000, None))
-    (tmp_path / LINKS_FILE).write_bytes(forged + raw[RECORD_BYTES:])
-    assert opened(tmp_path).open()[1] == links(1, 2)
+    (tmp_path / CATALOG_FILE).write_bytes(swapped)
+    assert opened(tmp_path).open()[1] == entries(1, 2)
+    forged = opened(tmp_path, key=OTHER_KEY)._record(name(0), CatalogEntry(1000, None))
+    (tmp_path / CATALOG_FILE).write_bytes(forged + raw[RECORD_BYTES:])
+    assert opened(tmp_path).open()[1] == entries(1, 2)
 
 
 def test_what_is_no_block_of_this_kind_is_not_kept(tmp_path: Path) -> None:
-    """Files of other weights, under another block's name, cut short, empty, a link, or gone."""
+    """Files of other weights, under another block's name, cut short, empty, an entry, or gone."""
     it = opened(tmp_path)
     it.open()
     put(tmp_path, 0)
@@ -150,8 +150,8 @@ def test_what_is_no_block_of_this_kind_is_not_kept(tmp_path: Path) -> None:
     os.truncate(tmp_path / f"{name(3).hex()}.kv", 4000)
     (tmp_path / f"{name(4).hex()}.kv").touch()
     (tmp_path / f"{name(5).hex()}.kv").symlink_to(tmp_path / f"{name(0).hex()}.kv")
-    assert it.keep(links(*range(7))) == {name(0)}
-    assert opened(tmp_path).open()[1] == links(0)
+    assert it.keep(entries(*range(7))) == {name(0)}
+    assert opened(tmp_path).open()[1] == entries(0)
 
 
 def test_the_folder_is_listed_while_it_changes(tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ def test_the_catalogue_does_not_grow_for_ever(tmp_path: Path) -> None:
     it = kept(tmp_path, 0, 1)
     assert not it.is_wasteful(2)
     while not it.is_wasteful(2):
-        it.keep(links(0, 1))
+        it.keep(entries(0, 1))
     assert SLACK + 4 < len(catalogue(tmp_path)) // RECORD_BYTES <= SLACK + 6
-    it.rewrite(links(0, 1))
+    it.rewrite(entries(0, 1))
     assert not it.is_wasteful(0)
     assert len(catalogue(tmp_path)) == 2 * RECORD_BYTES
-    it.keep(links(1))
-    assert opened(tmp_path).open()[1] == links(0, 1)
+    it.keep(entries(1))
+    assert opened(tmp_path).open()[1] == entries(0, 1)
 
 
 def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +194,9 @@ def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as full:
         full.setattr(pool_folder.os, "pwrite", cut)
         with pytest.raises(OSError, match="only a part"):
-            it.keep(links(1))
+            it.keep(entries(1))
         full.setattr(pool_folder, "_replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
         it.rewrite({})
-    assert opened(tmp_path).open()[1] == links(0)
-    assert it.keep(links(1)) == {name(1)}
-    assert opened(tmp_path).open()[1] == links(0, 1)
+    assert opened(tmp_path).open()[1] == entries(0)
+    assert it.keep(entries(1)) == {name(1)}
+    assert opened(tmp_path).open()[1] == entries(0, 1)

@@ -52,16 +52,16 @@ class Served:
     async def told(self) -> None:
         """The router knows all that the worker's engine and its pool hold."""
         await self.worker.engine.settle()
-        await self.pool.look()
+        await self.pool.refresh()
         await eventually(
             lambda: self.worker.current_publisher().kv.idle and self.pool.publisher.outbox.idle, "all is in the log"
         )
         state, publisher, pool = self.router.state, self.worker.current_publisher(), self.pool.publisher
 
         def folded() -> bool:
-            parts = {id: part for kv in state.kv.values() for id, part in kv.members.items()}
+            parts = {source: part for kv in state.kv.values() for source, part in kv.members.items()}
             said = ((WorkerId(publisher.id), publisher.kv), (WorkerId(pool.id), pool.outbox))
-            return all(id in parts and parts[id].chain.n_next >= outbox.n_acked for id, outbox in said)
+            return all(who in parts and parts[who].chain.n_next >= outbox.n_acked for who, outbox in said)
 
         await eventually(folded, "the router has folded it")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.kv_blocks.pool_folder import LINKS_FILE, RECORD_BYTES, PoolFolder
+from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES, PoolFolder
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool import pool_keeper
 from actors.kv_pool.pool_keeper import PoolKeeper
@@ -42,10 +42,10 @@ class Kept:
         self.tasks: set[asyncio.Task[None]] = set()
         clock = SystemClock()
         opened = PoolFolder(described(folder), clock)
-        self.id, links = opened.open()
+        self.id, entries = opened.open()
         joined = PoolJoined(pool=self.id, keeper="", name="decode-0", model="tiny", kind=KIND.hex(), block_size=4)
         self.keeper = PoolKeeper(
-            "test", log, clock, DEPLOYMENT, opened, links, joined, partitions=1, spawn=self._spawn
+            "test", log, clock, DEPLOYMENT, opened, entries, joined, partitions=1, spawn=self._spawn
         )  # fmt: skip
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
@@ -110,15 +110,15 @@ def blocks(*numbers: int) -> set[int]:
 async def test_a_block_is_announced_once_its_file_lies_there(tmp_path: Path, log: MemoryLog) -> None:
     async with keeping(tmp_path, log) as it:
         it.name(1, 2, 3)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == set()
         put(tmp_path, 1)
         put(tmp_path, 2)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2)
         put(tmp_path, 3)
         put(tmp_path, 9)  # of which nothing is known
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2, 3)
         joined, *_ = await it.events()
         assert isinstance(joined, PoolJoined)
@@ -132,18 +132,18 @@ async def test_what_is_gone_takes_those_behind_it_along(tmp_path: Path, log: Mem
         it.name(50, 51, parent=1020)
         for number in (*range(1, 40), 50, 51):
             put(tmp_path, number)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(*range(1, 40), 50, 51)
         (tmp_path / f"{name(20).hex()}.kv").unlink()
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(*range(1, 20))
         put(tmp_path, 20)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(*range(1, 40), 50, 51)
 
 
 async def test_order_does_not_matter(tmp_path: Path, log: MemoryLog) -> None:
-    """Of links and files in any order: after each step what is announced is what is reachable, event by event closed
+    """Of entries and files in any order: after each step what is announced is what is reachable, event by event closed
     under prefixes."""
     fresh = random.Random(3)
     parents = {number: fresh.choice([None, *range(1, number)]) for number in range(1, 40)}
@@ -162,7 +162,7 @@ async def test_order_does_not_matter(tmp_path: Path, log: MemoryLog) -> None:
                 there.add(number)
                 put(tmp_path, number)
             if fresh.random() < 0.5:
-                await it.keeper.look()
+                await it.keeper.refresh()
                 assert await it.announced() == blocks(*reachable(parents, named & there))
         held: set[int] = set()
         for event in await it.events():
@@ -190,18 +190,18 @@ async def test_the_next_keeper_announces_the_same_without_a_request(tmp_path: Pa
         it.name(1, 2, 3, 4)
         for number in (1, 2, 3):
             put(tmp_path, number)
-        await it.keeper.look()
+        await it.keeper.refresh()
         put(tmp_path, 4)  # that nobody saw
         before, source = await it.announced(), it.keeper.publisher.id
     async with keeping(tmp_path, log) as it:
         assert await it.announced() == before == blocks(1, 2, 3)
         assert it.keeper.publisher.id != source
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2, 3)
         it.name(1, 2, 3, 4)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2, 3, 4)
-    assert len((tmp_path / LINKS_FILE).read_bytes()) == 4 * RECORD_BYTES
+    assert len((tmp_path / CATALOG_FILE).read_bytes()) == 4 * RECORD_BYTES
 
 
 async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog) -> None:
@@ -210,27 +210,27 @@ async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog)
         it.name(1, 2)
         put(tmp_path, 1, OTHER_KIND)
         put(tmp_path, 2)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == set()
         draft = put(tmp_path, 1)
         (tmp_path / f"{draft.hex()}.kv").rename(tmp_path / f"{draft.hex()}.new")
         (tmp_path / f"{draft.hex()}.new").rename(tmp_path / f"{draft.hex()}.kv")
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2)
 
 
 async def test_links_that_wait_are_bounded(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go, and are counted; their files are announced when they are named again."""
-    monkeypatch.setattr(pool_keeper, "LINKS_WAITING_MAX", 10)
+    monkeypatch.setattr(pool_keeper, "ENTRIES_WAITING_MAX", 10)
     async with keeping(tmp_path, log) as it:
         it.name(*range(1, 16))
-        assert (len(it.keeper._waiting), it.keeper.links_dropped) == (10, 5)
+        assert (len(it.keeper._waiting), it.keeper.entries_dropped) == (10, 5)
         for number in range(1, 16):
             put(tmp_path, number)
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == set()
         it.name(*range(1, 6))
-        await it.keeper.look()
+        await it.keeper.refresh()
         assert await it.announced() == blocks(*range(1, 16))
 
 
@@ -241,7 +241,7 @@ async def test_a_disk_that_fails_is_tried_again(
     async with keeping(tmp_path, log) as it:
         it.name(1, 2)
         put(tmp_path, 1)
-        await it.keeper.look()
+        await it.keeper.refresh()
         put(tmp_path, 2)
 
         def fails(*_: Any) -> Any:
@@ -258,7 +258,7 @@ async def test_a_disk_that_fails_is_tried_again(
 
 
 async def test_it_follows_its_folder(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started once, until it leaves: the last look finds what came at the end."""
+    """Started once, until it leaves: the last listing finds what came at the end."""
     monkeypatch.setattr(pool_keeper, "LIST_EVERY_S", 0.01)
     it = Kept(tmp_path, log)
     it.keeper.start(WORKER)
@@ -281,7 +281,7 @@ async def test_its_source_is_ended_and_it_goes_on_as_another(tmp_path: Path, log
         it.name(1, 2)
         for number in (1, 2):
             put(tmp_path, number)
-        await it.keeper.look()
+        await it.keeper.refresh()
         await it.events()
         before = it.keeper.publisher.id
         where = subject("test", KV, before)
@@ -291,7 +291,7 @@ async def test_its_source_is_ended_and_it_goes_on_as_another(tmp_path: Path, log
         await log.append(KV, where, end.payload, "lost", last.seq)
         it.name(3, parent=1002)
         put(tmp_path, 3)
-        await it.keeper.look()
+        await it.keeper.refresh()
         await eventually(lambda: it.keeper.publisher.id != before, "another source")
         assert await it.announced() == blocks(1, 2, 3)
         it.keeper.kept_by(LATER)
