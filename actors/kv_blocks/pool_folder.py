@@ -1,7 +1,7 @@
 """PoolFolder: the directory of a pool as its keeper sees it: its id, the names of its blocks, and the catalogue.
 
-The catalogue (`catalogue`) says which block of ours lies in which file. It is a file of records of 48 bytes, each appended
-once its file lies there:
+The catalogue (`catalogue`) says which block of ours lies in which file. It is a file of records of 48 bytes, each
+appended once its file lies there:
 
 | bytes | |
 |---|---|
@@ -85,7 +85,7 @@ class PoolFolder:
         return f"<PoolFolder {self._folder}, {self._records} records>"
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
-        """The pool's id, and the entries of the files that lie there. OSError if the folder cannot be read or written."""
+        """The pool's id, and the entries of files that lie there. OSError if the folder cannot be read or written."""
         return self._id(), self._load(self.names() or set())
 
     def name_of(self, block: int) -> bytes:

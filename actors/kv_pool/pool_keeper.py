@@ -3,8 +3,8 @@
 1. The mirror of the worker's cache names blocks (`NamedBlock`). Of each follow a file's name and our hash: an entry of
    the catalogue. It waits for its file, in a bounded queue; the oldest go, and their files are announced when a
    request names them again.
-2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with an entry the
-   seal is read, and the entry goes into the catalogue; then the block is announced. Files without an entry are not.
+2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with an entry
+   the seal is read, and the entry goes into the catalogue; then the block is announced. Others are not.
 3. A block whose file is gone is announced as removed, with those behind it. Its entry waits again: the file may return.
 4. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
 """
@@ -54,7 +54,7 @@ class PoolKeeper:
         partitions: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        """`catalogue` are those of the folder as it was opened; `joined` has the keeper's id when the pool is started."""
+        """`entries` are those of the folder as it was opened; `joined` has the keeper's id once the pool is started."""
         self.mirror = PoolMirror()
         self.mirror.store(entries.values())
         self._namespace = namespace
@@ -125,7 +125,7 @@ class PoolKeeper:
                 self._wait(file, CatalogEntry(block, parent))
 
     async def refresh(self) -> None:
-        """All files of the folder that have an entry are in the catalogue and announced; those that are gone are not."""
+        """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not."""
         names = await asyncio.to_thread(self._folder.names)
         if names is not None:
             self._names = names

@@ -1,4 +1,4 @@
-"""The disk of a vLLM worker in the index: what lies there is known, never more, and at once in the worker's next life."""
+"""The disk of a vLLM worker in the index: its blocks are known, never more, and at once in the worker's next life."""
 
 from __future__ import annotations
 
