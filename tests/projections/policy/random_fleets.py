@@ -30,8 +30,10 @@ from tests.projections.facts import (
     finished,
     joined,
     load,
+    pool_joined,
     prefilled,
     prompt,
+    reads,
     removed,
     replica_restated,
     restated,
@@ -66,12 +68,16 @@ class RandomFleet:
         self._ahead: deque[Event] = deque()
         self._requests = 0
         self._tiers = TIERS if dice.random() < 0.3 else TIERS[:1]
+        self._pools = [worker_id(20_000 + number) for number in range(3)] if dice.random() < 0.4 else []
+        """By their sources; each has its own id."""
         self._models = ("tiny",) * 7 + (("other",) if dice.random() < 0.4 else ())
         self._sizes = (4,) * 7 + ((8,) if dice.random() < 0.3 else ())
         self._spread = dice.choice((1, 2, 60))
         """Loads differ by so much: with 1 nearly all costs are equal."""
         for _ in range(dice.choice((1, 2, 5, 12, 30, 70))):
             self._join()
+        for pool in self._pools:
+            self.site.say(KV, pool, pool_joined(pool, self._some()))
         for _ in range(dice.choice((0, 20, 100))):
             self.change()
 
@@ -83,6 +89,7 @@ class RandomFleet:
         dice = self.dice
         kinds = [self._report, self._store, self._route, self._route_here, self._first, self._end, self._read_back]
         rare = [self._join, self._leave, self._remove, self._clear, self._gap, self._restate_replica, self._recount]
+        kinds += [self._pool] * 3 if self._pools else []
         dice.choice(kinds if dice.random() < 0.93 else rare)()
 
     def decisions(self) -> Iterator[tuple[Decision, Decision, RouteRequest, RoutingSettings]]:
@@ -156,7 +163,11 @@ class RandomFleet:
         self._workers.append(worker)
         event = joined(f"w-{worker}", self.dice.choice(self._models), self.dice.choice(self._sizes))
         role = "prefill" if self.dice.random() < 0.05 else "decode"
-        self.site.say(KV, worker, msgspec.structs.replace(event, role=role))
+        event = msgspec.structs.replace(event, role=role)
+        if self._pools and self.dice.random() < 0.7:
+            most = self.dice.choice((0, 2, 5, 500))
+            event = msgspec.structs.replace(event, pools=reads(self.dice.choice(self._pools), load_blocks=most))
+        self.site.say(KV, worker, event)
 
     def _some(self) -> str:
         return self.dice.choice(self._workers) if self._workers else worker_id(1)
@@ -181,6 +192,18 @@ class RandomFleet:
         if depth:
             event = stored_chain(*hashes[:depth])
             self.site.say(KV, self._some(), msgspec.structs.replace(event, tier=dice.choice(self._tiers)))
+
+    def _pool(self) -> None:
+        """A pool has another keeper, or more or fewer blocks."""
+        dice, pool = self.dice, self.dice.choice(self._pools)
+        hashes = hashes_from_bytes(prompt(*dice.choice(ROOTS)).hashes())
+        depth = dice.randrange(len(hashes) + 1)
+        event: Event = pool_joined(pool, self._some(), dice.choice(("kind", "kind", "kind", "another kind")))
+        if depth and dice.random() < 0.8:
+            event = msgspec.structs.replace(stored_chain(*hashes[:depth]), tier="disk")
+        elif depth and dice.random() < 0.5:
+            event = removed(*hashes[depth:], tier="disk")
+        self.site.say(KV, pool, event)
 
     def _remove(self) -> None:
         """Blocks of some prompt go; now and then from its middle, so that a hole is left."""

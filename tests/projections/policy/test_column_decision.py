@@ -226,3 +226,15 @@ def test_depths_by_a_matrix_are_those_of_the_search(seed: int) -> None:
         fewer = index.depth_column(asked, size)
         assert fewer is not None
         assert [*fewer] == [*found[: size - 1], 0]
+
+
+def test_fleets_with_pools_are_among_them() -> None:
+    """In which a pool counts for a candidate."""
+    fleets = [RandomFleet(seed) for seed in range(FLEETS)]
+    pooled = 0
+    for fleet in fleets:
+        for mine, judge, request, settings in fleet.decisions():
+            assert mine._replace(ranked=[*mine.ranked]) == judge
+            state, cached = fleet.site.state, settings.policy != "approximate"
+            pooled += cached and state.reported(request.prompt) != state.reported(request.prompt, pools=False)
+    assert pooled > FLEETS
