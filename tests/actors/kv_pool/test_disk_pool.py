@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +13,30 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from actors.kv_blocks.pool_folder import CATALOG_FILE
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.router.router import Router
 from actors.worker.worker import Worker
+from core.events import PoolLost, RequestRouted
 from core.generation import GenerateRequest
 from core.ids import WorkerId
-from core.prompt import Prompt, scope_bytes
+from core.prompt import TOKEN_BYTES, Prompt, scope_bytes
 from core.settings import RoutingSettings
+from core.subjects import ROUTING, kv_stream
 from projections.folds.state import NO_OVERLAP
-from tests.actors.engines.vllm.test_disk_tier import BLOCKS, DEVICE_BLOCKS, LENGTH, again, engine_over
+from tests.actors.engines.vllm.test_disk_tier import (
+    BLOCKS,
+    DEVICE_BLOCKS,
+    HOST_BLOCKS,
+    LENGTH,
+    again,
+    engine_over,
+    quiet,
+)
 from tests.actors.engines.vllm.test_host_tier import SIZE
 from tests.actors.world import KEY, World, collect, world
 from tests.contracts.engine import prompt, request
+from tests.fixtures.engines import RecordedEngine
 from tests.fixtures.eventually import eventually
 
 PROMPTS = 6
@@ -37,6 +53,11 @@ class Served:
     @property
     def worker(self) -> Worker:
         return self.world.workers["decode-0"]
+
+    @property
+    def engine(self) -> RecordedEngine:
+        assert isinstance(self.worker.engine, RecordedEngine)
+        return self.worker.engine
 
     @property
     def pool(self) -> PoolKeeper:
@@ -87,12 +108,131 @@ async def served(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
         yield Served(it, router, folder)
 
 
-async def test_what_lies_on_the_disk_alone_is_known(served: Served) -> None:
-    """Predicted for each prompt that left device and host, and found."""
-    asked = [request(prompt(LENGTH), 8) for _ in range(PROMPTS)]
+async def stored(served: Served, count: int = PROMPTS) -> list[tuple[GenerateRequest, list[int]]]:
+    """Prompts with their cold answers, whose blocks lie on the disk alone."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(count)]
     cold = [(await served.answer(each))[0] for each in asked]
     await served.push_out()
     await served.told()
-    for each, tokens in zip(asked, cold, strict=True):
+    return list(zip(asked, cold, strict=True))
+
+
+def file_of(served: Served, asked: GenerateRequest, depth: int) -> Path:
+    """The file of that block of the prompt, by the keeper's own catalogue."""
+    block = Prompt(asked.tokens, SIZE, KEY.hash_seed, scope_bytes(asked.adapter, asked.cache_salt)).key(depth)
+    (name,) = [name for name, entry in served.pool._entries.items() if entry.block == block]
+    return served.folder / f"{name.hex()}.kv"
+
+
+async def test_blocks_on_the_disk_alone_are_known(served: Served) -> None:
+    """Predicted for each prompt that left device and host, and found."""
+    for asked, tokens in await stored(served):
+        assert served.levels(asked) == (0, 0, BLOCKS, BLOCKS)
+        assert await served.answer(asked) == (tokens, BLOCKS * SIZE)
+    routed = (await served.world.told(ROUTING, RequestRouted))[-PROMPTS:]
+    assert [event.predicted_cached_tokens for event in routed] == [BLOCKS * SIZE] * PROMPTS
+
+
+async def test_predicted_is_never_more(served: Served) -> None:
+    """With all tiers in use, prompts in parallel and evictions from device and host all the time."""
+    fresh, equal, pooled = random.Random(21), 0, 0
+    trunks = [prompt(fresh.randrange(10, 80) * SIZE) for _ in range(12)]
+
+    def cut() -> bytes:
+        trunk = fresh.choice(trunks)
+        return trunk[: TOKEN_BYTES * fresh.randrange(SIZE, len(trunk) // TOKEN_BYTES)]
+
+    for _ in range(6):
+        asked = [request(cut() + prompt(fresh.randrange(SIZE)), fresh.randrange(2, 24)) for _ in range(4)]
+        await asyncio.gather(*(served.answer(each) for each in asked))
+        for _ in range(3):
+            each = request(cut(), 2)
+            await served.told()
+            device, host, disk, deepest = served.levels(each)
+            _, real = await served.answer(each)
+            assert device <= host <= disk == deepest
+            assert disk * SIZE <= real
+            equal, pooled = equal + (disk * SIZE == real), pooled + (disk > host)
+    assert pooled, "nothing came from the disk alone"
+    assert equal >= 12
+
+
+async def test_no_more_than_the_host_takes(served: Served) -> None:
+    """A prompt on the disk that is longer than half of the host: so much is predicted, and found."""
+    longer = request(prompt((HOST_BLOCKS - 10) * SIZE + 5), 8)
+    for part in range(30, HOST_BLOCKS, 30):  # in parts, as no more than half of the host is written at once
+        await served.answer(request(longer.tokens[: TOKEN_BYTES * part * SIZE]))
+        await quiet(served.engine)
+    tokens, _ = await served.answer(longer)
+    await served.push_out()
+    await served.told()
+    assert served.levels(longer)[2] == HOST_BLOCKS // 2
+    assert await served.answer(longer) == (tokens, HOST_BLOCKS // 2 * SIZE)
+
+
+async def test_scopes_share_nothing(served: Served) -> None:
+    """The same tokens under another salt, and without one."""
+    tokens = prompt(LENGTH)
+    salted = request(tokens, 8, cache_salt="a tenant's")
+    cold, _ = await served.answer(salted)
+    await served.push_out()
+    await served.told()
+    for other in (request(tokens, 8), request(tokens, 8, cache_salt="another's")):
+        assert served.levels(other) == (0,) * 4
+    assert served.levels(salted) == (0, 0, BLOCKS, BLOCKS)
+    assert await served.answer(salted) == (cold, BLOCKS * SIZE)
+
+
+async def test_a_file_that_goes_takes_those_behind_it_along(served: Served) -> None:
+    """Removed by hand, and refused by the engine for a flipped bit, which only reading shows."""
+    (gone, cold), (flipped, cold_too) = await stored(served, 2)
+    file_of(served, gone, 4).unlink()
+    damaged = file_of(served, flipped, 7)
+    content = bytearray(damaged.read_bytes())
+    content[-100] ^= 1
+    damaged.write_bytes(content)
+    await served.told()
+    assert served.levels(gone) == (0, 0, 3, 3)
+    assert served.levels(flipped) == (0, 0, BLOCKS, BLOCKS)
+    assert await served.answer(gone) == (cold, 3 * SIZE)
+    assert await served.answer(flipped) == (cold_too, 6 * SIZE)
+    await served.push_out()
+    await served.told()
+    for each, tokens in ((gone, cold), (flipped, cold_too)):  # both were computed and written again
         assert served.levels(each) == (0, 0, BLOCKS, BLOCKS)
         assert await served.answer(each) == (tokens, BLOCKS * SIZE)
+
+
+async def test_the_next_life_has_them_at_once(served: Served, tiny_checkpoint: Path) -> None:
+    """Engine and worker are killed; the next worker has another id. Nothing was asked of it. With another catalogue,
+    nothing is known, and what is found is known again."""
+    found = await stored(served, 3)
+    it, before = served.world, served.worker.current_publisher().id
+    await life(served, tiny_checkpoint)
+    assert served.worker.current_publisher().id != before
+    for asked, tokens in found[:2]:
+        await eventually(lambda asked=asked: served.levels(asked) == (0, 0, BLOCKS, BLOCKS), "known")  # type: ignore[misc]
+        assert await served.answer(asked) == (tokens, BLOCKS * SIZE)
+    await eventually(lambda: len(served.router.state.pools()) == 1, "the end of the pool's source before")
+    assert len(await it.told(kv_stream(0), PoolLost)) == 1
+    (served.folder / CATALOG_FILE).write_bytes(os.urandom(48 * 100 + 7))
+    await life(served, tiny_checkpoint)
+    asked, tokens = found[2]
+    await served.told()
+    assert served.levels(asked) == (0,) * 4
+    assert await served.answer(asked) == (tokens, BLOCKS * SIZE)
+    await served.push_out()
+    await served.told()
+    assert served.levels(asked) == (0, 0, BLOCKS, BLOCKS)
+
+
+async def life(served: Served, model: Path) -> None:
+    """The worker is gone without a word, and another one serves from its folder."""
+    it = served.world
+    for pid in served.engine._processes.pids:
+        os.kill(pid, signal.SIGKILL)
+    await served.pool.publisher.end()
+    dead = await it.crash("decode-0")
+    it.store.expire(f"workers/{dead}")
+    await it.worker("decode-0", engine=engine_over(model, served.folder))
+    await it.ready(served.router)
