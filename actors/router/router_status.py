@@ -9,9 +9,10 @@ from typing import Any
 from actors.membership.routing_publisher import RoutingPublisher
 from actors.router.scheduler_counts import PrefillCounts
 from core.event_json import hash_text
+from core.settings import TIERS
 from projections.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsFold, prefill_queue
-from projections.folds.state import State
+from projections.folds.state import DISK, State
 from projections.runner.runner import Runner
 
 GAPS_SHOWN_MAX = 16
@@ -50,6 +51,16 @@ def fold_status(state: State, runner: Runner) -> dict[str, Any]:
         "rebuilds": runner.rebuilds,
         "resets": runner.resets,
         "workers": {member.worker: state.index.blocks(member.worker) for member in state.alive()},
+        "pools": [
+            {
+                "source": member.worker,
+                "pool": member.pool.pool,
+                "keeper": member.pool.keeper,
+                "blocks": state.index.blocks(member.worker, TIERS[DISK]),
+            }
+            for member in state.pools()
+            if member.pool
+        ],
     }
 
 

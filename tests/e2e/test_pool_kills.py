@@ -48,6 +48,12 @@ def pool(it: Running) -> dict[str, Any]:
     return found
 
 
+def pools(it: Running) -> list[dict[str, Any]]:
+    """As the front end knows them by the log."""
+    found: list[dict[str, Any]] = it.state("frontend-0")["pools"]
+    return found
+
+
 async def test_a_killed_workers_disk_is_known_before_a_request(tmp_path: Path) -> None:
     """Prompts that lie on the disk alone are predicted in its next life, and found."""
     file = tmp_path / "pool.yaml"
@@ -61,8 +67,9 @@ async def test_a_killed_workers_disk_is_known_before_a_request(tmp_path: Path) -
             before = pool(it)
             os.kill(it.part("decode-0")["pid"], signal.SIGKILL)
             await eventually(lambda source=before["source"]: pool(it).get("source", source) != source, "a life", LIFE_S)  # type: ignore[misc]
-            await eventually(lambda: it.get(it.part("decode-0")["ops"], "/ready"), "readiness")
-            assert (pool(it)["id"], pool(it)["blocks"]) == (before["id"], before["blocks"])
+            source = pool(it)["source"]
+            await eventually(lambda source=source: [each["source"] for each in pools(it)] == [source], "PoolLost", 60.0)  # type: ignore[misc]
+            assert [(each["pool"], each["blocks"]) for each in pools(it)] == [(before["id"], before["blocks"])]
             for seed in range(kill, PROMPTS, KILLS):
                 assert await answer(it, prompt(seed)) == (cold[seed], BLOCKS * SIZE)
         await eventually(it._at_rest, "rest")

@@ -82,6 +82,8 @@ async def test_a_worker_names_its_pool(tmp_path: Path) -> None:
         assert (pool.keeper, pool.name, pool.model) == (worker.current_publisher().id, "decode-0", "sim")
         shown = worker.describe()
         assert shown["blocks_by_tier"]["disk"] == shown["pool"]["blocks"] == shown["pool"]["files"] >= BLOCKS
+        (known,) = router.describe()["pools"]
+        assert known == {"source": keeper(worker).publisher.id, "pool": pool.pool, "keeper": pool.keeper, "blocks": 8}
         await it.workers.pop("decode-0").stop("test")
         assert [event.reason for event in await it.told(KV, PoolLeft)] == ["test"]
         await eventually(lambda: not router.state.pools(), "the end of the pool")
