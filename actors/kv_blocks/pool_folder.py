@@ -103,7 +103,7 @@ class PoolFolder:
         return made
 
     def names(self) -> set[bytes] | None:
-        """The names of all blocks that lie there; None if they are those of the last call. About 1 us each.
+        """The names of all blocks that lie there; None if they are those of the last call. About 2 us each.
 
         OSError if the folder cannot be read.
         """
@@ -134,7 +134,7 @@ class PoolFolder:
         return found
 
     def keep(self, entries: Mapping[bytes, CatalogEntry]) -> set[bytes]:
-        """Those of these files that are blocks of this kind, by their seals; the catalogue has them. About 30 us each.
+        """Those of these files that are blocks of this kind, by their seals; the catalogue has them. About 20 us each.
 
         OSError if the catalogue cannot be written: then it has none of them.
         """

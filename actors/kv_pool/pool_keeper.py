@@ -15,6 +15,9 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -34,6 +37,8 @@ LIST_SHARE = 20
 """… and at least so many times as long as the last listing took."""
 ENTRIES_WAITING_MAX = 32_768
 """Entries whose files do not lie there yet, at some 250 bytes each."""
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -73,6 +78,8 @@ class PoolKeeper:
         """Of all files at the last listing."""
         self._unproved: set[bytes] = set()
         """Files that are no blocks of this kind, since the folder changed last."""
+        self._thread = ThreadPoolExecutor(1, "pool keeper")
+        """One, so that what a cancelled task began there ends before the next call."""
         self.entries_dropped = 0
         """Entries that had no room to wait."""
         self.failures = 0
@@ -126,7 +133,7 @@ class PoolKeeper:
 
     async def refresh(self) -> None:
         """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not."""
-        names = await asyncio.to_thread(self._folder.names)
+        names = await self._in_thread(self._folder.names)
         if names is not None:
             self._names = names
             self._unproved.clear()
@@ -139,11 +146,12 @@ class PoolKeeper:
         if ready := {file: entry for file, entry in self._waiting.items() if file in there}:
             await self._keep(ready)
         if self._folder.is_wasteful(len(self._entries)):
-            await asyncio.to_thread(self._folder.rewrite, dict(self._entries))
+            await self._in_thread(partial(self._folder.rewrite, dict(self._entries)))
 
     async def leave(self, reason: str) -> None:
         """The catalogue has the files that lie there now; PoolLeft is in the log if that was possible in time."""
         await self._try()
+        self._thread.shutdown(wait=False)
         await self.publisher.leave(reason)
 
     async def _follow(self) -> None:
@@ -160,8 +168,11 @@ class PoolKeeper:
             self.failures += 1
             _logger.warning("the folder of the pool cannot be followed now: %s", error)
 
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
     async def _keep(self, ready: dict[bytes, CatalogEntry]) -> None:
-        proved = await asyncio.to_thread(self._folder.keep, ready)
+        proved = await self._in_thread(partial(self._folder.keep, ready))
         self._unproved |= ready.keys() - proved
         kept = {file: entry for file, entry in ready.items() if file in proved}
         for file in kept:
