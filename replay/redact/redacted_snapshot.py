@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.codec import digest
@@ -15,7 +16,12 @@ from projections.folds.snapshot import cursor_of, decode, encode
 from projections.folds.source_fold import Chain, Tombstones
 from projections.folds.state import State
 from replay.redact.pseudonyms import Pseudonyms, is_id
-from replay.redact.redaction_rules import redact_load_report, redact_replica_joined, redact_worker_joined
+from replay.redact.redaction_rules import (
+    redact_load_report,
+    redact_pool_joined,
+    redact_replica_joined,
+    redact_worker_joined,
+)
 from replay.redact.resealing import ChainsAtSnapshot
 
 
@@ -53,6 +59,7 @@ def _drop_foreign_participants(state: State) -> None:
         for worker in [worker for worker in kv.members if not is_id(worker)]:
             state.index.drop(worker)
             del kv.members[worker]
+            kv.pools.pop(WorkerId(worker), None)
     loads, replicas = state.loads, state.routing.replicas
     loads.parts = {worker: part for worker, part in loads.parts.items() if is_id(worker)}
     loads.reports = {worker: report for worker, report in loads.reports.items() if is_id(worker)}
@@ -64,6 +71,7 @@ def _rename(state: State, names: Pseudonyms) -> None:
     for kv in state.kv.values():
         for member in kv.members.values():
             member.joined = None if member.joined is None else redact_worker_joined(member.joined, names)
+            member.pool = redact_pool_joined(member.pool, names) if member.pool else UNSET
     for worker, report in state.loads.reports.items():
         state.loads.reports[worker] = redact_load_report(report)
     for part in state.routing.replicas.values():

@@ -394,3 +394,22 @@ def test_an_event_has_a_maximum() -> None:
     assert gone[0].hashes[-128:] == hashes_to_bytes(hashes[16:32]), "the deepest pieces first"
     assert merge_events(told) == told
     assert mirror.restate(1 << 20)[0].hashes == b""
+
+
+def test_named_blocks_are_noted_on_request() -> None:
+    """Each once while it is known, behind its parent, when it can be reached for the first time."""
+    path = ("salt", *"abcd")
+    chain = [hash_of(block) for block in prefixes(path)]
+    mirror = CacheMirror(SIZE, SEED, notes_names=True)
+    mirror.apply(stored(path, 2))  # behind blocks that are not held
+    assert mirror.take_named() == []
+    mirror.apply(stored(path[:3]))
+    expected = zip([name_of(block) for block in prefixes(path)], chain, [None, *chain], strict=False)
+    assert mirror.take_named() == [(name, block, parent) for name, block, parent in expected]
+    mirror.apply(removed(path))
+    mirror.apply(stored(path))
+    assert [block for _, block, _ in mirror.take_named()] == chain[3:]
+    assert mirror.take_named() == []
+    unasked = CacheMirror(SIZE, SEED)
+    unasked.apply(stored(path))
+    assert unasked.take_named() == []

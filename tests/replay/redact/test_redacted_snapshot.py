@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from core.codec import digest
 from core.ids import WorkerId
 from core.settings import RoutingSettings
@@ -10,10 +12,10 @@ from core.subjects import JOBS, LOAD, ROUTING
 from projections.digest import FOLD_VERSION
 from projections.folds.jobs_fold import JobsPart
 from projections.folds.snapshot import cursor_of, decode, encode
-from projections.folds.state import State
+from projections.folds.state import PoolReader, State
 from replay.redact.pseudonyms import TEXT, Pseudonyms
 from replay.redact.redacted_snapshot import redact_snapshot
-from tests.projections.facts import joined, load
+from tests.projections.facts import joined, load, pool_joined, reads
 from tests.replay.staged import KEY, KV, A, B, R, Stage
 
 WORKER = WorkerId(A)
@@ -44,6 +46,19 @@ def test_texts_in_settings_are_replaced() -> None:
     state = staged()
     state.routing.replicas[R].settings = {"policy": "kv", "own_weight_m": 3, "note": "acme-corp"}
     assert redacted(state).routing.replicas[R].settings == {"policy": "kv", "own_weight_m": 3, "note": TEXT}
+
+
+def test_pools_are_renamed() -> None:
+    """Alike in the pool and in its readers, so that it counts for them."""
+    state = staged()
+    pool, source = "f0" * 8, WorkerId("51" * 8)
+    state.kv[KV]._joined(state.kv[KV].members[WORKER], structs.replace(joined("acme"), pools=reads(pool, "acme-kind")))
+    state.kv[KV]._joined(state.kv[KV]._part(source), structs.replace(pool_joined(pool, A, "acme-kind"), name="acme"))
+    again = redacted(state)
+    assert again.pool_readers() == state.pool_readers() == [PoolReader(WORKER, source, 500)]
+    (found,) = again.pools()
+    assert found.pool
+    assert "acme" not in found.pool.name + found.pool.kind
 
 
 def test_jobs_and_their_requesters_are_renamed() -> None:

@@ -10,7 +10,16 @@ import msgspec
 import pytest
 
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
-from core.events import EVENT_TYPES, Event, LoadReported, SettingsChanged, WorkerJoined, WorkerLeft, WorkerLost
+from core.events import (
+    EVENT_TYPES,
+    Event,
+    LoadReported,
+    PoolJoined,
+    SettingsChanged,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
@@ -25,7 +34,7 @@ from replay.redact.redaction_rules import redact_event
 from streams.archive.archive_reader import ArchiveReader
 from streams.archive.archive_writer import ArchiveWriter
 from streams.log import Record
-from tests.projections.facts import joined, load, routed, stored, worker_id
+from tests.projections.facts import joined, load, pool_joined, reads, routed, stored, worker_id
 from tests.projections.speaker import CHAIN_KEY, Speaker
 from tests.replay.tampered import event_changed, tampered
 
@@ -269,6 +278,14 @@ def test_events_are_what_they_were() -> None:
     after = redact_event(report, Pseudonyms())
     assert isinstance(after, LoadReported)
     assert (after.kv_n, after.kv_head, after.waiting) == (5, b"", 2)
+    names = Pseudonyms()
+    pool = redact_event(msgspec.structs.replace(pool_joined("f0" * 8, "0a" * 8, SECRET), name=SECRET), names)
+    reader = redact_event(msgspec.structs.replace(joined(SECRET), pools=reads("f0" * 8, SECRET)), names)
+    assert isinstance(pool, PoolJoined)
+    assert isinstance(reader, WorkerJoined)
+    assert (pool.pool, pool.keeper, pool.name, pool.kind) == ("f0" * 8, "0a" * 8, "worker-1", "kind-1")
+    assert reader.pools
+    assert (reader.pools.ids, reader.pools.kind, reader.name) == (("f0" * 8,), "kind-1", "worker-1")
     who = redact_event(joined(SECRET, model="big"), Pseudonyms())
     assert isinstance(who, WorkerJoined)
     assert (who.name, who.address, who.model, who.engine) == ("worker-1", "", "big", "simulated")
