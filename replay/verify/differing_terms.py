@@ -1,7 +1,7 @@
 """Differing terms: the inputs on which each term of a decision rests, and terms that missing messages do not excuse.
 
-1. A term of a candidate rests on messages of that worker, or of all replicas: `TERM_INPUTS`. Missing messages of other
-   sources excuse no difference in it.
+1. A term of a candidate rests on messages of that worker and of the pools that it reads, or of all replicas:
+   `TERM_INPUTS`. Missing messages of other sources excuse no difference in it.
 2. A cost follows from the recorded terms of its candidate, and the order from the recorded costs. So these are
    differences where the record contradicts itself, even if messages are missing.
 3. The digest covers further candidates and facts that the record does not show.
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from msgspec import UNSET, UnsetType
+
 from core.events import RequestRouted
 from core.events.routing import REUSE
 from core.ids import StreamName, WorkerId, from_column
@@ -21,7 +23,7 @@ from core.subjects import LOAD, ROUTING, is_kv
 from projections.policy.candidates import LAST_RESORT_REASONS
 from projections.policy.cost import ScoredCandidate
 from projections.policy.decide import Decision
-from projections.policy.rules import DELAYS_VERSION, RULES
+from projections.policy.rules import DELAYS_VERSION, POOLS_VERSION, RULES
 from replay.playback.playback import RecordedDecision, RecordedRefusal
 from replay.verify.evidence import REASONS, Unverifiable
 from replay.verify.replaced_states import ReplacedStates
@@ -45,7 +47,7 @@ class Input(Enum):
     """Messages on which a term may rest."""
 
     CACHE = auto()
-    """Of the worker, in its kv stream."""
+    """Of the worker, and of the pools that it reads, in the kv streams."""
     REPORT = auto()
     """Of the worker, in the load stream."""
     IN_FLIGHT = auto()
@@ -131,6 +133,7 @@ class _Excuses:
         self._costs_by_reuse: dict[WorkerId, int] = {}
         policies = {getattr(at.event, "policy", ""), at.settings.policy}
         self._approximate = APPROXIMATE in policies
+        self._counts_no_pools = getattr(at.event, "decide_version", POOLS_VERSION) < POOLS_VERSION
         self._chosen_by_turn = "round-robin" in policies
 
     def hold_for(self, term: Term) -> bool:
@@ -188,9 +191,27 @@ class _Excuses:
         """The reasons why such messages, of that worker or of any if it is empty, may be missing."""
         for each, missing in self._missing:
             for it in inputs:
-                if it in missing and (not worker or it not in OF_WORKER or each.concerns(worker)):
+                if it in missing and (not worker or it not in OF_WORKER or self._concerns(each, worker, it)):
                     yield each
                     break
+
+    def _concerns(self, each: Unverifiable, worker: str, it: Input) -> bool:
+        """True if messages of the worker may be missing; or if it reads pools, those of a pool of its own, or of a
+        source of which the fold does not know what it is."""
+        if each.concerns(worker):
+            return True
+        state = self._at.view.state
+        member = state.member(WorkerId(worker))
+        access = member.joined.pools if member is not None and member.joined is not None else UNSET
+        if it is not Input.CACHE or isinstance(access, UnsetType) or self._counts_no_pools:
+            return False
+        if each.source is None:
+            sources = [it.worker for it in state.pools() if it.pool and it.pool.pool in access.ids]
+            return not sources or any(map(each.concerns, sources))
+        source = state.member(WorkerId(each.source))
+        if source is None or not source.has_joined:
+            return source is None or not source.ended
+        return bool(source.pool) and source.pool.pool in access.ids
 
     def _inputs(self, each: Unverifiable) -> set[Input]:
         """The inputs of which messages may be missing by that reason."""

@@ -12,8 +12,9 @@ from msgspec import structs
 from core.codec import encode_event, encode_message
 from core.events import LocalChanged
 from core.events.jobs import JobsRestated
-from core.events.routing import DECIDE_VERSION
+from core.events.routing import DECIDE_VERSION, Columns
 from core.ids import Epoch, SourceId, StreamName, WorkerId, from_column, to_column
+from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.folds import jobs_fold
@@ -29,7 +30,7 @@ from replay.recording.unknown_sources import UnknownSources
 from replay.verify.judge import judge_decision
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
-from tests.projections.facts import finished, joined, load, prompt, restated, stored
+from tests.projections.facts import finished, joined, load, pool_joined, prompt, reads, restated, stored
 from tests.projections.job_facts import asked
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 
@@ -380,3 +381,54 @@ def test_explain_and_the_state_judge_alike(stage: Stage, tmp_path: Path, monkeyp
         judged = judge_decision(recording, seq, R, "x", 0)
     assert judged is not None
     assert (judged.same, judged.excuse) == (False, None)
+
+
+POOL, POOLED = "f0" * 8, "51" * 8
+"""A pool's id, and its source."""
+
+
+OTHER_POOLED = "52" * 8
+"""The source of a pool that nobody reads."""
+
+
+def pooled(stage: Stage, *, wrong: str = "") -> set[tuple[StreamName, int]]:
+    """A reads and keeps a pool, B reads none. A decision counts the pool; of the worker `wrong` it has one block too
+    many. Returns the messages that the recording lacks: those by which blocks came into both pools."""
+    stage.say(KV, A, structs.replace(joined("a"), pools=reads(POOL)))
+    stage.say(KV, POOLED, pool_joined(POOL, A))
+    stage.say(KV, OTHER_POOLED, pool_joined("f1" * 8, A))
+    blocks = stored(*hashes_from_bytes(ASKED.hashes()), tier="disk")
+    gone = {(KV, int(stage.say(KV, source, blocks))) for source in (POOLED, OTHER_POOLED)}
+    event = stage.decided("a", ASKED)
+    if wrong:
+        at = from_column(event.candidates).index(wrong)
+        depths = [depth + (number == at) for number, depth in enumerate(event.columns["overlap_all"])]
+        assert isinstance(event.columns, Columns)
+        event = structs.replace(event, columns=structs.replace(event.columns, overlap_all=tuple(depths)))
+    stage.tell(event)
+    for source in (POOLED, OTHER_POOLED):  # by which its chain shows the message before
+        stage.say(KV, source, stored(77, tier="disk"))
+    return gone
+
+
+def test_missing_messages_of_a_pool_excuse_its_readers(stage: Stage, tmp_path: Path) -> None:
+    """What the replica knew of the pool, and the recording does not have."""
+    gone = pooled(stage)
+    assert verified(stage, tmp_path).verified == 1
+    found = verified(stage, tmp_path, gone)
+    assert (found.different, found.not_judged) == (0, {"deleted": 1})
+
+
+def test_missing_messages_of_a_pool_excuse_no_other_worker(stage: Stage, tmp_path: Path) -> None:
+    """Nor those of a pool that the worker does not read."""
+    gone = pooled(stage, wrong=B)
+    (found,) = verified(stage, tmp_path, gone).differences
+    assert (found.term, found.term_worker) == ("overlap_all", B)
+
+
+def test_the_start_of_a_pool_is_missing(stage: Stage, tmp_path: Path) -> None:
+    """Then nothing says whose it is: it may be that of any worker that reads one."""
+    gone = pooled(stage)
+    starts = {(KV, int(seq) - 2) for _, seq in gone}
+    found = verified(stage, tmp_path, gone | starts)
+    assert (found.different, found.not_judged) == (0, {"deleted": 1})
