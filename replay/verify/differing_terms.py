@@ -211,7 +211,7 @@ class _Excuses:
         source = state.member(WorkerId(each.source))
         if source is None or not source.has_joined:
             return source is None or not source.ended
-        return bool(source.pool) and source.pool.pool in access.ids
+        return not isinstance(source.pool, UnsetType) and source.pool.pool in access.ids
 
     def _inputs(self, each: Unverifiable) -> set[Input]:
         """The inputs of which messages may be missing by that reason."""

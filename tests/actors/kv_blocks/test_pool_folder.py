@@ -192,7 +192,7 @@ def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: 
         return whole(file, data[:20], at)
 
     with monkeypatch.context() as full:
-        full.setattr(pool_folder.os, "pwrite", cut)
+        full.setattr(os, "pwrite", cut)
         with pytest.raises(OSError, match="only a part"):
             it.keep(entries(1))
         full.setattr(pool_folder, "_replace", lambda *_: (_ for _ in ()).throw(OSError("full")))

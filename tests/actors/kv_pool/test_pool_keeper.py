@@ -18,7 +18,7 @@ from actors.kv_pool.pool_keeper import PoolKeeper
 from core.block_spans import unpacked
 from core.clock import SystemClock
 from core.codec import decode_message
-from core.events import BlocksRemoved, BlocksStored, Event, PoolJoined, PoolLeft, PoolLost
+from core.events import BlocksRemoved, BlocksStored, Event, PoolJoined, PoolLeft, PoolLost, UnknownEvent
 from core.ids import LOST_SUFFIX, Epoch, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
 from core.prompt import hashes_from_bytes
@@ -59,10 +59,10 @@ class Kept:
             parent = 1000 + number
         self.keeper.note(named)
 
-    async def events(self) -> list[Event]:
+    async def events(self) -> list[Event | UnknownEvent]:
         """All that this keeper's source told, once it is in the log."""
         await eventually(lambda: self.keeper.publisher.outbox.idle, "all is in the log")
-        found = []
+        found: list[Event | UnknownEvent] = []
         async for record in self.log.read(KV, StreamSeq(1)):
             message = decode_message(record.payload)
             found += [event for event in message.events if message.source == self.keeper.publisher.id]
