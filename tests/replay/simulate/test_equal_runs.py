@@ -36,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "9abe4bf19eca27b442d8b7d50bb50a15",
-    "two that lag": "2a44a28c34d77b5ef71e64ee9380cac3",
-    "workers that fail": "a11e74fcc410c1feb01076ba85d2ffb3",
-    "twenty workers": "29de773f059ce9ed4e8217c724975d93",
-    "prefill workers": "677c531971ec7416b20dc261117734d7",
-    "closed loop": "47c8753af3c271cd6d4c849e99198911",
-    "kv": "51dd19cce70a256e32d79eaadddf1d1c",
-    "host tier": "c5cddaa3ba2ce6cde5052328dc4b99d7",
-    "approximate": "1bd45feaab4a21139a3f233abb346a87",
-    "least loaded": "9a6b05516e6d6dca2b943485b97f9d34",
+    "time": "fff0734cc3f7962bcda315c5b9f0f50c",
+    "two that lag": "e9e2c39fcd9be3ab08a07f54ed7de4d9",
+    "workers that fail": "8210756587aca701d5f19b8fc5477d46",
+    "twenty workers": "3a6d87c199e1edc6ff12c2f6a8c8f927",
+    "prefill workers": "48830aa6f614ec9f82841f646103a355",
+    "closed loop": "6d211b3c35318ab5c44b427b08b235ab",
+    "kv": "9d32ee4f174385c28fc498eb1ed607c6",
+    "host tier": "13fbdedcc63cd0f64ea8605bb13139b1",
+    "approximate": "dfcacc9e593d705087144e2d6856e953",
+    "least loaded": "5d07c02e493c134d17cbaf1367f70636",
 }
 
 
