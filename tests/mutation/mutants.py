@@ -2023,7 +2023,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 'self._approximate and term.term == "overlap"',
             ),
             "term-of-another-worker": (
-                "not worker or it not in OF_WORKER or each.concerns(worker))",
+                "not worker or it not in OF_WORKER or self._concerns(each, worker, it))",
                 "not worker or it not in OF_WORKER or each.stream)",
             ),
             "term-own-of-others": (
