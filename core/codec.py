@@ -69,6 +69,7 @@ from core.events.jobs import (
     PrefillStarted,
 )
 from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns
+from core.events.scale import SCALE_EVENTS
 from core.ids import SourceId
 
 DIGEST_BYTES = 16
@@ -99,6 +100,7 @@ READABLE = (
     PrefillCompleted,
     PrefillFailed,
     JobsRestated,
+    *SCALE_EVENTS,
 )
 """Events of low rate: a message of nothing else is JSON."""
 DECISIONS = frozenset({RequestRouted, RequestRejected})

@@ -15,6 +15,8 @@ LOAD = StreamName("load")
 JOBS = StreamName("jobs")
 ROUTING = StreamName("routing")
 SNAPSHOTS = StreamName("snapshots")
+SCALE = StreamName("scale")
+"""The planner's. No router folds it."""
 
 
 def kv_stream(partition: int) -> StreamName:

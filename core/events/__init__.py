@@ -52,6 +52,16 @@ from core.events.routing import (
     RoutingEvent,
     SettingsChanged,
 )
+from core.events.scale import (
+    CapacityLearned,
+    DemandRolled,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleEvent,
+    ScaleFailed,
+    ScaleSettingsChanged,
+    WorkerStarting,
+)
 
 __all__ = [
     "AnswerDelayed",
@@ -60,7 +70,9 @@ __all__ = [
     "BlocksStored",
     "CacheCleared",
     "CacheRestated",
+    "CapacityLearned",
     "DecisionCounts",
+    "DemandRolled",
     "DivergenceFound",
     "EVENT_TYPES",
     "EVENT_VERSION",
@@ -90,11 +102,17 @@ __all__ = [
     "RequestRouted",
     "RequestTurnedAway",
     "RoutingEvent",
+    "ScaleApplied",
+    "ScaleDecided",
+    "ScaleEvent",
+    "ScaleFailed",
+    "ScaleSettingsChanged",
     "SettingsChanged",
     "UnknownEvent",
     "WorkerJoined",
     "WorkerLeft",
     "WorkerLost",
+    "WorkerStarting",
 ]
 
 
@@ -105,7 +123,7 @@ class UnknownEvent(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any]
 
 
-Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated
+Event = KvEvent | LoadEvent | RoutingEvent | JobEvent | JobsRestated | ScaleEvent
 
 EVENT_TYPES: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 """The only table from a name on the wire to a class."""

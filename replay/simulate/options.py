@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
+from core.scale_settings import ScaleSettings
 from core.settings import RoutingSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
@@ -41,6 +42,15 @@ class WorkerLife(NamedTuple):
     """Of its cache; 0 for those of `Options.engine`."""
 
 
+class ServiceBounds(NamedTuple):
+    """Bounds of service that a report counts by, in milliseconds."""
+
+    ttft_ms: int
+    """From a request's arrival to its first token."""
+    itl_ms: int
+    """Mean time per further token."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Equal options and equal arrivals give equal results, byte by byte."""
@@ -73,6 +83,10 @@ class Options:
     """Decisions are recorded as ones that continue others, in the latest version of `RequestRouted`."""
     seed: int = 0
     """Of draws that decisions make, of ids and of failures."""
+    bounds: ServiceBounds | None = None
+    """The report counts requests within them, and worker-hours; None for neither."""
+    planner: ScaleSettings | None = None
+    """A planner sizes the fleet, which begins with `workers`; its bounds of service are those of the report."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -87,6 +101,13 @@ class Options:
             _check(name, getattr(self, name), least, most)
         if self.stays and (self.failures_per_hour or max(life.place for life in self.stays) >= self.workers):
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
+        if self.planner is not None and (self.stays or self.failures_per_hour or self.prefill_workers):
+            raise CallerError("planner: it sizes one kind of workers: leave prefill workers, failures and stays out")
+        if self.planner is not None and not 1 <= self.planner.min <= self.workers <= self.planner.max:
+            raise CallerError(
+                f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
+                f"{self.planner.max}, and min must be 1 at least: routers refuse requests without any worker"
+            )
         if self.lag_ms and self.replica_lags_ms:
             raise CallerError(TWO_LAGS)
         for lag_ms in self.replica_lags_ms:
@@ -105,6 +126,13 @@ class Options:
         if not self.clocks and self.broker_clock == NO_ERROR:
             return None
         return self.clocks[replica] if self.clocks else NO_ERROR
+
+    @property
+    def counted_bounds(self) -> ServiceBounds | None:
+        """The bounds of service of the report: the planner's, if there is one."""
+        if self.planner is not None:
+            return ServiceBounds(self.planner.ttft_ms, self.planner.itl_ms)
+        return self.bounds
 
     def lag_us(self, replica: int) -> int:
         """Lag of the replica with this number behind the log, in microseconds."""

@@ -249,6 +249,76 @@ class LoadSpread(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were neither cached nor computed by others."""
 
 
+HOUR_US = 3_600_000_000
+
+
+class WorkerSpan(NamedTuple):
+    """The time in which one worker took devices, in virtual microseconds."""
+
+    from_us: int
+    """When it was ordered."""
+    until_us: int
+    """When it had left; -1 if it stayed to the end of the run."""
+    handed_over: bool = False
+    """Requests went on elsewhere when it left."""
+
+
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Cost and service of a fleet: worker-hours, and requests within the bounds of service."""
+
+    ttft_ms: int
+    itl_ms: int
+    worker_hours: float
+    """From each worker's order to its end, or to that of the run."""
+    attained: int
+    """Requests within both bounds; a failed one is not …"""
+    attainment: float
+    """… and their share of all requests."""
+    workers_mean: float
+    workers_max: int
+    """At once, those that start and drain included."""
+    starts: int
+    """Workers that were ordered during the run …"""
+    stops: int
+    """… and those that drained or were no longer wanted before they had started."""
+    handed_over: int
+    """Drained workers that had requests left when they had to go; these went on elsewhere."""
+
+
+def scaling(
+    served: Sequence[ServedRequest], bounds: tuple[int, int], spans: Sequence[WorkerSpan], end_us: int
+) -> ScalingReport:
+    """The figures of a run that ended then. `bounds` are those of the first token and between tokens, in ms."""
+    ttft_ms, itl_ms = bounds
+    attained = sum(is_attained(each, ttft_ms * US_PER_MS, itl_ms * US_PER_MS) for each in served)
+    ends = [each.until_us if each.until_us >= 0 else end_us for each in spans]
+    taken_us = sum(end - each.from_us for each, end in zip(spans, ends, strict=True))
+    changes = sorted([(each.from_us, 1) for each in spans] + [(end, -1) for end in ends])
+    present = most = 0
+    for _, change in changes:
+        present += change
+        most = max(most, present)
+    return ScalingReport(
+        ttft_ms=ttft_ms,
+        itl_ms=itl_ms,
+        worker_hours=taken_us / HOUR_US,
+        attained=attained,
+        attainment=share(attained, len(served)),
+        workers_mean=share(taken_us, end_us),
+        workers_max=most,
+        starts=sum(each.from_us > 0 for each in spans),
+        stops=sum(each.until_us >= 0 for each in spans),
+        handed_over=sum(each.handed_over for each in spans),
+    )
+
+
+def is_attained(it: ServedRequest, ttft_us: int, itl_us: int) -> bool:
+    """The request was served within both bounds."""
+    if it.first_us < 0 or it.first_us - it.arrival_us > ttft_us:
+        return False
+    return it.end_us - it.first_us <= itl_us * max(0, it.output_tokens - 1)
+
+
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of one run."""
 
@@ -276,6 +346,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     held: HoldTimes
     disaggregation: Disaggregation | None = None
     """None without prefill workers."""
+    scaling: ScalingReport | None = None
+    """None without bounds of service."""
     digest: str
     """Of every decision and of what became of every request; equal in equal runs."""
     wall_s: float = 0.0
@@ -289,6 +361,7 @@ def report(
     wall_s: float = 0.0,
     prefill: PrefillFleet | None = None,
     computed: Sequence[int] | None = None,
+    scaled: ScalingReport | None = None,
 ) -> SimulationReport:
     """The figures of these requests on so many workers; some 10 us per request. `computed` are the prompt tokens that
     each worker computed. Without it, each prompt counts once, for the worker that ended its answer."""
@@ -312,6 +385,7 @@ def report(
         load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens(), computed),
         held=hold_times(done),
         disaggregation=None if prefill is None else disaggregation(prefill),
+        scaling=scaled,
         digest=digest,
         wall_s=wall_s,
     )

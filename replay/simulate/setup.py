@@ -18,11 +18,21 @@ import msgspec
 
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from core.errors import CallerError
+from core.scale_settings import SLO, ScaleSettings
 from core.settings import RoutingSettings
 from replay.parallel import Progress, parallel_results
 from replay.simulate.options import TWO_LAGS, Options
-from replay.simulate.report import PrefillFleet, PrefillVerdict, ServedRequest, SimulationReport, report
-from replay.simulate.simulation import simulate
+from replay.simulate.report import (
+    PrefillFleet,
+    PrefillVerdict,
+    ScalingReport,
+    ServedRequest,
+    SimulationReport,
+    WorkerSpan,
+    report,
+    scaling,
+)
+from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 
@@ -31,6 +41,8 @@ ENGINE = "engine."
 WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour")
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
+PLANNER = "planner."
+"""Before the name of a planner's setting."""
 LINEAR_ONLY = ("prefill_us_per_token", "prefill_us_per_pass", "decode_us_per_step", "decode_us_per_context_token")
 """Settings of an engine that no other timing goes by."""
 SEED = "seed"
@@ -52,7 +64,7 @@ class Setup(NamedTuple):
     options: Options
 
     def changed(self, given: Mapping[str, Any]) -> Setup:
-        """The setup with these changes: of WORLD, of PACE, SEED, `engine.NAME`; every other name is a routing setting.
+        """The setup with these changes: of WORLD, of PACE, SEED, `engine.NAME`, `planner.NAME`; every other name is a routing setting.
         CallerError names what cannot be."""
         pace = self.pace._replace(**_typed(given, {"speed_up": float, "jitter_ms": int, SEED: int}))
         if "lag_ms" in given and self.options.replica_lags_ms:
@@ -60,9 +72,18 @@ class Setup(NamedTuple):
         changes: dict[str, Any] = _typed(given, dict.fromkeys((*WORLD, SEED), int))
         if engine := {key.removeprefix(ENGINE): value for key, value in given.items() if key.startswith(ENGINE)}:
             changes["engine"] = changed_engine(self.options.engine, engine, ENGINE)
+        if scale := {key.removeprefix(PLANNER): value for key, value in given.items() if key.startswith(PLANNER)}:
+            changes["planner"] = self._changed_planner(scale)
         if routing := {key: value for key, value in given.items() if not _is_own(key)}:
             changes["routing"] = RoutingSettings.parse({**self.options.routing.to_mapping(), **_known(routing)})
         return self._replace(pace=pace, options=dataclasses.replace(self.options, **changes)).checked()
+
+    def _changed_planner(self, given: Mapping[str, Any]) -> ScaleSettings:
+        before = self.options.planner
+        if before is None:
+            raise CallerError(f"{PLANNER}{next(iter(given))}: there is no planner: give --planner, too")
+        settings = before.to_mapping()
+        return ScaleSettings.parse({**settings[SLO], **{k: v for k, v in settings.items() if k != SLO}, **given})
 
     def checked(self) -> Setup:
         """The same; CallerError names what cannot be, or would count for nothing."""
@@ -86,8 +107,29 @@ class Setup(NamedTuple):
         if options.prefill_workers:
             engine = options.engine
             prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
-        found_report = report(found.served, options.workers, found.digest, wall_s, prefill, found.computed_tokens)
+        found_report = report(
+            found.served,
+            options.workers,
+            found.digest,
+            wall_s,
+            prefill,
+            found.computed_tokens,
+            scaling_of(options, found),
+        )
         return SetupResult(found.served, found_report)
+
+
+def scaling_of(options: Options, found: SimulationResult) -> ScalingReport | None:
+    """Cost and service of the fleet; None without bounds of service."""
+    bounds = options.counted_bounds
+    if bounds is None:
+        return None
+    end_us = max((each.end_us for each in found.served), default=0)
+    spans = [
+        WorkerSpan(life.from_us, -1 if life.until_us > end_us else life.until_us, life.handed_over)
+        for life in found.lifetimes
+    ] or [WorkerSpan(0, -1)] * (options.workers + options.prefill_workers)
+    return scaling(found.served, bounds, spans, end_us)
 
 
 def changed_engine(engine: SimulatedSettings, given: Mapping[str, Any], before: str = "") -> SimulatedSettings:
@@ -111,7 +153,7 @@ def label(given: Mapping[str, Any]) -> str:
 
 
 def _is_own(key: str) -> bool:
-    return key in {*WORLD, *PACE, SEED} or key.startswith(ENGINE)
+    return key in {*WORLD, *PACE, SEED} or key.startswith((ENGINE, PLANNER))
 
 
 def _known(routing: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -120,7 +162,7 @@ def _known(routing: Mapping[str, Any]) -> Mapping[str, Any]:
         if key not in settings:
             raise CallerError(
                 f"{key}: no such setting; there are {', '.join(sorted(settings))} of routing, "
-                f"{', '.join((*WORLD, *PACE, SEED))}, and {ENGINE}NAME of the engine"
+                f"{', '.join((*WORLD, *PACE, SEED))}, {ENGINE}NAME of the engine, and {PLANNER}NAME of a planner"
             )
     return routing
 

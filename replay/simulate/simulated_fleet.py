@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
 
 import xxhash
 
@@ -20,7 +21,7 @@ from actors.membership.failure_detector import (
 from core.events.kv import DECODE, PREFILL
 from core.ids import WorkerId
 from core.subjects import JOBS, answered_token, asked_token, job_kind
-from replay.simulate.options import FOREVER, Options, WorkerLife
+from replay.simulate.options import FOREVER, WORKERS_MAX, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
@@ -37,7 +38,26 @@ RESTART_US = 30_000_000
 """Time from a worker's end until another one is in its place, with an empty cache."""
 
 
+DRAIN_US = 30_000_000
+"""A draining worker hands over requests that have not ended in this time."""
+DRAIN_CHECK_US = 250_000
+"""Time between two looks at a draining worker."""
 HOUR_US = 3_600_000_000
+
+
+class WorkerLifetime:
+    """One worker of a planner's fleet, in virtual microseconds."""
+
+    def __init__(self, from_us: int) -> None:
+        self.from_us = from_us
+        """When it was ordered; devices are taken from then on."""
+        self.drained_us = self.until_us = -1
+        """Begin of its drain and its end; -1 while it has none."""
+        self.handed_over = False
+        """Requests went on elsewhere when it left."""
+
+    def __repr__(self) -> str:
+        return f"<WorkerLifetime from {self.from_us} to {self.until_us} us>"
 
 
 class FailureSchedule:
@@ -100,12 +120,22 @@ class SimulatedFleet:
         """Those of them that the registry forgot."""
         self._observation = 0
         """The next one's number in the agenda."""
+        self.lifetimes: list[WorkerLifetime] = []
+        """Of all workers of the planner's pool, in the order of their starts."""
+        self._free = list(range(options.workers, WORKERS_MAX)) if options.planner is not None else []
+        """A heap of places without a worker."""
+        self._starting: dict[int, tuple[int, int, WorkerLifetime]] = {}
+        """By order, the event that ends the start, the place, and the lifetime."""
+        self._ready: dict[int, tuple[SimulatedWorker, WorkerLifetime]] = {}
+        """Workers of a planner's fleet that do not drain, by place."""
         places = range(options.workers + options.prefill_workers)
         lives = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
         self._places = {life.place: self._begin(life) for life in lives if life.from_us <= 0}
         for life in lives:
             if life.from_us > 0:
                 agenda.put(life.from_us, partial(self._begin, life))
+        if options.planner is not None:
+            self._ready = {place: (worker, self._lifetime()) for place, worker in self._places.items()}
         if options.failures_per_hour:
             self._failures = FailureSchedule(options.failures_per_hour, len(places), options.seed)
             self._fail_next()
@@ -116,7 +146,8 @@ class SimulatedFleet:
     @property
     def computed_tokens(self) -> tuple[int, ...]:
         """Prompt tokens computed at each place that decodes, by all workers there."""
-        found = [0] * self._options.workers
+        places = max((worker.place for worker in self._by_id.values() if worker.role == DECODE), default=-1) + 1
+        found = [0] * max(self._options.workers, places)
         for worker in self._by_id.values():
             if worker.place < len(found):
                 found[worker.place] += worker.computed_tokens
@@ -125,6 +156,53 @@ class SimulatedFleet:
     def worker(self, id: WorkerId) -> SimulatedWorker:
         """The worker with this id, alive or ended."""
         return self._by_id[id]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Workers of a planner's fleet that are ready, and those that drain."""
+        return len(self._ready), sum(each.drained_us >= 0 > each.until_us for each in self.lifetimes)
+
+    def start_worker(self, start: int, startup_us: int, on_ready: Callable[[int], None]) -> None:
+        """A worker is ordered, and will be ready after that time; then `on_ready` is called with the order."""
+        place = heappop(self._free)
+        number = self._agenda.put(self._agenda.now_us + startup_us, partial(self._become_ready, start, on_ready))
+        self._starting[start] = number, place, self._lifetime()
+
+    def cancel_start(self, start: int) -> None:
+        """The ordered worker never comes."""
+        number, place, life = self._starting.pop(start)
+        self._agenda.cancel(number)
+        life.until_us = self._agenda.now_us
+        heappush(self._free, place)
+
+    def drain_worker(self) -> None:
+        """The worker in the highest place takes no new requests. It leaves when it has none, or hands them over after
+        DRAIN_US."""
+        worker, life = self._ready.pop(max(self._ready))
+        life.drained_us = self._agenda.now_us
+        worker.drain()
+        self._leave_when_idle(worker, life)
+
+    def _lifetime(self) -> WorkerLifetime:
+        self.lifetimes.append(WorkerLifetime(self._agenda.now_us))
+        return self.lifetimes[-1]
+
+    def _become_ready(self, start: int, on_ready: Callable[[int], None]) -> None:
+        _, place, life = self._starting.pop(start)
+        self._ready[place] = self._new(place), life
+        on_ready(start)
+
+    def _leave_when_idle(self, worker: SimulatedWorker, life: WorkerLifetime) -> None:
+        now_us = self._agenda.now_us
+        if not worker.idle and now_us - life.drained_us < DRAIN_US:
+            self._agenda.put(now_us + DRAIN_CHECK_US, partial(self._leave_when_idle, worker, life))
+            return
+        life.until_us, life.handed_over = now_us, not worker.idle
+        self._gone.add(worker.id)
+        worker.leave()
+        self._alive_by_log.pop(worker.id)
+        heappush(self._free, worker.place)
+        self._on_worker_ended(worker)
 
     def _begin(self, life: WorkerLife) -> SimulatedWorker:
         """The worker is there, and its end is scheduled."""
@@ -147,7 +225,7 @@ class SimulatedFleet:
         if capacity_blocks:
             engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
-        role = DECODE if place < self._options.workers else PREFILL
+        role = PREFILL if self._options.prefill_workers and place >= self._options.workers else DECODE
         worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._on_output, role)
         self._by_id[name] = self._alive_by_log[name] = worker
         worker.join()

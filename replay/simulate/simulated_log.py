@@ -14,7 +14,7 @@ from core.events import Event, UnknownEvent
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.machine import TICK
-from core.subjects import JOBS, LOAD, ROUTING, kv_stream, subject
+from core.subjects import JOBS, LOAD, ROUTING, SCALE, kv_stream, subject
 from projections.folds.jobs_fold import JobsFold
 from replay.recording.recording import RecordedFrame
 from replay.simulate.simulated_clock import NO_ERROR, ClockError, SimulatedClock
@@ -68,12 +68,19 @@ class LogReader:
 
 
 class SimulatedLog:
-    """One stream of each kind; one of jobs only if there can be any."""
+    """One stream of each kind; those of jobs and of a planner only if there can be any."""
 
     def __init__(
-        self, agenda: Agenda, archive: ArchiveWriter | None, *, jobs: bool = False, clock: ClockError = NO_ERROR
+        self,
+        agenda: Agenda,
+        archive: ArchiveWriter | None,
+        *,
+        jobs: bool = False,
+        scale: bool = False,
+        clock: ClockError = NO_ERROR,
     ) -> None:
         self.streams = (*STREAMS, JOBS) if jobs else STREAMS
+        """Those that readers have: no router reads the planner's."""
         self.jobs = JobsFold()
         """The fold of the jobs stream, as workers have it: they do not lag."""
         self.messages = 0
@@ -84,9 +91,9 @@ class SimulatedLog:
         """The broker's."""
         self._archive = archive
         self._readers: list[LogReader] = []
-        self._last = dict.fromkeys(self.streams, StreamSeq(0))
+        self._last = dict.fromkeys((*self.streams, SCALE) if scale else self.streams, StreamSeq(0))
         if archive is not None:
-            for stream in self.streams:
+            for stream in self._last:
                 archive.open(stream, EPOCH, 1, 1)
 
     def __repr__(self) -> str:
@@ -106,6 +113,10 @@ class SimulatedLog:
         """Of the next message in the stream."""
         return StreamSeq(self._last[stream] + 1)
 
+    def last_seq(self, stream: StreamName) -> StreamSeq:
+        """Of the last message in the stream; 0 for none."""
+        return self._last[stream]
+
     def append(self, stream: StreamName, owner: str, payload: bytes, head: bytes, token: str = "") -> Message:
         """The message stands at the end of its stream; `head` is its digest, and `token` the end of its subject, if
         that is more than the owner."""
@@ -115,7 +126,7 @@ class SimulatedLog:
         frame = RecordedFrame(stream, seq, self.now_ms, owner, head, message)
         if stream == JOBS:
             self.jobs.apply(owner, message, head)
-        for reader in self._readers:
+        for reader in self._readers if stream in self.streams else ():
             reader.put(self.agenda.now_us, frame, begun=self.begun)
         if self._archive is not None:
             where = subject(NAMESPACE, stream, token or owner)

@@ -25,7 +25,16 @@ from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
 from actors.kv_cache.cache_mirror import LEVELS, UNREACHABLE, CachedBlock, CacheMirror, PrefixHashStates
 from actors.transport.worker_connection import WorkerDeclined
 from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
-from core.events import BlocksRemoved, BlocksStored, CacheCleared, Event, LoadReported, WorkerJoined, WorkerLost
+from core.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    Event,
+    LoadReported,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLost,
+)
 from core.events.kv import DECODE
 from core.generation import NO_HINT, Hint, Output
 from core.ids import LOST_SUFFIX, RequestId, WorkerId
@@ -220,6 +229,8 @@ class SimulatedWorker:
         self.place = place
         self.role = role
         self.alive = True
+        self.draining = False
+        """The log shows that it takes no new requests."""
         self.side: PrefillHooks | None = None
         """None if it computes all its prompts itself."""
         self.jobs: SimulatedSource | None = None
@@ -331,6 +342,23 @@ class SimulatedWorker:
         if self.side is not None:
             self.side.on_worker_ended()
 
+    @property
+    def idle(self) -> bool:
+        """It serves no request."""
+        return not self._serving
+
+    def drain(self) -> None:
+        """The log shows that the worker takes no new requests; it goes on with those that it has."""
+        self.draining = True
+        self._report()
+
+    def leave(self) -> None:
+        """The worker has ended by itself, and the log shows it. Tokens made by now are passed on; requests that have
+        not ended must go on elsewhere."""
+        self.crash()
+        for source in (self._kv, self._load):
+            source.append([WorkerLeft(reason="draining")])
+
     def write_loss(self, by: str) -> None:
         """The log shows that the worker is lost, as the replica `by` found."""
         assert not self.alive
@@ -401,6 +429,7 @@ class SimulatedWorker:
             waiting=load.waiting,
             blocks_used=load.blocks_used,
             blocks_total=load.blocks_total,
+            draining=self.draining,
             kv_n=self._kv.n_acked,
             kv_head=self._kv.head,
             prompt_tokens=self._totals[0],

@@ -18,6 +18,7 @@ import xxhash
 
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.planning.planner import Planner
 from actors.router.request_scheduler import (
     REFUSED,
     Arrived,
@@ -44,8 +45,9 @@ from core.prompt import HASH_BYTES
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import SimulatedFleet
+from replay.simulate.simulated_fleet import SimulatedFleet, WorkerLifetime
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
+from replay.simulate.simulated_planner import MakePlanner, SimulatedPlanner, profile
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
 from replay.simulate.simulated_worker import SimulatedWorker
@@ -71,6 +73,7 @@ class Simulation:
         follows: Mapping[RequestId, FollowUp] = MappingProxyType({}),
         *,
         on_verdict: Callable[[PrefillVerdict], None],
+        make_planner: MakePlanner = Planner,
     ) -> None:
         self.served: list[ServedRequest | None] = [None] * len(arrivals)
         """In the order of the arrivals."""
@@ -81,7 +84,13 @@ class Simulation:
         self._followers = self._find_followers()
         self._progress = progress
         self._agenda = Agenda()
-        self.log = SimulatedLog(self._agenda, archive, jobs=options.prefill_workers > 0, clock=options.broker_clock)
+        self.log = SimulatedLog(
+            self._agenda,
+            archive,
+            jobs=options.prefill_workers > 0,
+            scale=options.planner is not None,
+            clock=options.broker_clock,
+        )
         gone = set[WorkerId]()
         """Workers that ended: no replica has a connection to them."""
         self._replicas = [self._replica(number, gone) for number in range(options.replicas)]
@@ -95,6 +104,9 @@ class Simulation:
             reporter=lambda: self._replicas[0].id,
             on_verdict=self._on_verdict,
         )
+        if options.planner is not None:
+            machine = make_planner(options.planner, profile(options.engine))
+            self._planner = SimulatedPlanner(options.planner, machine, self._agenda, self.log, self._fleet)
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Requests under way, in the order of their arrivals."""
         self._arrived = self._ended = 0
@@ -124,6 +136,11 @@ class Simulation:
     def computed_tokens(self) -> tuple[int, ...]:
         """By place in the fleet: see `SimulationResult`."""
         return self._fleet.computed_tokens
+
+    @property
+    def lifetimes(self) -> list[WorkerLifetime]:
+        """Of the workers of a planner's fleet; empty without a planner."""
+        return self._fleet.lifetimes
 
     def _replica(self, number: int, gone: set[WorkerId]) -> SimulatedReplica:
         options = self._options
@@ -265,6 +282,8 @@ class SimulationResult(NamedTuple):
     computed_tokens: tuple[int, ...]
     """By place in the fleet: prompt tokens that workers there computed, for requests that ended elsewhere or failed,
     too."""
+    lifetimes: list[WorkerLifetime]
+    """Of the workers of a planner's fleet; empty without a planner."""
 
 
 def simulate(
@@ -275,17 +294,21 @@ def simulate(
     follows: Mapping[RequestId, FollowUp] = MappingProxyType({}),
     *,
     on_verdict: Callable[[PrefillVerdict], None] = lambda _verdict: None,
+    make_planner: MakePlanner = Planner,
 ) -> SimulationResult:
     """Results of a run of all arrivals. `progress` gets how many have ended, of how many. The run's log is in the file
     `archive`, if one is named. Requests in `follows` come after others, not at their own times. `on_verdict` is called
-    with where each prompt was computed, if there are prefill workers, in the order of first tokens. CallerError if
-    arrivals are not valid, or the file cannot be written."""
+    with where each prompt was computed, if there are prefill workers, in the order of first tokens. `make_planner` makes
+    the machine that sizes the fleet, if the options have a planner. CallerError if arrivals are not valid, or the file
+    cannot be written."""
     arrivals = list(arrivals)
     _check(arrivals, options.engine.block_size)
     _check_follows(arrivals, follows)
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
-        simulation = Simulation(options, arrivals, progress, writer, follows, on_verdict=on_verdict)
+        simulation = Simulation(
+            options, arrivals, progress, writer, follows, on_verdict=on_verdict, make_planner=make_planner
+        )
         with collector_paused():
             digest = simulation.run()
         if writer is not None:
@@ -295,7 +318,10 @@ def simulate(
             writer.abandon()
         raise
     return SimulationResult(
-        [each for each in simulation.served if each is not None], digest, simulation.computed_tokens
+        [each for each in simulation.served if each is not None],
+        digest,
+        simulation.computed_tokens,
+        simulation.lifetimes,
     )
 
 

@@ -1,0 +1,200 @@
+"""Events of the planner (stream scale): rolled demand, learned capacity, and the sizes of the fleet that it decides.
+
+1. One planner writes at a time. A successor folds this stream and goes on behind its last message.
+2. Times are whole milliseconds of the broker's clock, rates thousandths of a request per second, and shares
+   hundredths of a percent (`_bp`). Every number is an integer.
+3. A `ScaleDecided` rests on events of this stream alone, and on the numbers that it holds itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import msgspec
+
+from core.events.base import EventBase
+
+SCALE_VERSION = 1
+"""Version of the rules by which this program sizes a fleet."""
+
+
+class DemandCell(msgspec.Struct, frozen=True, array_like=True):
+    """Requests that ended in a period, of like uncached prompt tokens and like output tokens. Sums keep the means."""
+
+    uncached_class: int
+    """`projections.scaling.request_demand.size_class` of the prompt tokens that an engine computed …"""
+    output_class: int
+    """… and of the tokens of the answer."""
+    count: int
+    uncached_tokens: int
+    output_tokens: int
+    prompt_tokens: int
+
+
+class DemandRolled(EventBase, frozen=True):
+    """Demand of one period. An arrival is one request id: its queueing, retries and migrations add nothing."""
+
+    at_ms: int
+    """The end of the period."""
+    period_s: int
+    arrivals: int
+    """Requests that came, those that were queued, held or refused included."""
+    queued: int
+    """Of these, requests that waited in a router …"""
+    refused: int
+    """… and requests without any worker in the end."""
+    waiting: int
+    """Requests that came and have no worker yet, at the period's end …"""
+    running: int
+    """… and those that a worker serves."""
+    ended: int
+    """Requests that were served or failed in the period …"""
+    attained: int
+    """… and those of them within the bounds of service."""
+    first_token_ms: int
+    """Sum over the served ones: time to first token …"""
+    between_tokens_us: int
+    """… and mean time per further token."""
+    cells: tuple[DemandCell, ...]
+    """Served requests."""
+    cursor: dict[str, tuple[int, int]]
+    """Per stream: epoch and last sequence counted. The next period goes on there."""
+
+
+class HitRate(msgspec.Struct, frozen=True, array_like=True):
+    """Share of prompt tokens that engines took from their caches, while so many workers served."""
+
+    workers: int
+    share_bp: int
+    prompt_tokens: int
+    """Tokens that the share rests on; older ones count less."""
+
+
+class CapacityLearned(EventBase, frozen=True):
+    """Speed of one worker, and the time that a worker takes to start."""
+
+    at_ms: int
+    pass_tokens: int
+    """Prompt tokens that one pass of the engine computes at most."""
+    prefill_tokens: tuple[int, ...]
+    """Prompt tokens of a pass, rising …"""
+    prefill_us: tuple[int, ...]
+    """… and the duration of such a pass; between two points it lies on their line."""
+    decode_tokens: tuple[int, ...]
+    """Tokens in the engine's cache that decoding requests hold, rising …"""
+    decode_us: tuple[int, ...]
+    """… and the duration of a decode step then."""
+    room_tokens: int
+    """Tokens that the engine's cache holds."""
+    startup_ms: int
+    """The 95th percentile of observed starts; the setting until there was one."""
+    starts: int
+    """Observed starts."""
+    hits: tuple[HitRate, ...]
+    """By number of workers, rising."""
+    devices: int = 1
+    """Of one worker."""
+    source: str = "profile"
+    """Origin of the durations of passes."""
+
+
+class WorkerStarting(EventBase, frozen=True):
+    """A worker was ordered and is not ready yet."""
+
+    at_ms: int
+    start: int
+    """Number of the order, from 1."""
+
+
+class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
+    """One number of workers, with its prediction."""
+
+    workers: int
+    attainment_bp: int
+    """Requests within both bounds of service …"""
+    first_token_bp: int
+    """… within that of the first token …"""
+    between_tokens_bp: int
+    """… and within that of the time between tokens."""
+    prefill_bp: int
+    """Share of time in which a worker computes prompts."""
+    step_us: int
+    """Duration of a decode step."""
+    resident_tokens: int
+    """Tokens that decoding requests hold in a worker's cache."""
+
+
+class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of a forecaster: a recorded input of the decision."""
+
+    predictor: str
+    rate_m: int
+    """Expected arrivals at the horizon …"""
+    upper_m: int
+    """… and the rate that `quantile` percent of the recent errors stay below."""
+    quantile: int
+    horizon_s: int
+
+
+class ScaleDecided(EventBase, frozen=True):
+    """The planner has chosen a number of workers."""
+
+    at_ms: int
+    periods: int
+    """DemandRolled events of this stream up to here; the decision rests on the newest of them."""
+    rate_m: int
+    """Arrivals over the last minute …"""
+    burst_m: int
+    """… and over the last moments, where they are a burst; else 0."""
+    forecast: ScaleForecast
+    ready: int
+    starting: int
+    """Workers that were ordered, and may still come in time …"""
+    overdue: int
+    """… and those that should have come long ago: they count for nothing."""
+    draining: int
+    candidates: tuple[ScaleCandidate, ...]
+    ceiling_bp: int
+    """Attainment of a fleet without any wait."""
+    goal_bp: int
+    """The attainment that was sought: that of the settings, or a little below the ceiling."""
+    wanted: int
+    """The fewest workers that reach it."""
+    target: int
+    """The number of workers from here on."""
+    bound: str
+    """Reason of the target: `projections.scaling.scale_decision.BOUNDS`."""
+    revision: int
+    """Of the settings."""
+    version: int = SCALE_VERSION
+
+
+class ScaleApplied(EventBase, frozen=True):
+    """A decision was carried out: workers were ordered, or began to drain."""
+
+    at_ms: int
+    target: int
+    started: int
+    drained: int
+
+
+class ScaleFailed(EventBase, frozen=True):
+    """A start or a drain did not come about."""
+
+    at_ms: int
+    reason: str
+    start: int = 0
+    """Number of the order; 0 if it is none's."""
+
+
+class ScaleSettingsChanged(EventBase, frozen=True):
+    """From here on the planner decides under these settings."""
+
+    revision: int
+    settings: dict[str, Any]
+
+
+ScaleEvent = (
+    DemandRolled | CapacityLearned | WorkerStarting | ScaleDecided | ScaleApplied | ScaleFailed | ScaleSettingsChanged
+)
+SCALE_EVENTS: tuple[type[ScaleEvent], ...] = get_args(ScaleEvent)

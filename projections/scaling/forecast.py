@@ -1,0 +1,162 @@
+"""Forecasts of arrivals: constant, Kalman and seasonal, over the rates of past minutes.
+
+A forecast's output stands in the decision that uses it. So it may use floating point: no replay computes it again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from core.events.scale import DemandRolled, ScaleForecast
+from core.scale_settings import CONSTANT, DAY_S, KALMAN, LIMITS, ScaleSettings
+
+MINUTE_MS = 60_000
+MILLI = 1000
+DAYS_KEPT = 8
+MINUTES_KEPT = DAYS_KEPT * DAY_S // 60
+LAST_S = 60
+"""The last value is the rate over so many seconds."""
+SEASON_WIDTH_S = 3600
+"""Width of the same hour on an earlier day; a shorter season has a shorter one, in proportion."""
+ERRORS_KEPT = 60
+"""Recent errors of a forecaster, one for each minute at most."""
+ERRORS_MIN = 10
+"""With fewer errors nothing is added to a forecast."""
+KALMAN_MINUTES = 180
+LEVEL_NOISE = 0.0004
+"""Variance that a minute adds to the level, relative to the level's square …"""
+TREND_NOISE = 0.00001
+"""… and to the trend."""
+
+
+class Minute(NamedTuple):
+    """Arrivals of one minute of the broker's clock."""
+
+    number: int
+    """Minutes since 1970."""
+    arrivals: int
+    seconds: int
+    """Of the periods that ended in it."""
+
+    @property
+    def rate_m(self) -> int:
+        """Arrivals a second, in thousandths."""
+        return self.arrivals * MILLI // max(1, self.seconds)
+
+
+class RateHistory:
+    """Arrivals by minute, and the recent errors of the forecasts that were made. Bounded by MINUTES_KEPT."""
+
+    def __init__(self) -> None:
+        self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
+        self._by_number: dict[int, Minute] = {}
+        self._last: deque[tuple[int, int, int]] = deque()
+        """The periods of the last LAST_S: end, arrivals, seconds."""
+        self._made: deque[tuple[int, int]] = deque(maxlen=ERRORS_KEPT)
+        """Minute that a forecast is for, and its rate."""
+        self.errors_bp: deque[int] = deque(maxlen=ERRORS_KEPT)
+        """What came, in hundredths of a percent of the forecast."""
+
+    def __repr__(self) -> str:
+        return f"<RateHistory of {len(self.minutes)} minutes>"
+
+    @property
+    def last_m(self) -> int:
+        """The rate over the last LAST_S, in thousandths; 0 without any period."""
+        return sum(n for _, n, _ in self._last) * MILLI // max(1, sum(seconds for *_, seconds in self._last))
+
+    def add(self, rolled: DemandRolled) -> None:
+        """One period more. O(1)."""
+        self._last.append((rolled.at_ms, rolled.arrivals, rolled.period_s))
+        while self._last[0][0] <= rolled.at_ms - LAST_S * MILLI:
+            self._last.popleft()
+        number = (rolled.at_ms - 1) // MINUTE_MS
+        if self.minutes and self.minutes[-1].number >= number:
+            before = self.minutes.pop()
+            minute = Minute(before.number, before.arrivals + rolled.arrivals, before.seconds + rolled.period_s)
+        else:
+            self._finish_minute()
+            minute = Minute(number, rolled.arrivals, rolled.period_s)
+        if len(self.minutes) == MINUTES_KEPT:
+            del self._by_number[self.minutes[0].number]
+        self.minutes.append(minute)
+        self._by_number[minute.number] = minute
+
+    def note(self, at_ms: int, forecast: ScaleForecast) -> None:
+        """The forecast was made then; its error is known when its minute has passed."""
+        number = at_ms // MINUTE_MS + forecast.horizon_s // 60
+        if forecast.rate_m and (not self._made or self._made[-1][0] < number):
+            self._made.append((number, forecast.rate_m))
+
+    def mean_m(self, from_ms: int, to_ms: int) -> int | None:
+        """The rate over these minutes, in thousandths; None if none of them is known."""
+        numbers = range(from_ms // MINUTE_MS, max(from_ms // MINUTE_MS, to_ms // MINUTE_MS) + 1)
+        found = [self._by_number[number] for number in numbers if number in self._by_number]
+        seconds = sum(each.seconds for each in found)
+        return sum(each.arrivals for each in found) * MILLI // seconds if seconds else None
+
+    def _finish_minute(self) -> None:
+        """The last minute is whole: forecasts for it have their errors."""
+        if not self.minutes:
+            return
+        done = self.minutes[-1]
+        while self._made and self._made[0][0] <= done.number:
+            number, rate_m = self._made.popleft()
+            if number == done.number:
+                self.errors_bp.append(done.rate_m * 10_000 // rate_m)
+
+
+def forecast(history: RateHistory, settings: ScaleSettings, at_ms: int, horizon_s: int) -> ScaleForecast:
+    """The expected arrivals at the horizon, and the rate above the recent errors. 1 ms for Kalman, less for others."""
+    rate_m = history.last_m
+    if settings.predictor == KALMAN:
+        rate_m = _kalman_m(list(history.minutes)[-KALMAN_MINUTES:], horizon_s, rate_m)
+    elif settings.predictor != CONSTANT:
+        rate_m = max(rate_m, _season_m(history, settings.season_s, at_ms + horizon_s * MILLI))
+    return ScaleForecast(
+        predictor=settings.predictor,
+        rate_m=rate_m,
+        upper_m=rate_m * _error_bp(history.errors_bp, settings.quantile) // 10_000,
+        quantile=settings.quantile,
+        horizon_s=horizon_s,
+    )
+
+
+def _error_bp(errors_bp: Sequence[int], quantile: int) -> int:
+    """The error that so many percent of the recent ones stay at or below, and at least none."""
+    if len(errors_bp) < ERRORS_MIN or quantile <= LIMITS["quantile"][0]:
+        return 10_000
+    ordered = sorted(errors_bp)
+    return max(10_000, ordered[-(-len(ordered) * quantile // 100) - 1])
+
+
+def _season_m(history: RateHistory, season_s: int, at_ms: int) -> int:
+    """The highest rate at that time of earlier seasons, each over its own hour; 0 if none is known."""
+    width_ms = SEASON_WIDTH_S * season_s // DAY_S * MILLI
+    found = 0
+    for season in range(1, DAYS_KEPT * DAY_S // season_s + 1):
+        middle_ms = at_ms - season * season_s * MILLI
+        found = max(found, history.mean_m(middle_ms - width_ms // 2, middle_ms + width_ms // 2) or 0)
+    return found
+
+
+def _kalman_m(minutes: Sequence[Minute], horizon_s: int, last_m: int) -> int:
+    """Level and trend of the rates, filtered: a minute's rate is a level with the noise of counts. The last value with
+    fewer than two minutes."""
+    if len(minutes) < 2:
+        return last_m
+    level, trend = float(minutes[0].rate_m), 0.0
+    p00, p01, p11 = level * level + 1.0, 0.0, level * level * 0.01 + 1.0
+    for minute in list(minutes)[1:]:
+        level += trend
+        scale = max(1.0, level * level)
+        p00, p01 = p00 + 2 * p01 + p11 + LEVEL_NOISE * scale, p01 + p11
+        p11 += TREND_NOISE * scale
+        noise = max(1.0, level) * MILLI / max(1, minute.seconds)
+        error, total = minute.rate_m - level, p00 + noise
+        gain, slope = p00 / total, p01 / total
+        level, trend = level + gain * error, trend + slope * error
+        p00, p01, p11 = (1 - gain) * p00, (1 - gain) * p01, p11 - slope * p01
+    return max(0, round(level + trend * horizon_s / 60))

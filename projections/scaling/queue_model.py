@@ -1,0 +1,250 @@
+"""QueueModel: the share of requests within the bounds of service, predicted for a number of workers and a rate.
+
+The model is a queue over recent demand. Its arrivals are those of the last minutes, bursts included, at times that are
+stretched so that their mean rate is the expected one. Its requests have the sizes of those that ended lately. Each
+worker computes prompts one after another; a request goes to the worker with the least work ahead.
+
+1. First token: the wait, the request's own passes, and a decode step in each of them.
+2. Time between tokens: a decode step at the worker's resident tokens, and the passes of other prompts that fall into
+   the answer. Of the requests of W workers, each W-th goes to one worker.
+3. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
+   duration grows.
+4. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
+   O(SAMPLE log SAMPLE), whatever the rate is.
+
+Integers throughout: equal inputs give equal predictions anywhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from heapq import heapreplace
+from itertools import accumulate
+from typing import NamedTuple
+
+from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
+from core.scale_settings import ScaleSettings
+
+SAMPLE = 1024
+"""Arrivals of the queue at most."""
+ARRIVALS_S = 300
+"""Their bursts are those of the last so many seconds."""
+SIZED_PERIODS = 180
+"""Their sizes are those of requests that ended in the last so many periods, not counting periods without an end."""
+BUSY_MAX_BP = 9_800
+"""A worker that computes prompts for a longer share of its time has no steady queue."""
+ROUNDS = 4
+"""Of the steps between resident tokens and duration of a decode step, which depend on each other."""
+ALL_BP = 10_000
+US_PER_S = 1_000_000
+MILLI = 1000
+_MASK64 = 2**64 - 1
+
+
+def interpolate(at: int, places: Sequence[int], values: Sequence[int]) -> int:
+    """The value at a place, on the line between the two points around it; beyond the last point, on the line through
+    the last two. One point is a constant."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(1, bisect_left(places, at)), len(places) - 1)
+    low, high = places[right - 1], places[right]
+    return values[right - 1] + (values[right] - values[right - 1]) * (at - low) // (high - low)
+
+
+def mixed(number: int) -> int:
+    """64 bits that look random (splitmix64)."""
+    value = (number + 1) * 0x9E3779B97F4A7C15 & _MASK64
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
+    return value ^ value >> 31
+
+
+class _Sizes(NamedTuple):
+    """Columns over the sample's requests, in the order of their arrivals."""
+
+    prompts: list[int]
+    uncached: list[int]
+    outputs: list[int]
+
+
+class QueueModel:
+    """See the module's text. Made for one decision."""
+
+    def __init__(
+        self,
+        demand: Sequence[DemandRolled],
+        sized: Sequence[DemandRolled],
+        capacity: CapacityLearned,
+        settings: ScaleSettings,
+    ) -> None:
+        """`demand` are the last consecutive periods, `sized` the last ones in which requests ended; oldest first."""
+        self._capacity = capacity
+        self._settings = settings
+        self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
+        self._sizes = _sizes(sized, len(self._offsets_us))
+        self._memo: dict[tuple[int, int], ScaleCandidate] = {}
+
+    def __repr__(self) -> str:
+        return f"<QueueModel of {len(self._offsets_us)} arrivals>"
+
+    @property
+    def is_known(self) -> bool:
+        """There are arrivals, and sizes of requests that ended."""
+        return bool(self._offsets_us) and bool(self._sizes.prompts)
+
+    def ceiling_bp(self, hit_bp: int, now_hit_bp: int) -> int:
+        """The attainment without waits and other requests, at the best hit rate that is known."""
+        computed_us, passes = self._work(hit_bp, now_hit_bp)
+        step_us = self._capacity.decode_us[0]
+        bound_us = self._settings.ttft_ms * MILLI
+        can = step_us <= self._settings.itl_ms * MILLI
+        reached = sum(
+            work_us + count * step_us <= bound_us and (can or output < 2)
+            for work_us, count, output in zip(computed_us, passes, self._sizes.outputs, strict=True)
+        )
+        return reached * ALL_BP // len(passes)
+
+    def busy_workers(self, rate_m: int, hit_bp: int, now_hit_bp: int) -> int:
+        """Fewest workers that compute the prompts of so many arrivals at all."""
+        computed_us, _ = self._work(hit_bp, now_hit_bp)
+        busy_us = rate_m * sum(computed_us) // (len(computed_us) * MILLI)  # in each second
+        return max(1, -(-busy_us * ALL_BP // (US_PER_S * BUSY_MAX_BP)))
+
+    def predict(self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int) -> ScaleCandidate:
+        """The prediction for so many workers and arrivals, in thousandths a second. The sample's prompts were cached to
+        `now_hit_bp`, and would be to `hit_bp`."""
+        computed_us, passes = self._work(hit_bp, now_hit_bp)
+        count = len(computed_us)
+        work_us = sum(computed_us)
+        busy_bp = rate_m * work_us * ALL_BP // (count * workers * US_PER_S * MILLI)
+        if busy_bp > BUSY_MAX_BP:
+            return ScaleCandidate(workers, 0, 0, 0, busy_bp, 0, 0)
+        step_us, resident = self._step(workers, rate_m, busy_bp)
+        if resident > self._capacity.room_tokens:
+            return ScaleCandidate(workers, 0, 0, 0, busy_bp, step_us, resident)
+        part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
+        times_us = self._times(part, workers, rate_m)
+        first = self._first_tokens(part, times_us, computed_us, passes, step_us)
+        between = self._between_tokens(part, times_us, computed_us, step_us)
+        both = sum(one and other for one, other in zip(first, between, strict=True))
+        share = [each * ALL_BP // count for each in (both, sum(first), sum(between))]
+        return ScaleCandidate(workers, *share, busy_bp, step_us, resident)
+
+    def _work(self, hit_bp: int, now_hit_bp: int) -> tuple[list[int], list[int]]:
+        """Of each request, the duration of its passes and their number, at another hit rate."""
+        it, chunk = self._capacity, self._capacity.pass_tokens
+        missed, now_missed = ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp)
+        whole_us = interpolate(chunk, it.prefill_tokens, it.prefill_us)
+        computed_us, passes = [], []
+        for uncached, prompt in zip(self._sizes.uncached, self._sizes.prompts, strict=True):
+            tokens = max(1, min(prompt, uncached * missed // now_missed))
+            full, rest = divmod(tokens, chunk)
+            rest_us = interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0
+            computed_us.append(full * whole_us + rest_us)
+            passes.append(full + (rest > 0))
+        return computed_us, passes
+
+    def _step(self, workers: int, rate_m: int, busy_bp: int) -> tuple[int, int]:
+        """Duration of a decode step, and the tokens that decoding requests hold then."""
+        it, sizes = self._capacity, self._sizes
+        held = sum(
+            output * (prompt + output // 2) for output, prompt in zip(sizes.outputs, sizes.prompts, strict=True)
+        )  # tokens times steps
+        count, step_us, resident = len(sizes.prompts), it.decode_us[0], 0
+        for _ in range(ROUNDS):
+            token_us = step_us * ALL_BP // (ALL_BP - busy_bp)
+            resident = rate_m * held * token_us // (count * workers * US_PER_S * MILLI)
+            step_us = interpolate(min(resident, it.room_tokens), it.decode_tokens, it.decode_us)
+        return step_us, resident
+
+    def _times(self, part: int, workers: int, rate_m: int) -> list[int]:
+        """Arrivals at that part of the workers, in microseconds."""
+        count = len(self._offsets_us)
+        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        return [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
+
+    def _first_tokens(
+        self, part: int, times_us: list[int], computed_us: list[int], passes: list[int], step_us: int
+    ) -> list[bool]:
+        free_us, bound_us, found = [0] * part, self._settings.ttft_ms * MILLI, []
+        for at_us, work_us, count in zip(times_us, computed_us, passes, strict=True):
+            done_us = max(at_us, free_us[0]) + work_us + count * step_us
+            heapreplace(free_us, done_us)
+            found.append(done_us - at_us <= bound_us)
+        return found
+
+    def _between_tokens(self, part: int, times_us: list[int], computed_us: list[int], step_us: int) -> list[bool]:
+        """Whether each request's mean time between tokens is within its bound. The stream of arrivals goes round: the
+        first ones follow the last."""
+        bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
+        span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
+        outputs, found = self._sizes.outputs, [False] * count
+        for lane in range(part):
+            places = range(lane, count, part)
+            times = [times_us[place] for place in places]
+            sums = [0, *accumulate(computed_us[place] for place in places)]
+            for number, place in enumerate(places):
+                tokens = outputs[place] - 1
+                if not tokens:
+                    found[place] = True
+                    continue
+                slack_us = tokens * (bound_us - step_us)
+                rounds, until_us = divmod(times[number] + tokens * bound_us - times[0], span_us)
+                last = bisect_right(times, until_us + times[0])
+                others_us = rounds * sums[-1] + sums[last] - sums[number + 1]
+                found[place] = others_us <= slack_us
+        return found
+
+
+def _arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
+    """Arrivals of the last periods, as rising offsets; the time that they span; and the share of all that they are."""
+    periods = [each for each in demand if each.at_ms > demand[-1].at_ms - ARRIVALS_S * MILLI] if demand else []
+    total = sum(each.arrivals for each in periods)
+    kept = min(total, SAMPLE)
+    offsets_us: list[int] = []
+    start_us = seen = 0
+    for each in periods:
+        length_us = each.period_s * US_PER_S
+        numbers = range(seen * kept // max(1, total), (seen + each.arrivals) * kept // max(1, total))
+        offsets_us += sorted(start_us + (mixed(number) * length_us >> 64) for number in numbers)
+        seen, start_us = seen + each.arrivals, start_us + length_us
+    return offsets_us, max(1, start_us), max(1, kept * ALL_BP // max(1, total))
+
+
+def _sizes(sized: Sequence[DemandRolled], count: int) -> _Sizes:
+    """Sizes of so many requests: each class as often as it was among those that ended lately, in an order of its own
+    for each count."""
+    sums: dict[tuple[int, int], DemandCell] = {}
+    for each in sized:
+        for cell in each.cells:
+            key = cell.uncached_class, cell.output_class
+            sums[key] = _added(sums[key], cell) if key in sums else cell
+    cells = [sums[key] for key in sorted(sums)]
+    ends = list(accumulate(cell.count for cell in cells))
+    if not ends:
+        return _Sizes([], [], [])
+    drawn = [cells[bisect_right(ends, (2 * place + 1) * ends[-1] // (2 * count))] for place in _order(count)]
+    return _Sizes(
+        [cell.prompt_tokens // cell.count for cell in drawn],
+        [cell.uncached_tokens // cell.count for cell in drawn],
+        [max(1, cell.output_tokens // cell.count) for cell in drawn],
+    )
+
+
+@lru_cache(maxsize=SAMPLE)
+def _order(count: int) -> tuple[int, ...]:
+    """The numbers below `count`, shuffled."""
+    return tuple(sorted(range(count), key=mixed))
+
+
+def _added(one: DemandCell, other: DemandCell) -> DemandCell:
+    return DemandCell(
+        one.uncached_class,
+        one.output_class,
+        one.count + other.count,
+        one.uncached_tokens + other.uncached_tokens,
+        one.output_tokens + other.output_tokens,
+        one.prompt_tokens + other.prompt_tokens,
+    )

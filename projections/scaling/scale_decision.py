@@ -1,0 +1,224 @@
+"""The decision on the size of a fleet: a pure function of the scale stream, the fleet's counts and a forecast.
+
+1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
+2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
+   wanted. Where a fleet without any wait attains less than the goal, the goal is a little below that.
+3. The target rises at once. It falls to the most workers that were wanted over `down_window_s`, at a demand that is
+   DOWN_MARGIN_BP higher: so noise at a limit turns no worker off and on.
+4. Without the sizes of ended requests, or before the window is full, the target never falls.
+
+More demand never wants fewer workers, since each prediction falls with the rate and the goal does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from core.events.scale import CapacityLearned, DemandRolled, HitRate, ScaleCandidate, ScaleDecided, ScaleForecast
+from core.scale_settings import ScaleSettings
+from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
+
+GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
+    "goal",
+    "ceiling",
+    "max",
+    "min",
+    "down_window",
+    "burst",
+    "idle",
+    "no_history",
+)
+"""Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
+the settings; more were wanted than may be; fewer were wanted; more were wanted a moment ago; a burst wants them; there
+is no demand; too little is known."""
+CEILING_GAIN_BP = 50
+"""Attainment that the last workers would add below the ceiling, and that is not bought."""
+DOWN_MARGIN_BP = 500
+BURST_S = 10
+BURST_BEFORE_S = 60
+"""A burst is measured against the time before it …"""
+BURST_FACTOR_BP = 15_000
+"""… it is so much higher …"""
+BURST_DEVIATIONS = 4
+"""… and by so many standard deviations of a count."""
+HIT_TOKENS_MIN = 500_000
+"""A hit rate over fewer prompt tokens is not used."""
+
+
+class FleetCounts(NamedTuple):
+    """Workers by their state."""
+
+    ready: int
+    starting: int = 0
+    """Ordered, and may still come in time."""
+    overdue: int = 0
+    """Ordered, and should have come long ago."""
+    draining: int = 0
+
+
+class Wanted(NamedTuple):
+    """Result of an earlier decision."""
+
+    at_ms: int
+    workers: int
+
+
+class ScaleInputs(NamedTuple):
+    """Everything that a decision rests on."""
+
+    at_ms: int
+    demand: Sequence[DemandRolled]
+    """The last periods, oldest first: those of `KEPT_S`."""
+    sized: Sequence[DemandRolled]
+    """The last SIZED_PERIODS in which requests ended, oldest first."""
+    arrived_ms: int
+    """The end of the last period with an arrival; that of the first period before any."""
+    periods: int
+    """All periods so far."""
+    capacity: CapacityLearned
+    settings: ScaleSettings
+    revision: int
+    fleet: FleetCounts
+    forecast: ScaleForecast
+    wanted: Sequence[Wanted]
+    """Of the decisions within the window for shrinking, oldest first."""
+    is_window_full: bool
+    """The window for shrinking has decisions from its start on."""
+    target: int
+    """Of the last decision; the workers that there are, before the first one."""
+
+
+def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
+    """The decision. Some milliseconds: two or three predictions of `QueueModel`."""
+    settings, fleet, demand = inputs.settings, inputs.fleet, inputs.demand
+    most = settings.workers_max(inputs.capacity.devices)
+    model = QueueModel(demand, inputs.sized, inputs.capacity, settings)
+    burst_m = burst_rate_m(demand)
+    waiting = demand[-1].waiting if demand else 0
+    rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
+    candidates: list[ScaleCandidate] = []
+    ceiling_bp, goal_bp, bound = 0, settings.attainment_bp, GOAL
+    if demand and not rate_m:
+        wanted, bound = 1, IDLE
+    elif not model.is_known:
+        wanted, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
+    else:
+        hits = HitRates(inputs.capacity.hits, inputs.sized, fleet.ready)
+        ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
+        if ceiling_bp - CEILING_GAIN_BP < goal_bp:
+            goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
+        search = _Search(model, hits, goal_bp, most)
+        wanted = search.fewest(rate_m, candidates)
+        if bound == GOAL and burst_m > inputs.forecast.upper_m:
+            bound = BURST
+    if _is_idle(inputs):
+        wanted, bound = 0, IDLE
+    kept = wanted
+    if model.is_known and rate_m and wanted < inputs.target:  # a smaller fleet must bear a little more
+        kept = search.fewest(rate_m * (ALL_BP + DOWN_MARGIN_BP) // ALL_BP, candidates)
+    highest = max([kept, *(each.workers for each in inputs.wanted)])
+    target = wanted
+    if target < inputs.target:
+        target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
+        bound = DOWN_WINDOW if target > wanted else bound
+    if target > most:
+        target, bound = most, MAX
+    if target < settings.min:
+        target, bound = settings.min, MIN
+    return ScaleDecided(
+        at_ms=inputs.at_ms,
+        periods=inputs.periods,
+        rate_m=rate_over_m(demand, BURST_BEFORE_S),
+        burst_m=burst_m,
+        forecast=inputs.forecast,
+        ready=fleet.ready,
+        starting=fleet.starting,
+        overdue=fleet.overdue,
+        draining=fleet.draining,
+        candidates=tuple(candidates),
+        ceiling_bp=ceiling_bp,
+        goal_bp=goal_bp,
+        wanted=kept,
+        target=target,
+        bound=bound,
+        revision=inputs.revision,
+    )
+
+
+class _Search:
+    """Walks up from the fewest workers that can keep up at all: the first that reaches the goal is wanted."""
+
+    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int) -> None:
+        self._model, self._hits, self._goal_bp, self._most = model, hits, goal_bp, most
+
+    def fewest(self, rate_m: int, candidates: list[ScaleCandidate]) -> int:
+        """The fewest workers; one more than may be if none of these reaches the goal. Adds the predictions."""
+        model, hits = self._model, self._hits
+        workers = model.busy_workers(rate_m, hits.of(self._most), hits.now_bp)
+        while workers <= self._most:
+            found = model.predict(workers, rate_m, hits.of(workers), hits.now_bp)
+            candidates.append(found)
+            if found.attainment_bp >= self._goal_bp:
+                return workers
+            workers += 1
+        return self._most + 1
+
+
+class HitRates:
+    """Expected hit rates by number of workers: the present one, shifted by the differences that were learned."""
+
+    def __init__(self, learned: Sequence[HitRate], sized: Sequence[DemandRolled], ready: int) -> None:
+        self._rising = rising([each for each in learned if each.prompt_tokens >= HIT_TOKENS_MIN])
+        cells = [cell for each in sized for cell in each.cells]
+        prompt, uncached = sum(cell.prompt_tokens for cell in cells), sum(cell.uncached_tokens for cell in cells)
+        self.now_bp = ALL_BP - uncached * ALL_BP // prompt if prompt else 0
+        """Of the requests that ended lately."""
+        self._ready = ready
+
+    def of(self, workers: int) -> int:
+        """The hit rate with so many workers, never falling with their number."""
+        return min(ALL_BP, max(0, self.now_bp + self._learned(workers) - self._learned(self._ready)))
+
+    def _learned(self, workers: int) -> int:
+        below = [share for count, share in self._rising if count <= workers]
+        return below[-1] if below else (self._rising[0][1] if self._rising else 0)
+
+
+def rising(learned: Sequence[HitRate]) -> list[tuple[int, int]]:
+    """Numbers of workers with shares that never fall: neighbours that do are taken together, weighed by their tokens."""
+    blocks: list[list[int]] = []  # first number, tokens, tokens times share
+    for each in sorted(learned, key=lambda each: each.workers):
+        blocks.append([each.workers, each.prompt_tokens, each.prompt_tokens * each.share_bp])
+        while len(blocks) > 1 and blocks[-2][2] * blocks[-1][1] > blocks[-1][2] * blocks[-2][1]:
+            _, tokens, weighed = blocks.pop()
+            blocks[-1][1] += tokens
+            blocks[-1][2] += weighed
+    return [(workers, weighed // tokens) for workers, tokens, weighed in blocks]
+
+
+def rate_over_m(demand: Sequence[DemandRolled], seconds: int, before_s: int = 0) -> int:
+    """Arrivals a second in thousandths, over so many seconds that end `before_s` before the last period's end."""
+    if not demand:
+        return 0
+    end_ms = demand[-1].at_ms - before_s * MILLI
+    found = [each for each in demand if end_ms - seconds * MILLI < each.at_ms <= end_ms]
+    length_s = sum(each.period_s for each in found)
+    return sum(each.arrivals for each in found) * MILLI // length_s if length_s else 0
+
+
+def burst_rate_m(demand: Sequence[DemandRolled]) -> int:
+    """The rate over the last BURST_S if it is a burst; else 0."""
+    now_m, before_m = rate_over_m(demand, BURST_S), rate_over_m(demand, BURST_BEFORE_S, BURST_S)
+    excess = (now_m - before_m) * BURST_S
+    is_high = now_m * ALL_BP >= before_m * BURST_FACTOR_BP
+    is_sure = excess > 0 and excess * excess > BURST_DEVIATIONS**2 * max(before_m, MILLI // BURST_S) * BURST_S * MILLI
+    return now_m if is_high and is_sure else 0
+
+
+def _is_idle(inputs: ScaleInputs) -> bool:
+    """No request came for so long that the fleet may end. A fleet with a least number of workers never does."""
+    settings, demand = inputs.settings, inputs.demand
+    if settings.min or not demand or demand[-1].waiting or demand[-1].running:
+        return False
+    return demand[-1].at_ms - inputs.arrived_ms >= settings.zero_after_s * MILLI

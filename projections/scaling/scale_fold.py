@@ -1,0 +1,108 @@
+"""ScaleFold: the fold of the scale stream: all that a decision rests on, but for the fleet's counts and the forecast."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from core.events import Event, UnknownEvent
+from core.events.scale import (
+    CapacityLearned,
+    DemandRolled,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleForecast,
+    ScaleSettingsChanged,
+    WorkerStarting,
+)
+from core.scale_settings import ScaleSettings
+from projections.scaling.forecast import RateHistory
+from projections.scaling.queue_model import ARRIVALS_S, MILLI, SIZED_PERIODS
+from projections.scaling.scale_decision import FleetCounts, ScaleInputs, Wanted
+
+KEPT_S = ARRIVALS_S
+"""Periods that are kept whole."""
+
+
+class ScaleFold:
+    """See the module's text. Memory is bounded by KEPT_S, SIZED_PERIODS, the window for shrinking and RateHistory."""
+
+    def __init__(self) -> None:
+        self.settings = ScaleSettings()
+        self.revision = 0
+        self.capacity: CapacityLearned | None = None
+        self.history = RateHistory()
+        self.periods = 0
+        self.starts = 0
+        """Workers that were ordered."""
+        self.last: ScaleDecided | None = None
+        self.applied: ScaleApplied | None = None
+        self._demand: deque[DemandRolled] = deque()
+        self._sized: deque[DemandRolled] = deque(maxlen=SIZED_PERIODS)
+        self._arrived_ms = 0
+        self._wanted: deque[Wanted] = deque()
+        self._since_ms = -1
+        """Time of the first decision."""
+
+    def __repr__(self) -> str:
+        return f"<ScaleFold of {self.periods} periods>"
+
+    @property
+    def cursor(self) -> dict[str, tuple[int, int]]:
+        """The position that the next period counts from; empty before the first one."""
+        return self._demand[-1].cursor if self._demand else {}
+
+    def apply(self, event: Event | UnknownEvent) -> None:
+        """The event is folded. O(1)."""
+        match event:
+            case DemandRolled():
+                self._apply_demand(event)
+            case CapacityLearned():
+                self.capacity = event
+            case ScaleDecided():
+                self._apply_decision(event)
+            case ScaleSettingsChanged():
+                self.settings, self.revision = ScaleSettings.parse(event.settings), event.revision
+            case WorkerStarting():
+                self.starts = event.start
+            case ScaleApplied():
+                self.applied = event
+
+    def inputs(self, at_ms: int, fleet: FleetCounts, forecast: ScaleForecast) -> ScaleInputs:
+        """Inputs of a decision at that time. The capacity must be known."""
+        assert self.capacity is not None
+        window_ms = self.settings.down_window_s * MILLI
+        return ScaleInputs(
+            at_ms=at_ms,
+            demand=tuple(self._demand),
+            sized=tuple(self._sized),
+            arrived_ms=self._arrived_ms,
+            periods=self.periods,
+            capacity=self.capacity,
+            settings=self.settings,
+            revision=self.revision,
+            fleet=fleet,
+            forecast=forecast,
+            wanted=tuple(each for each in self._wanted if each.at_ms > at_ms - window_ms),
+            is_window_full=0 <= self._since_ms <= at_ms - window_ms,
+            target=fleet.ready + fleet.starting if self.last is None else self.last.target,
+        )
+
+    def _apply_demand(self, event: DemandRolled) -> None:
+        if event.arrivals or not self._arrived_ms:
+            self._arrived_ms = event.at_ms
+        self.periods += 1
+        self.history.add(event)
+        self._demand.append(event)
+        while self._demand[0].at_ms <= event.at_ms - KEPT_S * MILLI:
+            self._demand.popleft()
+        if event.cells:
+            self._sized.append(event)
+
+    def _apply_decision(self, event: ScaleDecided) -> None:
+        self.last = event
+        if self._since_ms < 0:
+            self._since_ms = event.at_ms
+        self.history.note(event.at_ms, event.forecast)
+        self._wanted.append(Wanted(event.at_ms, event.wanted))
+        while self._wanted[0].at_ms <= event.at_ms - self.settings.down_window_s * MILLI:
+            self._wanted.popleft()
