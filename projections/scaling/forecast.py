@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from core.events.scale import DemandRolled, ScaleForecast
-from core.scale_settings import CONSTANT, DAY_S, KALMAN, LIMITS, ScaleSettings
+from core.scale_settings import DAY_S, KALMAN, LIMITS, SEASONAL, ScaleSettings
 
 MINUTE_MS = 60_000
 MILLI = 1000
@@ -18,6 +18,12 @@ DAYS_KEPT = 8
 MINUTES_KEPT = DAYS_KEPT * DAY_S // 60
 LAST_S = 60
 """The last value is the rate over so many seconds."""
+LEVEL_S = 600
+"""The level is filtered from the periods of the last so many seconds."""
+LEVEL_NOISE = 0.002
+"""Variance that a minute adds to the level, relative to the level's square: rates of real days change by a tenth within
+ten minutes, and those of their busiest hours faster. Counts have a noise of their own, which is the larger one below
+ten requests a second. The filter weighs one against the other."""
 SEASON_WIDTH_S = 3600
 """Width of the same hour on an earlier day; a shorter season has a shorter one, in proportion."""
 ERRORS_KEPT = 60
@@ -25,10 +31,8 @@ ERRORS_KEPT = 60
 ERRORS_MIN = 10
 """With fewer errors nothing is added to a forecast."""
 KALMAN_MINUTES = 180
-LEVEL_NOISE = 0.0004
-"""Variance that a minute adds to the level, relative to the level's square …"""
 TREND_NOISE = 0.00001
-"""… and to the trend."""
+"""Variance that a minute adds to the trend, relative to the level's square."""
 
 
 class Minute(NamedTuple):
@@ -53,7 +57,7 @@ class RateHistory:
         self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
         self._by_number: dict[int, Minute] = {}
         self._last: deque[tuple[int, int, int]] = deque()
-        """The periods of the last LAST_S: end, arrivals, seconds."""
+        """The periods of the last LEVEL_S: end, arrivals, seconds."""
         self._made: deque[tuple[int, int]] = deque(maxlen=ERRORS_KEPT)
         """Minute that a forecast is for, and its rate."""
         self.errors_bp: deque[int] = deque(maxlen=ERRORS_KEPT)
@@ -65,12 +69,28 @@ class RateHistory:
     @property
     def last_m(self) -> int:
         """The rate over the last LAST_S, in thousandths; 0 without any period."""
-        return sum(n for _, n, _ in self._last) * MILLI // max(1, sum(seconds for *_, seconds in self._last))
+        since_ms = self._last[-1][0] - LAST_S * MILLI if self._last else 0
+        found = [(arrivals, seconds) for at_ms, arrivals, seconds in self._last if at_ms > since_ms]
+        return sum(arrivals for arrivals, _ in found) * MILLI // max(1, sum(seconds for _, seconds in found))
+
+    @property
+    def level_m(self) -> int:
+        """The rate behind the counts of the last LEVEL_S, filtered; 0 without any period. O(periods)."""
+        level = variance = -1.0
+        for _, arrivals, seconds in self._last:
+            rate, floor = arrivals / seconds, 1 / seconds
+            if level < 0:
+                level, variance = rate, max(rate, floor) / seconds
+                continue
+            variance += LEVEL_NOISE * seconds / 60 * max(level, floor) ** 2
+            gain = variance / (variance + max(level, floor) / seconds)
+            level, variance = level + gain * (rate - level), variance * (1 - gain)
+        return max(0, round(level * MILLI))
 
     def add(self, rolled: DemandRolled) -> None:
         """One period more. O(1)."""
         self._last.append((rolled.at_ms, rolled.arrivals, rolled.period_s))
-        while self._last[0][0] <= rolled.at_ms - LAST_S * MILLI:
+        while self._last[0][0] <= rolled.at_ms - LEVEL_S * MILLI:
             self._last.popleft()
         number = (rolled.at_ms - 1) // MINUTE_MS
         if self.minutes and self.minutes[-1].number >= number:
@@ -111,10 +131,10 @@ class RateHistory:
 def forecast(history: RateHistory, settings: ScaleSettings, at_ms: int, horizon_s: int) -> ScaleForecast:
     """The expected arrivals at the horizon, and the rate above the recent errors. 1 ms for Kalman, less for others."""
     rate_m = history.last_m
+    if settings.predictor == SEASONAL:
+        rate_m = max(history.level_m, _season_m(history, settings.season_s, at_ms + horizon_s * MILLI))
     if settings.predictor == KALMAN:
         rate_m = _kalman_m(list(history.minutes)[-KALMAN_MINUTES:], horizon_s, rate_m)
-    elif settings.predictor != CONSTANT:
-        rate_m = max(rate_m, _season_m(history, settings.season_s, at_ms + horizon_s * MILLI))
     return ScaleForecast(
         predictor=settings.predictor,
         rate_m=rate_m,

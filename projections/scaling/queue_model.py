@@ -69,6 +69,13 @@ class _Sizes(NamedTuple):
     outputs: list[int]
 
 
+class _Work(NamedTuple):
+    """Columns over the sample's requests: the work of computing their prompts."""
+
+    computed_us: list[int]
+    passes: list[int]
+
+
 class QueueModel:
     """See the module's text. Made for one decision."""
 
@@ -84,7 +91,13 @@ class QueueModel:
         self._settings = settings
         self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
         self._sizes = _sizes(sized, len(self._offsets_us))
-        self._memo: dict[tuple[int, int], ScaleCandidate] = {}
+        sizes = self._sizes
+        self._held = sum(
+            output * (prompt + output // 2) for output, prompt in zip(sizes.outputs, sizes.prompts, strict=True)
+        )
+        """Tokens that the requests hold, times the steps for which they do."""
+        self._works: dict[int, _Work] = {}
+        """By the hit rate that the prompts would have."""
 
     def __repr__(self) -> str:
         return f"<QueueModel of {len(self._offsets_us)} arrivals>"
@@ -132,8 +145,10 @@ class QueueModel:
         share = [each * ALL_BP // count for each in (both, sum(first), sum(between))]
         return ScaleCandidate(workers, *share, busy_bp, step_us, resident)
 
-    def _work(self, hit_bp: int, now_hit_bp: int) -> tuple[list[int], list[int]]:
+    def _work(self, hit_bp: int, now_hit_bp: int) -> _Work:
         """Of each request, the duration of its passes and their number, at another hit rate."""
+        if hit_bp in self._works:
+            return self._works[hit_bp]
         it, chunk = self._capacity, self._capacity.pass_tokens
         missed, now_missed = ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp)
         whole_us = interpolate(chunk, it.prefill_tokens, it.prefill_us)
@@ -144,15 +159,13 @@ class QueueModel:
             rest_us = interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0
             computed_us.append(full * whole_us + rest_us)
             passes.append(full + (rest > 0))
-        return computed_us, passes
+        self._works[hit_bp] = _Work(computed_us, passes)
+        return self._works[hit_bp]
 
     def _step(self, workers: int, rate_m: int, busy_bp: int) -> tuple[int, int]:
         """Duration of a decode step, and the tokens that decoding requests hold then."""
-        it, sizes = self._capacity, self._sizes
-        held = sum(
-            output * (prompt + output // 2) for output, prompt in zip(sizes.outputs, sizes.prompts, strict=True)
-        )  # tokens times steps
-        count, step_us, resident = len(sizes.prompts), it.decode_us[0], 0
+        it, held = self._capacity, self._held
+        count, step_us, resident = len(self._sizes.prompts), it.decode_us[0], 0
         for _ in range(ROUNDS):
             token_us = step_us * ALL_BP // (ALL_BP - busy_bp)
             resident = rate_m * held * token_us // (count * workers * US_PER_S * MILLI)

@@ -4,7 +4,7 @@
 2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
    wanted. Where a fleet without any wait attains less than the goal, the goal is a little below that.
 3. The target rises at once. It falls to the most workers that were wanted over `down_window_s`, at a demand that is
-   DOWN_MARGIN_BP higher: so noise at a limit turns no worker off and on.
+   somewhat higher (`raised_m`): so noise at a limit turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 
 More demand never wants fewer workers, since each prediction falls with the rate and the goal does not depend on it.
@@ -13,6 +13,7 @@ More demand never wants fewer workers, since each prediction falls with the rate
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 from typing import NamedTuple
 
 from core.events.scale import CapacityLearned, DemandRolled, HitRate, ScaleCandidate, ScaleDecided, ScaleForecast
@@ -35,6 +36,9 @@ is no demand; too little is known."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 DOWN_MARGIN_BP = 500
+"""A smaller fleet must bear so much more than the present demand …"""
+DOWN_NOISE_S = 60
+"""… and one standard deviation of the arrivals in so many seconds."""
 BURST_S = 10
 BURST_BEFORE_S = 60
 """A burst is measured against the time before it …"""
@@ -115,8 +119,8 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     if _is_idle(inputs):
         wanted, bound = 0, IDLE
     kept = wanted
-    if model.is_known and rate_m and wanted < inputs.target:  # a smaller fleet must bear a little more
-        kept = search.fewest(rate_m * (ALL_BP + DOWN_MARGIN_BP) // ALL_BP, candidates)
+    if model.is_known and rate_m and wanted < inputs.target:
+        kept = search.fewest(raised_m(rate_m), candidates, wanted)
     highest = max([kept, *(each.workers for each in inputs.wanted)])
     target = wanted
     if target < inputs.target:
@@ -152,10 +156,11 @@ class _Search:
     def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int) -> None:
         self._model, self._hits, self._goal_bp, self._most = model, hits, goal_bp, most
 
-    def fewest(self, rate_m: int, candidates: list[ScaleCandidate]) -> int:
-        """The fewest workers; one more than may be if none of these reaches the goal. Adds the predictions."""
+    def fewest(self, rate_m: int, candidates: list[ScaleCandidate], least: int = 1) -> int:
+        """The fewest workers from `least` on; one more than may be if none of these reaches the goal. Adds the
+        predictions."""
         model, hits = self._model, self._hits
-        workers = model.busy_workers(rate_m, hits.of(self._most), hits.now_bp)
+        workers = max(least, model.busy_workers(rate_m, hits.of(self._most), hits.now_bp))
         while workers <= self._most:
             found = model.predict(workers, rate_m, hits.of(workers), hits.now_bp)
             candidates.append(found)
@@ -186,7 +191,7 @@ class HitRates:
 
 
 def rising(learned: Sequence[HitRate]) -> list[tuple[int, int]]:
-    """Numbers of workers with shares that never fall: neighbours that do are taken together, weighed by their tokens."""
+    """Numbers of workers with shares that never fall: neighbours that do are taken together, by their tokens."""
     blocks: list[list[int]] = []  # first number, tokens, tokens times share
     for each in sorted(learned, key=lambda each: each.workers):
         blocks.append([each.workers, each.prompt_tokens, each.prompt_tokens * each.share_bp])
@@ -195,6 +200,12 @@ def rising(learned: Sequence[HitRate]) -> list[tuple[int, int]]:
             blocks[-1][1] += tokens
             blocks[-1][2] += weighed
     return [(workers, weighed // tokens) for workers, tokens, weighed in blocks]
+
+
+def raised_m(rate_m: int) -> int:
+    """The demand that a smaller fleet must bear: more than the present one, and more so where counts are small."""
+    noise_m = isqrt(rate_m * MILLI // DOWN_NOISE_S)
+    return rate_m * (ALL_BP + DOWN_MARGIN_BP) // ALL_BP + noise_m
 
 
 def rate_over_m(demand: Sequence[DemandRolled], seconds: int, before_s: int = 0) -> int:

@@ -1,4 +1,7 @@
-"""ScaleFold: the fold of the scale stream: all that a decision rests on, but for the fleet's counts and the forecast."""
+"""ScaleFold: the inputs of a decision, folded from the scale stream.
+
+The counts of the fleet and the forecast stand in the decision itself.
+"""
 
 from __future__ import annotations
 

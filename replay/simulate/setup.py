@@ -64,8 +64,8 @@ class Setup(NamedTuple):
     options: Options
 
     def changed(self, given: Mapping[str, Any]) -> Setup:
-        """The setup with these changes: of WORLD, of PACE, SEED, `engine.NAME`, `planner.NAME`; every other name is a routing setting.
-        CallerError names what cannot be."""
+        """The setup with these changes: of WORLD, of PACE, SEED, `engine.NAME`, `planner.NAME`; every other name is a
+        routing setting. CallerError names what cannot be."""
         pace = self.pace._replace(**_typed(given, {"speed_up": float, "jitter_ms": int, SEED: int}))
         if "lag_ms" in given and self.options.replica_lags_ms:
             raise CallerError(TWO_LAGS)

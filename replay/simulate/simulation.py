@@ -298,9 +298,9 @@ def simulate(
 ) -> SimulationResult:
     """Results of a run of all arrivals. `progress` gets how many have ended, of how many. The run's log is in the file
     `archive`, if one is named. Requests in `follows` come after others, not at their own times. `on_verdict` is called
-    with where each prompt was computed, if there are prefill workers, in the order of first tokens. `make_planner` makes
-    the machine that sizes the fleet, if the options have a planner. CallerError if arrivals are not valid, or the file
-    cannot be written."""
+    with where each prompt was computed, if there are prefill workers, in the order of first tokens. `make_planner`
+    makes the machine that sizes the fleet, if the options have a planner. CallerError if arrivals are not valid, or the
+    file cannot be written."""
     arrivals = list(arrivals)
     _check(arrivals, options.engine.block_size)
     _check_follows(arrivals, follows)

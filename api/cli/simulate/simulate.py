@@ -17,10 +17,12 @@ from api.cli.options import pairs, sweeps
 from api.cli.output import json_text, print_result, show_progress
 from api.cli.simulate.simulate_text import run_json, run_text, setup_line, sweep_json, sweep_text
 from api.config.data_folder import draft
+from api.config.loading import read_file
 from core.errors import CallerError
+from core.scale_settings import SLO, ScaleSettings
 from core.settings import RoutingSettings
 from replay.simulate.charts import run_plot, sweep_plot
-from replay.simulate.options import WORKERS, Options
+from replay.simulate.options import WORKERS, Options, ServiceBounds
 from replay.simulate.recorded_requests import RecordedShape
 from replay.simulate.setup import Setup, changed_engine, combinations, sweep
 from replay.simulate.simulated_log import KEY
@@ -29,6 +31,12 @@ from replay.simulate.workload import Pace
 
 BLOCKS = 16_384
 """Blocks in the cache of each worker; of 64 tokens, a million tokens."""
+
+
+PLANNER_HELP = "Settings of a planner, which sizes the fleet from --workers on."
+SLO_HELP = "Count the requests within these bounds; with --planner it seeks attainment=PERCENT, too."
+SLO_KEYS: Mapping[str, str] = {"ttft": "ttft_ms", "itl": "itl_ms", "attainment": "attainment"}
+"""Keys of `--slo`, with those of a planner's settings."""
 
 
 class SimulationRequest(NamedTuple):
@@ -71,6 +79,8 @@ OPTIONS = (
         "--lag", "lag_ms", type=int, default=0, metavar="MS", help="Routers know what was said so much later."
     ),
     click.option("--replica-lag", "lags", metavar="MS,MS,…", help="The same for each router by itself."),
+    click.option("--planner", "planner_file", type=click.Path(path_type=Path), metavar="FILE", help=PLANNER_HELP),
+    click.option("--slo", "slo", multiple=True, metavar="ttft=MS,itl=MS", help=SLO_HELP),
     click.option("--failures-per-hour", type=int, default=0, help="Workers that end without a word, and come back."),
     click.option("--compare-every", hidden=True),
     click.option("--sweep", "swept", multiple=True, metavar="KEY=A,B,…", help="A run per value, or combination."),
@@ -104,6 +114,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         replicas: int,
         lag_ms: int,
         failures_per_hour: int,
+        planner_file: Path | None,
+        slo: Sequence[str],
         compare_every: str | None,
         **rest: Any,
     ) -> Any:
@@ -125,12 +137,45 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
             seed=seed,
+            planner=None if planner_file is None else planner_settings(planner_file, _slo(slo)),
+            bounds=_bounds(_slo(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
 
     for option in reversed(OPTIONS):
         with_request = option(with_request)
     return with_request
+
+
+def planner_settings(file: Path, slo: Mapping[str, Any]) -> ScaleSettings:
+    """The settings of the file, alone or below `planner`, with other bounds of service if any are given. CallerError
+    names what is wrong."""
+    found = read_file(file)
+    found = found.get(PLANNER_SECTION, found)
+    if not isinstance(found, Mapping):
+        raise CallerError(f"{file}: {PLANNER_SECTION} has no settings: it is {found!r}")
+    within = found.get(SLO, {})
+    return ScaleSettings.parse({**found, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
+
+
+PLANNER_SECTION = "planner"
+
+
+def _slo(given: Sequence[str]) -> Mapping[str, Any]:
+    """The bounds of service that are given, by their names in a planner's settings."""
+    found = pairs([word for words in given for word in words.split(",")])
+    for key in found:
+        if key not in SLO_KEYS:
+            raise CallerError(f"--slo: {key} is no bound of service; there are {', '.join(SLO_KEYS)}")
+    return {SLO_KEYS[key]: value for key, value in found.items()}
+
+
+def _bounds(slo: Mapping[str, Any]) -> ServiceBounds:
+    """The bounds by which a fleet without a planner is counted."""
+    if slo.keys() != {"ttft_ms", "itl_ms"}:
+        raise CallerError("--slo: without --planner give exactly ttft=MS,itl=MS: nothing seeks an attainment")
+    settings = ScaleSettings.parse(slo)
+    return ServiceBounds(settings.ttft_ms, settings.itl_ms)
 
 
 def engine_settings(timing: str, block_size: int, blocks: int, given: Mapping[str, Any]) -> SimulatedSettings:
@@ -190,10 +235,11 @@ def simulate(
     contrail simulate trace.jsonl --replicas 4 --lag 100 --failures-per-hour 5
     contrail simulate trace.jsonl --workers 6 --prefill-workers 2 --set remote_prefill_min_tokens=2048
     contrail simulate incident.contrail --concurrency 64 --set own_weight=2
+    contrail simulate trace.jsonl --workers 4 --planner planner.yaml --slo ttft=1000,itl=50
     contrail simulate trace.jsonl --sweep own_weight=1,2,4 --sweep workers=4,8 --plot trade-off.svg
 
     A sweep takes any routing setting, and workers, prefill_workers, replicas, lag_ms, concurrency, failures_per_hour,
-    speed_up, jitter_ms, seed, and engine.NAME. Blocks move in `--engine-set transfer_us_per_block=US`.
+    speed_up, jitter_ms, seed, engine.NAME and planner.NAME. Blocks move in `--engine-set transfer_us_per_block=US`.
     """
     if request.sweeps and out is not None:
         raise CallerError("--out keeps the log of one run: leave --sweep out, or --out")

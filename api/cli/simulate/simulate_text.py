@@ -10,19 +10,27 @@ import msgspec
 
 from api.cli.quantities import bytes_text, count_text, ms_text, number_text, percent_text, plural
 from api.cli.renderer import Table, Text
-from replay.simulate.report import Disaggregation, LatencySummary, SimulationReport, Spread
+from replay.simulate.report import Disaggregation, LatencySummary, ScalingReport, SimulationReport, Spread
 from replay.simulate.setup import Setup, SweepPoint, label
 
 
 def run_json(setup: Setup, found: SimulationReport) -> dict[str, Any]:
     """Stable snake_case keys: those of `SimulationReport`, and `simulated` for what was asked."""
-    return {**msgspec.to_builtins(found), "simulated": _simulated(setup)}
+    return {**_report_json(found), "simulated": _simulated(setup)}
 
 
 def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> dict[str, Any]:
     """The same for each of `points`, with what was set for it under `given`; `simulated` is what all have in common."""
-    rows = [{"given": point.given, **msgspec.to_builtins(point.report)} for point in found]
+    rows = [{"given": point.given, **_report_json(point.report)} for point in found]
     return {"points": rows, "simulated": _simulated(setup)}
+
+
+def _report_json(found: SimulationReport) -> dict[str, Any]:
+    """`scaling` stands there only with bounds of service."""
+    value: dict[str, Any] = msgspec.to_builtins(found)
+    if found.scaling is None:
+        del value["scaling"]
+    return value
 
 
 NOT_ASKED = {"clocks", "broker_clock", "clocks_corrected", "continues"}
@@ -41,8 +49,10 @@ def _simulated(setup: Setup) -> Mapping[str, Any]:
         **{
             field.name: getattr(options, field.name)
             for field in dataclasses.fields(options)
-            if field.name not in {"engine", "routing"} | NOT_ASKED
+            if field.name not in {"engine", "routing", "bounds", "planner"} | NOT_ASKED
         },
+        **({"slo": options.counted_bounds._asdict()} if options.counted_bounds is not None else {}),
+        **({"planner": options.planner.to_mapping()} if options.planner is not None else {}),
         "engine": dataclasses.asdict(options.engine),
         "routing": options.routing.to_mapping(),
     }
@@ -66,6 +76,7 @@ def setup_line(setup: Setup) -> str:
     parts += [f"{options.replicas} replicas"] if options.replicas > 1 else []
     parts += [f"lag {_lags(setup)} ms"] if options.lag_ms or options.replica_lags_ms else []
     parts += [f"{options.concurrency} at once"] if options.concurrency else []
+    parts += ["sized by a planner"] if options.planner is not None else []
     lost = f"{options.failures_per_hour} {plural(options.failures_per_hour, 'worker')} lost per hour"
     parts += [lost] if options.failures_per_hour else []
     return ", ".join(parts)
@@ -74,6 +85,8 @@ def setup_line(setup: Setup) -> str:
 def run_text(setup: Setup, found: SimulationReport) -> Text:
     """The page on one run."""
     yield from (setup_line(setup), "", _times(found), "", _numbers(found), "", _workers(found))
+    if found.scaling is not None:
+        yield from ("", _scaling(found.scaling))
     if found.disaggregation is not None:
         yield from ("", *_prefills(found.disaggregation))
     yield from ("", f"digest {found.digest}; {found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s")
@@ -95,6 +108,9 @@ def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
     )
     if any(point.report.disaggregation is not None for point in found):
         heads = (*heads, "remote")
+    if found[0].report.scaling is not None:
+        yield from _sweep_scaling_text(setup, found)
+        return
     rows = [
         (
             label(point.given),
@@ -114,6 +130,50 @@ def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
     ]
     swept = ", ".join(found[0].given)
     yield from (f"{setup_line(setup)}, but for {swept}", "", Table(heads, rows, "<" + ">" * (len(heads) - 1)))
+
+
+def _sweep_scaling_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
+    """The same with bounds of service: what each fleet costs, and what it attains."""
+    rows = [
+        (
+            label(point.given),
+            _percent(it.attainment),
+            f"{it.worker_hours:.2f}",
+            f"{it.workers_mean:.2f}",
+            number_text(it.workers_max),
+            f"{number_text(it.starts)} / {number_text(it.stops)}",
+            _ms(point.report.ttft_ms.p99),
+            _ms(point.report.itl_ms.p99),
+            _failed(point.report),
+        )
+        for point in found
+        if (it := point.report.scaling) is not None
+    ]
+    heads = (
+        "set",
+        "attained",
+        "worker-hours",
+        "mean",
+        "most",
+        "starts / stops",
+        "first token p99",
+        "per token p99",
+        "failed",
+    )
+    swept = ", ".join(found[0].given)
+    yield from (f"{setup_line(setup)}, but for {swept}", "", Table(heads, rows, "<" + ">" * (len(heads) - 1)))
+
+
+def _scaling(it: ScalingReport) -> Table:
+    """Cost and service of the fleet."""
+    rows = [
+        (f"within {it.ttft_ms} ms and {it.itl_ms} ms per token", _percent(it.attainment)),
+        ("worker-hours", f"{it.worker_hours:.2f}"),
+        ("workers", f"mean {it.workers_mean:.2f}, most {number_text(it.workers_max)}"),
+        ("starts / stops", f"{number_text(it.starts)} / {number_text(it.stops)}"),
+        ("drained workers with requests left", number_text(it.handed_over)),
+    ]
+    return Table((), rows, "<<")
 
 
 def _times(found: SimulationReport) -> Table:

@@ -1,0 +1,120 @@
+"""The planner's machine over whole courses of demand: steady, a step, none, and workers that never come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from actors.planning.planner import Planner, Record
+from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
+from core.scale_settings import ScaleSettings
+from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.scale_fold import ScaleFold
+from tests.actors.planning.planner_run import PlannerRun, turns
+from tests.projections.scaling.demands import CAPACITY, PERIOD_S, cell, poisson
+
+SETTINGS = ScaleSettings(down_window_s=60, startup_s=30)
+PER_MINUTE = 60 // PERIOD_S
+
+
+def test_a_fleet_grows_with_its_demand_and_shrinks_behind_the_window() -> None:
+    """Every start is an event before its order, and every worker comes when it has started."""
+    run = PlannerRun(SETTINGS)
+    for arrivals in [10] * 2 * PER_MINUTE + [200] * 4 * PER_MINUTE + [10] * 4 * PER_MINUTE:
+        run.period(arrivals)
+
+    assert run.fleet[2 * PER_MINUTE - 1] == run.fleet[-1] == 1
+    assert max(run.fleet) > 4
+    starts = [event.start for event in run.events if isinstance(event, WorkerStarting)]
+    assert starts == list(range(1, len(starts) + 1))
+    applied = [event for event in run.events if isinstance(event, ScaleApplied)]
+    assert sum(each.started for each in applied) == len(starts)
+
+
+def test_a_step_of_three_is_served_within_start_up_and_fifteen_seconds() -> None:
+    """The burst is seen before the last minute is full of it."""
+    steps = ScaleSettings(startup_s=60)
+    before, after = PlannerRun(steps), PlannerRun(steps)
+    for _ in range(10 * PER_MINUTE):
+        before.period(60)
+        after.period(180)
+    for _ in range((60 + 15) // PERIOD_S):
+        before.period(180)
+
+    assert before.fleet[-1] >= after.fleet[-1] > before.fleet[10 * PER_MINUTE - 1]
+
+
+@pytest.mark.parametrize("rate", [1.7, 9.0])
+def test_a_steady_demand_turns_no_fleet_around(rate: float) -> None:
+    """At most twice an hour, at random arrivals of random sizes."""
+    random_, run = random.Random(3), PlannerRun(ScaleSettings())
+    for _ in range(70 * PER_MINUTE):
+        sizes = [int(random_.lognormvariate(8.3, 1.0)) + 1 for _ in range(poisson(random_, rate * PERIOD_S))]
+        cells = tuple(cell(1, size, int(random_.lognormvariate(5.2, 0.9)) + 1, 2 * size) for size in sizes)
+        run.period(len(sizes), cells)
+
+    assert turns(run.targets[10 * PER_MINUTE :]) <= 2
+
+
+def test_without_traffic_the_minimum_is_reached() -> None:
+    """Within the window for shrinking, and a minute."""
+    run = PlannerRun(SETTINGS)
+    for _ in range(5 * PER_MINUTE):
+        run.period(100)
+    for _ in range((SETTINGS.down_window_s + 60) // PERIOD_S):
+        run.period(0)
+
+    assert run.fleet[5 * PER_MINUTE - 1] > 1
+    assert run.fleet[-1] == SETTINGS.min
+
+
+def test_a_worker_that_never_comes_blocks_nothing() -> None:
+    """It is reported once, and another one is ordered in its place."""
+    run = PlannerRun(SETTINGS, never=[1])
+    for _ in range(6 * PER_MINUTE):
+        run.period(100)
+
+    assert [event.start for event in run.events if isinstance(event, ScaleFailed)] == [1]
+    assert run.fleet[-1] == run.targets[-1] > 1
+    assert run.decisions[-1].overdue == 1
+
+
+def test_every_decision_is_made_again_from_the_events_before_it() -> None:
+    """By a fold that has read the stream from its start."""
+    random_, run = random.Random(1), PlannerRun(SETTINGS)
+    for number in range(10 * PER_MINUTE):
+        run.period(poisson(random_, 20 + 60 * (number % 60 > 30)))
+
+    fold, made = ScaleFold(), 0
+    for event in run.events:
+        if isinstance(event, ScaleDecided):
+            fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
+            assert decide_scale(fold.inputs(event.at_ms, fleet, event.forecast)) == event
+            made += 1
+        fold.apply(event)
+    assert made == 10 * PER_MINUTE
+
+
+def test_start_up_times_and_hit_rates_are_learned() -> None:
+    """As events that say on how much they rest."""
+    run = PlannerRun(ScaleSettings(startup_s=45))
+    for _ in range(4 * PER_MINUTE):
+        run.period(100, (cell(100, uncached=3_000, prompt=4_000),))
+
+    last = [event for event in run.events if isinstance(event, CapacityLearned)][-1]
+    assert last.startup_ms == 45_000
+    assert last.starts > 0
+    assert {each.share_bp for each in last.hits} == {2_500}
+
+
+def test_a_decision_follows_the_demand_that_it_rests_on() -> None:
+    """Settings and capacity stand before both."""
+    planner, run = Planner(SETTINGS, CAPACITY), PlannerRun(SETTINGS)
+    run.period(10)
+
+    kinds = [type(event).__name__ for event in run.events]
+    assert kinds[:2] == ["ScaleSettingsChanged", "CapacityLearned"]
+    assert kinds.index(DemandRolled.__name__) < kinds.index(ScaleDecided.__name__)
+    assert planner.due_us is None
+    assert Record(run.events[0]).event == run.events[0]

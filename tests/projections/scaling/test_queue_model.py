@@ -1,0 +1,134 @@
+"""The prediction, by numbers that can be computed by hand, and by its properties."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.events.scale import DemandRolled
+from core.scale_settings import ScaleSettings
+from projections.scaling.queue_model import ALL_BP, SAMPLE, QueueModel, interpolate
+from tests.projections.scaling.demands import CAPACITY, cell, rolled
+
+BOUNDS = ScaleSettings()
+
+
+def model(demand: list[DemandRolled], bounds: ScaleSettings = BOUNDS) -> QueueModel:
+    return QueueModel(demand, demand, CAPACITY, bounds)
+
+
+def test_values_lie_on_the_lines_between_points() -> None:
+    """And on the last line beyond them."""
+    assert [interpolate(at, (0, 10, 20), (0, 100, 400)) for at in (0, 5, 10, 15, 20, 30)] == [0, 50, 100, 250, 400, 700]
+    assert interpolate(7, (1,), (42,)) == 42
+
+
+def test_one_request_has_its_own_passes_and_steps_alone() -> None:
+    """12 288 tokens are two passes: 180 ms, and 20 ms + 160 ms * 4095 / 8191 = 99.99 ms; each with a step of 6 ms."""
+    bounds = {"itl_ms": 50}
+    alone = [rolled(1, 1, (cell(1, uncached=12_288, output=100, prompt=12_288),))]
+
+    reached = model(alone, ScaleSettings(ttft_ms=293, **bounds)).predict(1, 1, 0, 0)
+    missed = model(alone, ScaleSettings(ttft_ms=291, **bounds)).predict(1, 1, 0, 0)
+
+    assert (reached.first_token_bp, missed.first_token_bp) == (ALL_BP, 0)
+    assert reached.step_us == 6_000
+
+
+def test_a_second_request_waits_for_the_first_on_one_worker_only() -> None:
+    """Two requests of 98.1 ms arrive within 1 ms of each other: the later one has 200 ms on one worker."""
+    demand = [rolled(1, 2)]
+    hurried = 2 * 1_000_000 * 1000  # 2 requests within a microsecond
+    bounds = ScaleSettings(ttft_ms=150)
+
+    both = model(demand, bounds)._first_tokens(2, [0, 0], [98_100, 98_100], [1, 1], 6_000)
+    one = model(demand, bounds)._first_tokens(1, [0, 0], [98_100, 98_100], [1, 1], 6_000)
+
+    assert (both, one) == ([True, True], [True, False])
+    assert model(demand, bounds).predict(1, hurried, 0, 0).attainment_bp == 0  # no worker computes so much
+
+
+def test_other_prompts_lengthen_the_time_between_tokens() -> None:
+    """An answer of 11 tokens has 10 gaps: at 50 ms each, 500 ms less 10 steps of 6 ms leave 440 ms for others."""
+    found = model([rolled(1, 4)])
+    found._sizes = found._sizes._replace(outputs=[11, 1, 1, 1])
+
+    within = found._between_tokens(1, [0, 100, 200, 9_000_000], [1, 220_000, 220_000, 1], 6_000)
+    beyond = found._between_tokens(1, [0, 100, 200, 9_000_000], [1, 220_000, 220_001, 1], 6_000)
+
+    assert (within[0], beyond[0]) == (True, False)
+
+
+def test_a_fleet_that_cannot_keep_up_attains_nothing() -> None:
+    """98.1 ms for each prompt: 11 in a second are more than one worker computes."""
+    found = model([rolled(1, 50)]).predict(1, 11_000, 0, 0)
+
+    assert found.attainment_bp == 0
+    assert found.prefill_bp > 10_000
+    assert model([rolled(1, 50)]).busy_workers(11_000, 0, 0) == 2
+
+
+def test_answers_that_do_not_fit_into_the_cache_attain_nothing() -> None:
+    """Answers of 20 000 tokens hold 15 000 tokens for minutes each."""
+    long = [rolled(1, 50, (cell(50, output=20_000),))]
+
+    found = model(long).predict(1, 2_000, 0, 0)
+
+    assert found.resident_tokens > CAPACITY.room_tokens
+    assert found.attainment_bp == 0
+
+
+sizes = st.lists(
+    st.builds(
+        cell,
+        count=st.integers(1, 40),
+        uncached=st.integers(1, 60_000),
+        output=st.integers(1, 2_000),
+        prompt=st.integers(60_000, 90_000),
+    ),
+    min_size=1,
+    max_size=6,
+)
+counts = st.lists(st.integers(0, 60), min_size=1, max_size=20).filter(any)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    cells=sizes,
+    arrivals=counts,
+    workers=st.integers(1, 12),
+    rate_m=st.integers(100, 20_000),
+    more=st.integers(0, 9_000),
+)
+def test_more_arrivals_never_raise_the_prediction(
+    cells: list, arrivals: list[int], workers: int, rate_m: int, more: int
+) -> None:
+    """For any sizes, bursts and fleet."""
+    demand = [rolled(number, count, tuple(cells)) for number, count in enumerate(arrivals)]
+    found = model(demand)
+
+    low, high = (found.predict(workers, rate, 0, 0) for rate in (rate_m, rate_m + more))
+
+    assert high.attainment_bp <= low.attainment_bp
+    assert high.step_us >= low.step_us or not high.step_us
+
+
+@settings(deadline=None, max_examples=100)
+@given(cells=sizes, arrivals=counts, workers=st.integers(1, 12), rate_m=st.integers(100, 20_000))
+def test_no_fleet_attains_more_than_one_without_waits(
+    cells: list, arrivals: list[int], workers: int, rate_m: int
+) -> None:
+    """The ceiling holds for each number of workers."""
+    found = model([rolled(number, count, tuple(cells)) for number, count in enumerate(arrivals)])
+
+    assert found.predict(workers, rate_m, 0, 0).attainment_bp <= found.ceiling_bp(0, 0)
+
+
+def test_a_decision_costs_the_same_at_any_rate() -> None:
+    """A thousand requests a second are thinned, in proportion to the workers."""
+    found = model([rolled(number, 5_000) for number in range(60)])
+
+    assert len(found._offsets_us) == SAMPLE
+    assert found._offsets_us == sorted(found._offsets_us)
+    enough, few = found.predict(150, 1_000_000, 0, 0), found.predict(101, 1_000_000, 0, 0)
+    assert enough.attainment_bp > few.attainment_bp

@@ -1,0 +1,89 @@
+"""Demand, counted from the events of requests: each arrival once."""
+
+from __future__ import annotations
+
+from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
+from core.events.scale import DemandCell, DemandRolled
+from core.scale_settings import ScaleSettings
+from projections.scaling.request_demand import OPEN_MAX, RequestDemand, size_class
+
+
+def queued(request: str) -> RequestQueued:
+    return RequestQueued(
+        request=request, model="m", priority=0, tenant="", prompt_tokens=100, why="full", depth=0, now_ms=0
+    )
+
+
+def finished(request: str, outcome: str = "stop", ttft_ms: int = 400, duration_ms: int = 1_400, output: int = 21) -> RequestFinished:
+    return RequestFinished(
+        request=request,
+        attempt=0,
+        outcome=outcome,
+        prompt_tokens=100,
+        output_tokens=output,
+        cached_tokens=40,
+        ttft_ms=ttft_ms,
+        duration_ms=duration_ms,
+    )
+
+
+def prefilled(request: str, ttft_ms: int = 400) -> RequestPrefilled:
+    return RequestPrefilled(request=request, attempt=0, cached_tokens=40, ttft_ms=ttft_ms)
+
+
+def demand(*events: object, settings: ScaleSettings | None = None) -> DemandRolled:
+    fold = RequestDemand(settings or ScaleSettings())
+    for event in events:
+        fold.apply(event)  # type: ignore[arg-type]
+    return fold.roll(5_000, 5, {"routing": (1, 7)})
+
+
+def test_an_arrival_is_one_request_however_often_it_is_named() -> None:
+    """Queued, tried twice, and served."""
+    found = demand(
+        queued("a"), queued("a"), prefilled("a"), finished("a", "worker_lost", output=5), finished("a", output=16)
+    )
+
+    assert (found.arrivals, found.queued, found.ended, found.waiting) == (1, 1, 1, 0)
+    assert found.cells == (DemandCell(size_class(60), size_class(21), 1, 60, 21, 100),)
+    assert found.cursor == {"routing": (1, 7)}
+
+
+def test_refused_and_waiting_requests_are_arrivals() -> None:
+    """So saturation hides no demand."""
+    away = RequestTurnedAway(request="b", model="m", reason="queue_full", status=503, waited_ms=-1)
+
+    found = demand(queued("a"), away)
+
+    assert (found.arrivals, found.refused, found.waiting, found.ended, found.attained) == (2, 1, 1, 1, 0)
+    assert found.cells == ()
+
+
+def test_bounds_of_service_are_counted_at_the_end() -> None:
+    """20 gaps in 1 000 ms are 50 ms each."""
+    settings = ScaleSettings(ttft_ms=400, itl_ms=50)
+    served = [queued("a"), finished("a")]
+
+    assert demand(*served, settings=settings).attained == 1
+    assert demand(queued("a"), finished("a", ttft_ms=401), settings=settings).attained == 0
+    assert demand(queued("a"), finished("a", duration_ms=1_401), settings=settings).attained == 0
+    failed = demand(queued("a"), finished("a", outcome="error"), settings=settings)
+    assert (failed.ended, failed.attained, failed.cells) == (1, 0, ())
+
+
+def test_classes_double_in_two_steps() -> None:
+    """So a class's mean is near each of its members."""
+    assert [size_class(tokens) for tokens in (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)] == [0, 1, 2, 3, 4, 4, 5, 5, 6, 7, 8]
+
+
+def test_open_requests_are_bounded() -> None:
+    """The oldest makes room, and still ends once."""
+    fold = RequestDemand(ScaleSettings())
+    for number in range(OPEN_MAX + 1):
+        fold.apply(queued(str(number)))
+    first = fold.roll(5_000, 5, {})
+    fold.apply(finished("0"))
+    second = fold.roll(10_000, 5, {})
+
+    assert (first.arrivals, first.waiting) == (OPEN_MAX + 1, OPEN_MAX)
+    assert (second.arrivals, second.ended, second.waiting) == (0, 1, OPEN_MAX)

@@ -1,0 +1,173 @@
+"""The size of a fleet: its limits, its reasons, and that more demand never wants fewer workers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from core.events.scale import DemandRolled, HitRate
+from core.scale_settings import ScaleSettings
+from projections.scaling.scale_decision import (
+    BURST,
+    CEILING,
+    CEILING_GAIN_BP,
+    DOWN_WINDOW,
+    GOAL,
+    IDLE,
+    MAX,
+    MIN,
+    NO_HISTORY,
+    HitRates,
+    Wanted,
+    burst_rate_m,
+    decide_scale,
+    raised_m,
+    rising,
+)
+from tests.projections.scaling.demands import START_MS, cell, decided, inputs, rolled
+
+SETTINGS = ScaleSettings()
+
+
+def steady(arrivals: int, periods: int = 60) -> list[DemandRolled]:
+    """Five minutes of as many arrivals in each period."""
+    return [rolled(number, arrivals) for number in range(periods)]
+
+
+def test_the_fewest_workers_that_reach_the_goal_are_wanted() -> None:
+    """The candidate before misses it."""
+    found = decided(steady(100), ScaleSettings(ttft_ms=140), 20_000, ready=1)
+
+    *_, before, best = found.candidates
+    assert (found.bound, found.target) == (GOAL, best.workers)
+    assert before.workers == best.workers - 1
+    assert before.attainment_bp < SETTINGS.attainment_bp <= best.attainment_bp
+
+
+def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
+    """Every tenth prompt alone takes longer than the bound: no fleet attains more than 90 %."""
+    both = (cell(90), cell(10, uncached=100_000, prompt=100_000))
+    found = decided([rolled(number, 10, both) for number in range(60)], SETTINGS, 2_000, ready=1)
+
+    assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 9_000, 9_000 - CEILING_GAIN_BP)
+    assert found.candidates[-1].attainment_bp >= found.goal_bp
+    assert found.target < SETTINGS.max
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "bound"),
+    [
+        (ScaleSettings(max=2), 2, MAX),
+        (ScaleSettings(max=16, devices_max=3), 3, MAX),
+        (ScaleSettings(min=12), 12, MIN),
+    ],
+)
+def test_the_target_stays_within_its_limits(given: ScaleSettings, target: int, bound: str) -> None:
+    """Whatever would be wanted beyond them."""
+    found = decided(steady(200), given, 40_000, ready=2)
+
+    assert (found.target, found.bound) == (target, bound)
+
+
+def test_the_fleet_falls_to_the_most_workers_of_the_window() -> None:
+    """Only behind a whole window of decisions, and never above the present target."""
+    base = inputs(steady(5), SETTINGS, 1_000, ready=9)._replace(target=9)
+    wanted = [Wanted(START_MS, 3), Wanted(START_MS, 5), Wanted(START_MS, 2)]
+
+    early = decide_scale(base._replace(wanted=wanted))
+    later = decide_scale(base._replace(wanted=wanted, is_window_full=True))
+    raised = decide_scale(base._replace(wanted=[Wanted(START_MS, 99)], is_window_full=True))
+
+    assert (early.target, early.bound) == (9, DOWN_WINDOW)
+    assert (later.target, later.bound) == (5, DOWN_WINDOW)
+    assert raised.target == 9
+
+
+def test_a_smaller_fleet_must_bear_a_little_more() -> None:
+    """The recorded number is the one that a higher demand wants."""
+    assert raised_m(60_000) == 60_000 * 105 // 100 + 1_000  # 3 600 arrivals a minute deviate by 60
+    found = decide_scale(inputs(steady(100), SETTINGS, 20_000, ready=16)._replace(target=16))
+
+    assert found.wanted >= decided(steady(100), SETTINGS, 20_000, ready=1).wanted
+    assert decided(steady(100), SETTINGS, raised_m(20_000), ready=1).wanted == found.wanted
+
+
+def test_a_burst_counts_at_once_and_noise_does_not() -> None:
+    """Three times as many in ten seconds; not a few more."""
+    quiet, burst, noise = steady(10, 14), [rolled(14, 30), rolled(15, 30)], [rolled(14, 12), rolled(15, 13)]
+
+    assert burst_rate_m([*quiet, *burst]) == 6_000
+    assert burst_rate_m([*quiet, *noise]) == 0
+    found = decided([*quiet, *burst], SETTINGS, 2_000, ready=1)
+    assert (found.bound, found.burst_m) == (BURST, 6_000)
+    assert found.target >= decided(steady(30), SETTINGS, 6_000, ready=1).target
+
+
+def test_waiting_requests_are_demand() -> None:
+    """A queue of 1 300 requests is 20 a second over the horizon of 65 s."""
+    demand = [*steady(10, 59), rolled(59, 10, waiting=1_300)]
+
+    assert decided(demand, SETTINGS, 2_000, ready=1).target == decided(steady(10), SETTINGS, 22_000, ready=1).target
+
+
+def test_without_sizes_of_ended_requests_the_fleet_stays() -> None:
+    """And one worker comes for the first request."""
+    unknown = [rolled(number, 10, ()) for number in range(60)]
+
+    assert (decided(unknown, SETTINGS, 2_000, ready=7).target, decided(unknown, SETTINGS, 2_000).bound) == (7, NO_HISTORY)
+    zero = ScaleSettings(min=0)
+    assert decided([rolled(1, 1, (), waiting=1)], zero, 200, ready=0).target == 1
+
+
+def test_an_idle_fleet_ends_only_with_a_minimum_of_zero() -> None:
+    """After `zero_after_s` without an arrival; one worker stays until then."""
+    zero = ScaleSettings(min=0, down_window_s=0, zero_after_s=600)
+    quiet = [*steady(10, 20), *(rolled(number, 0) for number in range(20, 500))]
+
+    early, late = quiet[:100], quiet[:140]
+    found = [decide_scale(inputs(part, zero, 0, ready=1)._replace(is_window_full=True)) for part in (early, late)]
+    assert [each.target for each in found] == [1, 0]
+    kept = decide_scale(inputs(late, ScaleSettings(), 0, ready=5)._replace(is_window_full=True))
+    assert (kept.target, kept.bound) == (1, IDLE)
+
+
+def test_an_equal_decision_is_made_from_equal_inputs() -> None:
+    """Field by field."""
+    demand = steady(33)
+
+    assert decided(demand, SETTINGS, 9_999) == decided(demand, SETTINGS, 9_999)
+
+
+def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
+    """Neighbours that do are taken together, by their tokens; the present rate is shifted by the differences."""
+    learned = [HitRate(2, 1_000, 10**7), HitRate(4, 3_000, 10**7), HitRate(5, 2_000, 3 * 10**7), HitRate(9, 100, 5)]
+    demand = [rolled(1, 10, (cell(10, uncached=4_000, prompt=8_000),))]
+
+    assert rising(learned[:3]) == [(2, 1_000), (4, 2_250)]
+    rates = HitRates(learned, demand, ready=4)
+    assert [rates.of(workers) for workers in (1, 2, 3, 4, 20)] == [3_750, 3_750, 3_750, 5_000, 5_000]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arrivals=st.lists(st.integers(0, 60), min_size=5, max_size=30).filter(any),
+    uncached=st.integers(1, 30_000),
+    output=st.integers(1, 1_000),
+    rate_m=st.integers(100, 15_000),
+    more=st.integers(0, 15_000),
+    attainment=st.integers(5_000, 10_000),
+)
+def test_more_demand_never_wants_fewer_workers(
+    arrivals: list[int], uncached: int, output: int, rate_m: int, more: int, attainment: int
+) -> None:
+    """For any sizes, bursts and goal, reachable or not."""
+    both = (cell(5, uncached, output, 30_000), cell(2, uncached * 3, output * 2, 90_000))
+    demand = [rolled(number, count, both) for number, count in enumerate(arrivals)]
+    sought = replace(SETTINGS, attainment=attainment / 100)
+
+    low, high = (decide_scale(inputs(demand, sought, rate, ready=0)) for rate in (rate_m, rate_m + more))
+
+    assert high.wanted >= low.wanted
+    assert high.target >= low.target
