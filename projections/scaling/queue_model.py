@@ -27,12 +27,10 @@ from typing import NamedTuple
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
 from core.scale_settings import ScaleSettings
 
-SAMPLE = 1024
+SAMPLE = 512
 """Arrivals of the queue at most."""
 ARRIVALS_S = 300
 """Their bursts are those of the last so many seconds."""
-SIZED_PERIODS = 180
-"""Their sizes are those of requests that ended in the last so many periods, not counting periods without an end."""
 BUSY_MAX_BP = 9_800
 """A worker that computes prompts for a longer share of its time has no steady queue."""
 ROUNDS = 4
@@ -82,15 +80,16 @@ class QueueModel:
     def __init__(
         self,
         demand: Sequence[DemandRolled],
-        sized: Sequence[DemandRolled],
+        cells: Sequence[DemandCell],
         capacity: CapacityLearned,
         settings: ScaleSettings,
     ) -> None:
-        """`demand` are the last consecutive periods, `sized` the last ones in which requests ended; oldest first."""
+        """`demand` are the last consecutive periods, oldest first. `cells` are the sizes of requests that ended lately,
+        each class once."""
         self._capacity = capacity
         self._settings = settings
         self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
-        self._sizes = _sizes(sized, len(self._offsets_us))
+        self._sizes = _sizes(cells, len(self._offsets_us))
         sizes = self._sizes
         self._held = sum(
             output * (prompt + output // 2) for output, prompt in zip(sizes.outputs, sizes.prompts, strict=True)
@@ -226,15 +225,9 @@ def _arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
     return offsets_us, max(1, start_us), max(1, kept * ALL_BP // max(1, total))
 
 
-def _sizes(sized: Sequence[DemandRolled], count: int) -> _Sizes:
+def _sizes(cells: Sequence[DemandCell], count: int) -> _Sizes:
     """Sizes of so many requests: each class as often as it was among those that ended lately, in an order of its own
     for each count."""
-    sums: dict[tuple[int, int], DemandCell] = {}
-    for each in sized:
-        for cell in each.cells:
-            key = cell.uncached_class, cell.output_class
-            sums[key] = _added(sums[key], cell) if key in sums else cell
-    cells = [sums[key] for key in sorted(sums)]
     ends = list(accumulate(cell.count for cell in cells))
     if not ends:
         return _Sizes([], [], [])
@@ -250,14 +243,3 @@ def _sizes(sized: Sequence[DemandRolled], count: int) -> _Sizes:
 def _order(count: int) -> tuple[int, ...]:
     """The numbers below `count`, shuffled."""
     return tuple(sorted(range(count), key=mixed))
-
-
-def _added(one: DemandCell, other: DemandCell) -> DemandCell:
-    return DemandCell(
-        one.uncached_class,
-        one.output_class,
-        one.count + other.count,
-        one.uncached_tokens + other.uncached_tokens,
-        one.output_tokens + other.output_tokens,
-        one.prompt_tokens + other.prompt_tokens,
-    )

@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
 
-from core.events.scale import CapacityLearned, DemandRolled, HitRate, ScaleCandidate, ScaleDecided, ScaleForecast
+from core.events.scale import (
+    CapacityLearned,
+    DemandCell,
+    DemandRolled,
+    HitRate,
+    ScaleCandidate,
+    ScaleDecided,
+    ScaleForecast,
+)
 from core.scale_settings import ScaleSettings
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 
@@ -74,8 +82,8 @@ class ScaleInputs(NamedTuple):
     at_ms: int
     demand: Sequence[DemandRolled]
     """The last periods, oldest first: those of `KEPT_S`."""
-    sized: Sequence[DemandRolled]
-    """The last SIZED_PERIODS in which requests ended, oldest first."""
+    cells: Sequence[DemandCell]
+    """Sizes of the requests that ended lately: each class once, in the order of the classes."""
     arrived_ms: int
     """The end of the last period with an arrival; that of the first period before any."""
     periods: int
@@ -97,7 +105,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: two or three predictions of `QueueModel`."""
     settings, fleet, demand = inputs.settings, inputs.fleet, inputs.demand
     most = settings.workers_max(inputs.capacity.devices)
-    model = QueueModel(demand, inputs.sized, inputs.capacity, settings)
+    model = QueueModel(demand, inputs.cells, inputs.capacity, settings)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
@@ -108,7 +116,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     elif not model.is_known:
         wanted, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
     else:
-        hits = HitRates(inputs.capacity.hits, inputs.sized, fleet.ready)
+        hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal_bp:
             goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
@@ -173,9 +181,8 @@ class _Search:
 class HitRates:
     """Expected hit rates by number of workers: the present one, shifted by the differences that were learned."""
 
-    def __init__(self, learned: Sequence[HitRate], sized: Sequence[DemandRolled], ready: int) -> None:
+    def __init__(self, learned: Sequence[HitRate], cells: Sequence[DemandCell], ready: int) -> None:
         self._rising = rising([each for each in learned if each.prompt_tokens >= HIT_TOKENS_MIN])
-        cells = [cell for each in sized for cell in each.cells]
         prompt, uncached = sum(cell.prompt_tokens for cell in cells), sum(cell.uncached_tokens for cell in cells)
         self.now_bp = ALL_BP - uncached * ALL_BP // prompt if prompt else 0
         """Of the requests that ended lately."""

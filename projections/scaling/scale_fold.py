@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec.structs import astuple
+
 from core.events import Event, UnknownEvent
 from core.events.scale import (
     CapacityLearned,
+    DemandCell,
     DemandRolled,
     ScaleApplied,
     ScaleDecided,
@@ -19,11 +22,44 @@ from core.events.scale import (
 )
 from core.scale_settings import ScaleSettings
 from projections.scaling.forecast import RateHistory
-from projections.scaling.queue_model import ARRIVALS_S, MILLI, SIZED_PERIODS
+from projections.scaling.queue_model import ARRIVALS_S, MILLI
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, Wanted
 
 KEPT_S = ARRIVALS_S
 """Periods that are kept whole."""
+
+
+SIZED_PERIODS = 180
+"""Sizes of requests are those of the last so many periods in which requests ended."""
+
+
+class _Sizes:
+    """Sums over the cells of the last SIZED_PERIODS, by class."""
+
+    def __init__(self) -> None:
+        self._periods: deque[tuple[DemandCell, ...]] = deque()
+        self._sums: dict[tuple[int, int], list[int]] = {}
+
+    @property
+    def cells(self) -> tuple[DemandCell, ...]:
+        """Each class once, in their order."""
+        return tuple(DemandCell(*key, *sums) for key, sums in sorted(self._sums.items()))
+
+    def add(self, cells: tuple[DemandCell, ...]) -> None:
+        """One period more; the oldest one beyond the bound counts no more. O(cells)."""
+        self._periods.append(cells)
+        self._count(cells, 1)
+        if len(self._periods) > SIZED_PERIODS:
+            self._count(self._periods.popleft(), -1)
+
+    def _count(self, cells: tuple[DemandCell, ...], sign: int) -> None:
+        for uncached_class, output_class, *values in map(astuple, cells):
+            key = uncached_class, output_class
+            sums = self._sums.setdefault(key, [0, 0, 0, 0])
+            for place, value in enumerate(values):
+                sums[place] += sign * value
+            if not sums[0]:
+                del self._sums[key]
 
 
 class ScaleFold:
@@ -40,7 +76,7 @@ class ScaleFold:
         self.last: ScaleDecided | None = None
         self.applied: ScaleApplied | None = None
         self._demand: deque[DemandRolled] = deque()
-        self._sized: deque[DemandRolled] = deque(maxlen=SIZED_PERIODS)
+        self._sizes = _Sizes()
         self._arrived_ms = 0
         self._wanted: deque[Wanted] = deque()
         self._since_ms = -1
@@ -77,7 +113,7 @@ class ScaleFold:
         return ScaleInputs(
             at_ms=at_ms,
             demand=tuple(self._demand),
-            sized=tuple(self._sized),
+            cells=self._sizes.cells,
             arrived_ms=self._arrived_ms,
             periods=self.periods,
             capacity=self.capacity,
@@ -99,7 +135,7 @@ class ScaleFold:
         while self._demand[0].at_ms <= event.at_ms - KEPT_S * MILLI:
             self._demand.popleft()
         if event.cells:
-            self._sized.append(event)
+            self._sizes.add(event.cells)
 
     def _apply_decision(self, event: ScaleDecided) -> None:
         self.last = event

@@ -50,6 +50,15 @@ def rolled(number: int, arrivals: int, cells: tuple[DemandCell, ...] | None = No
     )
 
 
+def summed(demand: list[DemandRolled]) -> tuple[DemandCell, ...]:
+    """The cells of all these periods, as the fold has them."""
+    fold = ScaleFold()
+    fold.capacity = CAPACITY
+    for each in demand:
+        fold.apply(each)
+    return tuple(fold.inputs(demand[-1].at_ms, FleetCounts(1), foreseen(0)).cells)
+
+
 def foreseen(rate_m: int) -> ScaleForecast:
     """A forecast of that rate, without any margin."""
     return ScaleForecast(predictor="constant", rate_m=rate_m, upper_m=rate_m, quantile=50, horizon_s=65)

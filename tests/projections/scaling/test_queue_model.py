@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from core.events.scale import DemandRolled
 from core.scale_settings import ScaleSettings
 from projections.scaling.queue_model import ALL_BP, SAMPLE, QueueModel, interpolate
-from tests.projections.scaling.demands import CAPACITY, cell, rolled
+from tests.projections.scaling.demands import CAPACITY, cell, rolled, summed
 
 BOUNDS = ScaleSettings()
 
 
 def model(demand: list[DemandRolled], bounds: ScaleSettings = BOUNDS) -> QueueModel:
-    return QueueModel(demand, demand, CAPACITY, bounds)
+    return QueueModel(demand, summed(demand), CAPACITY, bounds)
 
 
 def test_values_lie_on_the_lines_between_points() -> None:

@@ -14,7 +14,9 @@ def queued(request: str) -> RequestQueued:
     )
 
 
-def finished(request: str, outcome: str = "stop", ttft_ms: int = 400, duration_ms: int = 1_400, output: int = 21) -> RequestFinished:
+def finished(
+    request: str, outcome: str = "stop", ttft_ms: int = 400, duration_ms: int = 1_400, output: int = 21
+) -> RequestFinished:
     return RequestFinished(
         request=request,
         attempt=0,

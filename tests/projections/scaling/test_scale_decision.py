@@ -116,7 +116,10 @@ def test_without_sizes_of_ended_requests_the_fleet_stays() -> None:
     """And one worker comes for the first request."""
     unknown = [rolled(number, 10, ()) for number in range(60)]
 
-    assert (decided(unknown, SETTINGS, 2_000, ready=7).target, decided(unknown, SETTINGS, 2_000).bound) == (7, NO_HISTORY)
+    assert (decided(unknown, SETTINGS, 2_000, ready=7).target, decided(unknown, SETTINGS, 2_000).bound) == (
+        7,
+        NO_HISTORY,
+    )
     zero = ScaleSettings(min=0)
     assert decided([rolled(1, 1, (), waiting=1)], zero, 200, ready=0).target == 1
 
@@ -143,10 +146,10 @@ def test_an_equal_decision_is_made_from_equal_inputs() -> None:
 def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     """Neighbours that do are taken together, by their tokens; the present rate is shifted by the differences."""
     learned = [HitRate(2, 1_000, 10**7), HitRate(4, 3_000, 10**7), HitRate(5, 2_000, 3 * 10**7), HitRate(9, 100, 5)]
-    demand = [rolled(1, 10, (cell(10, uncached=4_000, prompt=8_000),))]
+    cells = [cell(10, uncached=4_000, prompt=8_000)]
 
     assert rising(learned[:3]) == [(2, 1_000), (4, 2_250)]
-    rates = HitRates(learned, demand, ready=4)
+    rates = HitRates(learned, cells, ready=4)
     assert [rates.of(workers) for workers in (1, 2, 3, 4, 20)] == [3_750, 3_750, 3_750, 5_000, 5_000]
 
 
