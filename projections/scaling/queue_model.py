@@ -27,7 +27,7 @@ from typing import NamedTuple
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
 from core.scale_settings import ScaleSettings
 
-SAMPLE = 512
+SAMPLE = 1024
 """Arrivals of the queue at most."""
 ARRIVALS_S = 300
 """Their bursts are those of the last so many seconds."""
@@ -51,6 +51,7 @@ def interpolate(at: int, places: Sequence[int], values: Sequence[int]) -> int:
     return values[right - 1] + (values[right] - values[right - 1]) * (at - low) // (high - low)
 
 
+@lru_cache(maxsize=4096)
 def mixed(number: int) -> int:
     """64 bits that look random (splitmix64)."""
     value = (number + 1) * 0x9E3779B97F4A7C15 & _MASK64
@@ -60,11 +61,16 @@ def mixed(number: int) -> int:
 
 
 class _Sizes(NamedTuple):
-    """Columns over the sample's requests, in the order of their arrivals."""
+    """Means of each class of requests, and the sample's requests in the order of their arrivals."""
 
     prompts: list[int]
+    """Of each class …"""
     uncached: list[int]
+    """… with the tokens that an engine computes."""
+    drawn: list[int]
+    """The class of each request …"""
     outputs: list[int]
+    """… and its tokens of the answer."""
 
 
 class _Work(NamedTuple):
@@ -92,7 +98,8 @@ class QueueModel:
         self._sizes = _sizes(cells, len(self._offsets_us))
         sizes = self._sizes
         self._held = sum(
-            output * (prompt + output // 2) for output, prompt in zip(sizes.outputs, sizes.prompts, strict=True)
+            output * (sizes.prompts[number] + output // 2)
+            for output, number in zip(sizes.outputs, sizes.drawn, strict=True)
         )
         """Tokens that the requests hold, times the steps for which they do."""
         self._works: dict[int, _Work] = {}
@@ -104,7 +111,7 @@ class QueueModel:
     @property
     def is_known(self) -> bool:
         """There are arrivals, and sizes of requests that ended."""
-        return bool(self._offsets_us) and bool(self._sizes.prompts)
+        return bool(self._sizes.drawn)
 
     def ceiling_bp(self, hit_bp: int, now_hit_bp: int) -> int:
         """The attainment without waits and other requests, at the best hit rate that is known."""
@@ -151,20 +158,23 @@ class QueueModel:
         it, chunk = self._capacity, self._capacity.pass_tokens
         missed, now_missed = ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp)
         whole_us = interpolate(chunk, it.prefill_tokens, it.prefill_us)
-        computed_us, passes = [], []
+        classes_us, classes_passes = [], []
         for uncached, prompt in zip(self._sizes.uncached, self._sizes.prompts, strict=True):
             tokens = max(1, min(prompt, uncached * missed // now_missed))
             full, rest = divmod(tokens, chunk)
             rest_us = interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0
-            computed_us.append(full * whole_us + rest_us)
-            passes.append(full + (rest > 0))
-        self._works[hit_bp] = _Work(computed_us, passes)
-        return self._works[hit_bp]
+            classes_us.append(full * whole_us + rest_us)
+            classes_passes.append(full + (rest > 0))
+        drawn = self._sizes.drawn
+        found = self._works[hit_bp] = _Work(
+            [classes_us[number] for number in drawn], [classes_passes[number] for number in drawn]
+        )
+        return found
 
     def _step(self, workers: int, rate_m: int, busy_bp: int) -> tuple[int, int]:
         """Duration of a decode step, and the tokens that decoding requests hold then."""
         it, held = self._capacity, self._held
-        count, step_us, resident = len(self._sizes.prompts), it.decode_us[0], 0
+        count, step_us, resident = len(self._sizes.drawn), it.decode_us[0], 0
         for _ in range(ROUNDS):
             token_us = step_us * ALL_BP // (ALL_BP - busy_bp)
             resident = rate_m * held * token_us // (count * workers * US_PER_S * MILLI)
@@ -230,12 +240,13 @@ def _sizes(cells: Sequence[DemandCell], count: int) -> _Sizes:
     for each count."""
     ends = list(accumulate(cell.count for cell in cells))
     if not ends:
-        return _Sizes([], [], [])
-    drawn = [cells[bisect_right(ends, (2 * place + 1) * ends[-1] // (2 * count))] for place in _order(count)]
+        return _Sizes([], [], [], [])
+    drawn = [bisect_right(ends, (2 * place + 1) * ends[-1] // (2 * count)) for place in _order(count)]
     return _Sizes(
-        [cell.prompt_tokens // cell.count for cell in drawn],
-        [cell.uncached_tokens // cell.count for cell in drawn],
-        [max(1, cell.output_tokens // cell.count) for cell in drawn],
+        [cell.prompt_tokens // cell.count for cell in cells],
+        [cell.uncached_tokens // cell.count for cell in cells],
+        drawn,
+        [max(1, cells[number].output_tokens // cells[number].count) for number in drawn],
     )
 
 
