@@ -29,7 +29,7 @@ from core.events import Event, UnknownEvent
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
-from core.subjects import ROUTING, is_kv, owner
+from core.subjects import ROUTING, SCALE, is_kv, owner
 from projections.digest import READ_FOLD_VERSIONS
 from projections.folds.frozen_state import FrozenState
 from projections.folds.routing_fold import ReplicaPart
@@ -118,6 +118,11 @@ class Recording:
     def streams(self) -> list[StreamName]:
         """The streams that are folded, sorted."""
         return [stream for stream in self.archive.streams if is_folded(stream)]
+
+    @property
+    def chained_streams(self) -> list[StreamName]:
+        """The streams with chains that can be proved: those that are folded, and the planner's."""
+        return [*self.streams, *([SCALE] if SCALE in self.archive.streams else [])]
 
     @property
     def end(self) -> Cursor:

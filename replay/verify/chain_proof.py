@@ -431,7 +431,7 @@ class _Prover:
         for manifest in recording.archive.snapshots() if recording.proved else ():
             self._check_snapshot(manifest)
         witnesses = _witnesses(recording) if recording.proved else {}
-        for stream in recording.streams:
+        for stream in recording.chained_streams:
             self._walk(stream, base, witnesses.get(stream, {}))
         self._check_acknowledged()
         proof.gaps = Gaps(self._gaps, self._contradicted.values())
@@ -493,7 +493,7 @@ class _Prover:
                 gap = msgspec.structs.replace(gap, n_to=n - 1)
                 self._gaps.append(gap)
                 self._break(gap.stream, ChainFault("missing", gap.noticed or 0, worker, gap.n_from, gap.text))
-        order = {stream: place for place, stream in enumerate(self._recording.streams)}
+        order = {stream: place for place, stream in enumerate(self._recording.chained_streams)}
         self._gaps.sort(key=lambda gap: (order[gap.stream], gap.noticed is None, gap.noticed or 0))
 
     def _note_contradiction(self, stream: StreamName, first: int, seq: int, who: str) -> None:

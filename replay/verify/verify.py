@@ -6,9 +6,11 @@
 2. Refused requests are decided again too, and counted apart.
 3. Decisions of workers on where to compute a prompt are made again too, and jobs counted
    (`replay.verify.prefill_checks`).
-4. The decisions in the log are compared with the counts that replicas state (`replay.verify.decision_counts`):
+4. Decisions on the size of the fleet are made again, too, and the demand of each period is counted again
+   (`replay.verify.scale_checks`), over the whole recording.
+5. The decisions in the log are compared with the counts that replicas state (`replay.verify.decision_counts`):
    decisions that were dropped are counted, and those that are missing for no reason are a finding.
-5. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
+6. The digest is of every decision and its verdict, in the order of the log, and then of every decision on a prompt:
    equal digests mean equal findings.
 """
 
@@ -39,6 +41,7 @@ from replay.verify.decision_counts import DecisionCountResult
 from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, judge_at, verdicts
 from replay.verify.partition import LogShare, Partition
 from replay.verify.prefill_checks import PrefillResult, verify_prefills
+from replay.verify.scale_checks import ScaleResult, verify_scale
 from streams.archive.archive_format import Excerpt
 
 DIFFERENCES_KEPT = 1000
@@ -102,6 +105,8 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     refusals: RefusalCounts = msgspec.field(default_factory=RefusalCounts)
     folds: FoldCounts = msgspec.field(default_factory=FoldCounts)
     prefills: PrefillResult = msgspec.field(default_factory=PrefillResult)
+    scale: ScaleResult | None = None
+    """Decisions on the size of the fleet; None of a recording without a planner."""
     counts: DecisionCountResult = msgspec.field(default_factory=DecisionCountResult)
     """The decisions in the log, compared with the counts that their replicas state."""
     replicas: dict[ReplicaId, int] = msgspec.field(default_factory=dict)
@@ -135,6 +140,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             or self.refusals.different
             or self.folds.different
             or self.prefills.differ
+            or (self.scale is not None and self.scale.differ)
             or self.unaccounted
             or self.refusals.unaccounted
             or self.counts.unexplained
@@ -162,6 +168,8 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             "fold report": self.folds.not_judged,
             "prefill verdict": sum(self.prefills.not_judged.values()),
             "prefill job": self.prefills.jobs.not_judged + self.prefills.jobs.untold,
+            "decision on the fleet": sum(self.scale.not_judged.values()) if self.scale is not None else 0,
+            "period of demand": self.scale.periods_not_judged if self.scale is not None else 0,
         }
 
     @property
@@ -221,6 +229,10 @@ def verify(
     counter.finish()
     found.seconds = time.perf_counter() - (began if results else proven)
     found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
+    if only is None:
+        found.scale = verify_scale(recording)
+        for each in found.scale.differences if found.scale is not None else ():
+            counter.add_line(f"{each.event}\t{each.seq}\t{each.term}\n")
     found.counts = proof.decision_counts.within(start, end, only)
     for each in found.counts.deficits:
         counter.add_line(f"{each.replica}\t{each.seq}\tdropped {each.dropped} missing {each.missing}\n")

@@ -20,6 +20,7 @@ from replay.verify.decision_counts import DecisionDeficit
 from replay.verify.excerpt_proof import ExcerptProof
 from replay.verify.judge import DecisionDifference, DecisionSide, term_text
 from replay.verify.prefill_checks import PREFILL_TERMS, JobCounts, PrefillDifference
+from replay.verify.scale_checks import ScaleDifference, ScaleResult
 from replay.verify.verify import VerifyResult
 
 SHOWN = 10
@@ -62,6 +63,9 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     for each in prefills.differences[:SHOWN]:
         yield from _prefill_difference(each)
     yield from more_lines(prefills.differ, " of prefills")
+    for each in found.scale.differences[:SHOWN] if found.scale is not None else ():
+        yield from _scale_difference(each)
+    yield from more_lines(found.scale.differ if found.scale is not None else 0, " of the fleet's size")
     yield from (f"  {_deficit(each, names)}" for each in found.counts.deficits[:SHOWN])
     yield from more_lines(len(found.counts.deficits), " such places")
     yield from ("", Table(("", "verified", "different", "not judged"), _counts(found), "<>>>", indent="  "), "")
@@ -129,6 +133,8 @@ def _exception(found: VerifyResult, names: Participants) -> str:
     if prefills.different:
         verdicts = f"{prefills.different:,} of {count_text(prefills.total, 'verdict')} on where to compute a prompt"
         return f"{verdicts} {_follow(prefills.different)} from {plural(prefills.different, 'its', 'their')} inputs"
+    if found.scale is not None and found.scale.differ:
+        return f"{count_text(found.scale.differ, 'event')} on the fleet's size {_follow(found.scale.differ)} from it"
     if jobs.different:
         contradict = plural(jobs.different, "contradicts", "contradict")
         return f"{count_text(jobs.different, 'event')} of prefill jobs {contradict} it"
@@ -198,6 +204,12 @@ def _prefill_difference(it: PrefillDifference) -> Iterator[str]:
     yield f"      recorded {value_text(it.recorded)}, recomputed {value_text(it.recomputed)}"
 
 
+def _scale_difference(it: ScaleDifference) -> Iterator[str]:
+    yield f"  {it.event} at scale:{it.seq} ({time_text(it.time_ms)})"
+    yield f"    differs: {it.term}"
+    yield f"      recorded {value_text(it.recorded)}, recomputed {value_text(it.recomputed)}"
+
+
 def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
     """The rows of the table; kinds that the recording does not have are left out."""
     refusals, folds, prefills = found.refusals, found.folds, found.prefills
@@ -207,6 +219,9 @@ def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
         "folds": (folds.equal, folds.different, folds.not_judged),
         "prefills": (prefills.verified, prefills.different, sum(prefills.not_judged.values())),
     }
+    if (scale := found.scale) is not None:
+        rows["fleet sizes"] = (scale.verified, scale.different, sum(scale.not_judged.values()))
+        rows["demand"] = (scale.periods_verified, scale.periods_different, scale.periods_not_judged)
     return [(kind, *(f"{each:,}" for each in row)) for kind, row in rows.items() if kind == "decisions" or any(row)]
 
 
@@ -334,6 +349,7 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
         "refusals": found.refusals,
         "folds": {**_fields(found.folds), "differences": [_fold_json(it, names) for it in found.folds.differences]},
         "prefills": {**msgspec.to_builtins(found.prefills), "differences": prefills},
+        **({"scale": _scale_json(found.scale)} if found.scale is not None else {}),
         "chains": {
             "holds": found.proof.holds,
             **{
@@ -366,6 +382,10 @@ def verified_json(found: VerifyResult, names: Participants, *, strict: bool = Fa
 
 
 _fields = msgspec.structs.asdict
+
+
+def _scale_json(found: ScaleResult) -> dict[str, Any]:
+    return {**_fields(found), "differences": [_timed(it) for it in found.differences]}
 
 
 def _timed(it: msgspec.Struct, **changes: Any) -> dict[str, Any]:

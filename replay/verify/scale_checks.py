@@ -1,0 +1,177 @@
+"""Scale checks: every decision on the size of the fleet made again, and every period of demand counted again.
+
+1. A decision rests on the scale stream alone: on the events before it, and on the counts and the forecast that it holds.
+   One that comes out equal is verified. One that comes out otherwise is a difference, unless the stream is known to
+   lack messages before it, or a newer program decided: then it is not judged, with the reason.
+2. A period's demand is counted again from the routing stream, up to the cursor that the period names. It is not judged
+   where the routing stream is not here from its start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from core.codec import Message
+from core.events import DemandRolled, ScaleDecided, ScaleSettingsChanged
+from core.events.scale import SCALE_VERSION
+from core.ids import StreamSeq
+from core.subjects import ROUTING, SCALE
+from projections.scaling.request_demand import RequestDemand
+from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.scale_fold import ScaleFold
+from replay.recording.recording import Recording
+from streams.log import Record
+
+DIFFERENCES_KEPT = 100
+"""The first of them are kept, all are counted."""
+CUT, VERSION = "cut", "version"
+"""Reasons of no judgement: messages before it are not here; rules of a newer program."""
+
+
+class ScaleDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision or a period that does not follow."""
+
+    event: str
+    """Its type."""
+    seq: int
+    """Of its message in the scale stream."""
+    time_ms: int
+    term: str
+    """The first field that differs."""
+    recorded: Any
+    recomputed: Any
+
+
+class ScaleResult(msgspec.Struct, kw_only=True):
+    """Findings on the scale stream."""
+
+    decisions: int = 0
+    verified: int = 0
+    different: int = 0
+    not_judged: dict[str, int] = msgspec.field(default_factory=dict)
+    """Reason to how many."""
+    periods: int = 0
+    """Periods of demand …"""
+    periods_verified: int = 0
+    periods_different: int = 0
+    periods_not_judged: int = 0
+    differences: list[ScaleDifference] = msgspec.field(default_factory=list)
+    """The first DIFFERENCES_KEPT of them."""
+
+    @property
+    def differ(self) -> int:
+        """Decisions and periods that do not follow."""
+        return self.different + self.periods_different
+
+
+def verify_scale(recording: Recording) -> ScaleResult | None:
+    """The findings on the whole scale stream; None of a recording without one. Some 10 ms per decision, and the time to
+    decode the routing stream."""
+    if SCALE not in recording.archive.streams:
+        return None
+    return _ScaleVerifier(recording).run()
+
+
+class _ScaleVerifier:
+    def __init__(self, recording: Recording) -> None:
+        archive = recording.archive
+        self._recording = recording
+        self._result = ScaleResult()
+        self._fold = ScaleFold()
+        self._is_whole = archive.span(SCALE).begin == 1
+        """No message of the scale stream is missing so far."""
+        self._next_seq = archive.span(SCALE).begin
+        self._demand: RequestDemand | None = None
+        self._requests: Iterator[tuple[Record, Message]] = iter(())
+        self._ahead: tuple[Record, Message] | None = None
+        if ROUTING in archive.streams and archive.span(ROUTING).begin == 1:
+            self._requests = recording.messages(ROUTING)
+
+    def run(self) -> ScaleResult:
+        for record, message in self._recording.messages(SCALE):
+            self._is_whole = self._is_whole and record.seq == self._next_seq
+            self._next_seq = StreamSeq(record.seq + 1)
+            for event in message.events:
+                match event:
+                    case ScaleDecided():
+                        self._check_decision(record, event)
+                    case DemandRolled():
+                        self._check_period(record, event)
+                    case ScaleSettingsChanged():
+                        self._fold.apply(event)
+                        self._change_bounds()
+                        continue
+                self._fold.apply(event)
+        return self._result
+
+    def _check_decision(self, record: Record, event: ScaleDecided) -> None:
+        result = self._result
+        result.decisions += 1
+        fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
+        if event.version > SCALE_VERSION or self._fold.capacity is None:
+            self._skip(VERSION if event.version > SCALE_VERSION else CUT)
+            return
+        remade = decide_scale(self._fold.inputs(event.at_ms, fleet, event.forecast))
+        if remade == event:
+            result.verified += 1
+        elif not self._is_whole:
+            self._skip(CUT)
+        else:
+            result.different += 1
+            self._note(record, event, remade)
+
+    def _skip(self, reason: str) -> None:
+        self._result.not_judged[reason] = self._result.not_judged.get(reason, 0) + 1
+
+    def _check_period(self, record: Record, event: DemandRolled) -> None:
+        result = self._result
+        result.periods += 1
+        archive = self._recording.archive
+        epoch, last = event.cursor.get(ROUTING, (0, 0))
+        known = archive.span(ROUTING) if ROUTING in archive.streams else None
+        is_here = known is not None and known.begin == 1 and known.epoch == epoch and last <= known.last_seq
+        if not is_here or not self._is_whole or self._demand is None:
+            result.periods_not_judged += 1
+            return
+        self._count_up_to(last)
+        remade = self._demand.roll(event.at_ms, event.period_s, event.cursor)
+        if remade == event:
+            result.periods_verified += 1
+        else:
+            result.periods_different += 1
+            self._note(record, event, remade)
+
+    def _change_bounds(self) -> None:
+        if self._demand is None:
+            self._demand = RequestDemand(self._fold.settings)
+        self._demand.settings = self._fold.settings
+
+    def _count_up_to(self, last: int) -> None:
+        """The requests of all messages of the routing stream up to there are counted."""
+        assert self._demand is not None
+        while (found := self._ahead or next(self._requests, None)) is not None:
+            record, message = found
+            if record.seq > last:
+                self._ahead = found
+                return
+            self._ahead = None
+            for event in message.events:
+                self._demand.apply(event)
+
+    def _note(self, record: Record, event: msgspec.Struct, remade: msgspec.Struct) -> None:
+        if len(self._result.differences) >= DIFFERENCES_KEPT:
+            return
+        term = next(name for name in event.__struct_fields__ if getattr(event, name) != getattr(remade, name))
+        self._result.differences.append(
+            ScaleDifference(
+                event=type(event).__name__,
+                seq=record.seq,
+                time_ms=record.time_ms,
+                term=term,
+                recorded=msgspec.to_builtins(getattr(event, term)),
+                recomputed=msgspec.to_builtins(getattr(remade, term)),
+            )
+        )
