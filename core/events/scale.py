@@ -92,6 +92,8 @@ class CapacityLearned(EventBase, frozen=True):
     """Observed starts."""
     hits: tuple[HitRate, ...]
     """By number of workers, rising."""
+    slots: int = 0
+    """Requests that the engine runs at once; 0 if that is unknown."""
     devices: int = 1
     """Of one worker."""
     source: str = "profile"
@@ -121,7 +123,8 @@ class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
     step_us: int
     """Duration of a decode step."""
     resident_tokens: int
-    """Tokens that decoding requests hold in a worker's cache."""
+    """Tokens that decoding requests hold in a worker's cache: those of the expected ones, or of those that run now if
+    these hold more."""
 
 
 class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import sqrt
 from typing import NamedTuple
 
 from core.events.scale import DemandRolled, ScaleForecast
@@ -31,6 +32,10 @@ ERRORS_KEPT = 60
 ERRORS_MIN = 10
 """With fewer errors nothing is added to a forecast."""
 KALMAN_MINUTES = 180
+STEP_S = 15
+"""The level begins anew where the arrivals of so many seconds are a step …"""
+STEP_DEVIATIONS = 4
+"""… of more than so many standard deviations of a count; the square root of a count deviates by a half."""
 TREND_NOISE = 0.00001
 """Variance that a minute adds to the trend, relative to the level's square."""
 
@@ -77,10 +82,16 @@ class RateHistory:
     def level_m(self) -> int:
         """The rate behind the counts of the last LEVEL_S, filtered; 0 without any period. O(periods)."""
         level = variance = -1.0
+        recent: deque[tuple[int, int]] = deque()
         for _, arrivals, seconds in self._last:
             rate, floor = arrivals / seconds, 1 / seconds
-            if level < 0:
-                level, variance = rate, max(rate, floor) / seconds
+            recent.append((arrivals, seconds))
+            if sum(each for _, each in recent) > STEP_S:
+                recent.popleft()
+            came, in_s = sum(each for each, _ in recent), sum(each for _, each in recent)
+            if level < 0 or abs(sqrt(came) - sqrt(level * in_s)) > STEP_DEVIATIONS / 2:
+                level = came / in_s
+                variance = max(level, floor) / in_s
                 continue
             variance += LEVEL_NOISE * seconds / 60 * max(level, floor) ** 2
             gain = variance / (variance + max(level, floor) / seconds)

@@ -4,12 +4,16 @@ The model is a queue over recent demand. Its arrivals are those of the last minu
 stretched so that their mean rate is the expected one. Its requests have the sizes of those that ended lately. Each
 worker computes prompts one after another; a request goes to the worker with the least work ahead.
 
+The trend of the rate is taken out of the bursts: it stands in the expected rate already.
+
 1. First token: the wait, the request's own passes, and a decode step in each of them.
 2. Time between tokens: a decode step at the worker's resident tokens, and the passes of other prompts that fall into
    the answer. Of the requests of W workers, each W-th goes to one worker.
-3. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
+3. Workers whose requests do not fit into cache or slots attain nothing: the requests that run now count, too, since a
+   fleet that shrinks hands them over.
+4. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
    duration grows.
-4. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
+5. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
    O(SAMPLE log SAMPLE), whatever the rate is.
 
 Integers throughout: equal inputs give equal predictions anywhere.
@@ -27,10 +31,12 @@ from typing import NamedTuple
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
 from core.scale_settings import ScaleSettings
 
+TREND_S = 10
+"""The rate around a period is that of so many seconds before and behind it."""
 SAMPLE = 1024
-"""Arrivals of the queue at most."""
-ARRIVALS_S = 300
-"""Their bursts are those of the last so many seconds."""
+"""Arrivals of the queue at most. Their bursts are those of the last arrivals …"""
+ARRIVALS_S = (60, 900)
+"""… in so many seconds at least, where each stands for several, and at most."""
 BUSY_MAX_BP = 9_800
 """A worker that computes prompts for a longer share of its time has no steady queue."""
 ROUNDS = 4
@@ -101,7 +107,10 @@ class QueueModel:
             output * (sizes.prompts[number] + output // 2)
             for output, number in zip(sizes.outputs, sizes.drawn, strict=True)
         )
-        """Tokens that the requests hold, times the steps for which they do."""
+        """Tokens that the requests hold, times the steps for which they do …"""
+        self._steps = max(1, sum(sizes.outputs))
+        """… and these steps."""
+        self._running = demand[-1].running if demand else 0
         self._works: dict[int, _Work] = {}
         """By the hit rate that the prompts would have."""
 
@@ -140,8 +149,11 @@ class QueueModel:
         busy_bp = rate_m * work_us * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
             return ScaleCandidate(workers, 0, 0, 0, busy_bp, 0, 0)
-        step_us, resident = self._step(workers, rate_m, busy_bp)
-        if resident > self._capacity.room_tokens:
+        step_us, expected = self._step(workers, rate_m, busy_bp)
+        each_tokens = max(1, self._held // self._steps)
+        resident = max(expected, -(-self._running // workers) * each_tokens)
+        slots = self._capacity.slots or resident
+        if resident > self._capacity.room_tokens or resident > slots * each_tokens:
             return ScaleCandidate(workers, 0, 0, 0, busy_bp, step_us, resident)
         part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
         times_us = self._times(part, workers, rate_m)
@@ -221,18 +233,39 @@ class QueueModel:
 
 
 def _arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
-    """Arrivals of the last periods, as rising offsets; the time that they span; and the share of all that they are."""
-    periods = [each for each in demand if each.at_ms > demand[-1].at_ms - ARRIVALS_S * MILLI] if demand else []
-    total = sum(each.arrivals for each in periods)
+    """Arrivals of the last periods, as rising offsets; the time that they span; and the share of all that they are.
+
+    Each period is as long as it would be at a steady rate: it keeps its bursts, and loses the trend around it.
+    """
+    periods = _last_periods(demand)
+    ends = [0, *accumulate(each.arrivals for each in periods)]
+    total, length_s = ends[-1], sum(each.period_s for each in periods)
     kept = min(total, SAMPLE)
     offsets_us: list[int] = []
-    start_us = seen = 0
-    for each in periods:
-        length_us = each.period_s * US_PER_S
-        numbers = range(seen * kept // max(1, total), (seen + each.arrivals) * kept // max(1, total))
+    start_us = 0
+    for place, each in enumerate(periods):
+        if not ends[place] < total:
+            break
+        around = TREND_S // each.period_s
+        first, last = max(0, place - around), min(len(periods), place + around + 1)
+        near_s = sum(it.period_s for it in periods[first:last])
+        length_us = each.period_s * US_PER_S * (ends[last] - ends[first]) * length_s // (near_s * total)
+        numbers = range(ends[place] * kept // total, ends[place + 1] * kept // total)
         offsets_us += sorted(start_us + (mixed(number) * length_us >> 64) for number in numbers)
-        seen, start_us = seen + each.arrivals, start_us + length_us
+        start_us += length_us
     return offsets_us, max(1, start_us), max(1, kept * ALL_BP // max(1, total))
+
+
+def _last_periods(demand: Sequence[DemandRolled]) -> list[DemandRolled]:
+    """The last periods with SAMPLE arrivals, within the bounds of ARRIVALS_S; oldest first."""
+    found: list[DemandRolled] = []
+    length_s = arrivals = 0
+    for each in reversed(demand):
+        if length_s >= ARRIVALS_S[0] and (arrivals + each.arrivals > SAMPLE or length_s >= ARRIVALS_S[1]):
+            break
+        length_s, arrivals = length_s + each.period_s, arrivals + each.arrivals
+        found.append(each)
+    return found[::-1]
 
 
 def _sizes(cells: Sequence[DemandCell], count: int) -> _Sizes:

@@ -3,7 +3,7 @@
 1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
 2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
    wanted. Where a fleet without any wait attains less than the goal, the goal is a little below that.
-3. The target rises at once. It falls to the most workers that were wanted over `down_window_s`, at a demand that is
+3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers that were wanted over `down_window_s`, at a demand that is
    somewhat higher (`raised_m`): so noise at a limit turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 
@@ -43,6 +43,9 @@ the settings; more were wanted than may be; fewer were wanted; more were wanted 
 is no demand; too little is known."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
+HOLD_BP = 70
+"""The present number of workers stays while its prediction misses the goal by at most so much: the standard deviation of
+a share of 95 % among SAMPLE requests."""
 DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60
@@ -120,7 +123,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal_bp:
             goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
-        search = _Search(model, hits, goal_bp, most)
+        search = _Search(model, hits, goal_bp, most, inputs.target)
         wanted = search.fewest(rate_m, candidates)
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
@@ -161,8 +164,8 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
 class _Search:
     """Walks up from the fewest workers that can keep up at all: the first that reaches the goal is wanted."""
 
-    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int) -> None:
-        self._model, self._hits, self._goal_bp, self._most = model, hits, goal_bp, most
+    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int, present: int) -> None:
+        self._model, self._hits, self._goal_bp, self._most, self._present = model, hits, goal_bp, most, present
 
     def fewest(self, rate_m: int, candidates: list[ScaleCandidate], least: int = 1) -> int:
         """The fewest workers from `least` on; one more than may be if none of these reaches the goal. Adds the
@@ -172,7 +175,7 @@ class _Search:
         while workers <= self._most:
             found = model.predict(workers, rate_m, hits.of(workers), hits.now_bp)
             candidates.append(found)
-            if found.attainment_bp >= self._goal_bp:
+            if found.attainment_bp >= self._goal_bp - HOLD_BP * (workers == self._present):
                 return workers
             workers += 1
         return self._most + 1
@@ -228,10 +231,10 @@ def rate_over_m(demand: Sequence[DemandRolled], seconds: int, before_s: int = 0)
 def burst_rate_m(demand: Sequence[DemandRolled]) -> int:
     """The rate over the last BURST_S if it is a burst; else 0."""
     now_m, before_m = rate_over_m(demand, BURST_S), rate_over_m(demand, BURST_BEFORE_S, BURST_S)
-    excess = (now_m - before_m) * BURST_S
     is_high = now_m * ALL_BP >= before_m * BURST_FACTOR_BP
-    is_sure = excess > 0 and excess * excess > BURST_DEVIATIONS**2 * max(before_m, MILLI // BURST_S) * BURST_S * MILLI
-    return now_m if is_high and is_sure else 0
+    # by square roots of counts, in hundredths: they deviate by a half, also where counts are small
+    come, expected = (isqrt(rate_m * BURST_S * ALL_BP // MILLI) for rate_m in (now_m, before_m))
+    return now_m if is_high and come - expected > BURST_DEVIATIONS * 50 else 0
 
 
 def _is_idle(inputs: ScaleInputs) -> bool:

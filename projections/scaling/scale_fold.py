@@ -25,7 +25,7 @@ from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ARRIVALS_S, MILLI
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, Wanted
 
-KEPT_S = ARRIVALS_S
+KEPT_S = ARRIVALS_S[1]
 """Periods that are kept whole."""
 
 

@@ -100,6 +100,7 @@ def profile(settings: SimulatedSettings) -> CapacityLearned:
         decode_tokens=tuple(decode),
         decode_us=tuple(timing.pass_us(_batch(decoding=1, context=tokens)) for tokens in decode),
         room_tokens=room,
+        slots=settings.max_seqs,
         startup_ms=0,
         starts=0,
         hits=(),

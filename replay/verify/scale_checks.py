@@ -1,6 +1,6 @@
 """Scale checks: every decision on the size of the fleet made again, and every period of demand counted again.
 
-1. A decision rests on the scale stream alone: on the events before it, and on the counts and the forecast that it holds.
+1. A decision rests on the scale stream alone: on the events before it, and on the counts and the forecast in it.
    One that comes out equal is verified. One that comes out otherwise is a difference, unless the stream is known to
    lack messages before it, or a newer program decided: then it is not judged, with the reason.
 2. A period's demand is counted again from the routing stream, up to the cursor that the period names. It is not judged
