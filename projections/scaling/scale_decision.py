@@ -3,8 +3,9 @@
 1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
 2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
    wanted. Where a fleet without any wait attains less than the goal, the goal is a little below that.
-3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers that were wanted over `down_window_s`, at a demand that is
-   somewhat higher (`raised_m`): so noise at a limit turns no worker off and on.
+3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers
+   that were wanted over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise at a limit turns no
+   worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 
 More demand never wants fewer workers, since each prediction falls with the rate and the goal does not depend on it.
@@ -44,8 +45,8 @@ is no demand; too little is known."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 HOLD_BP = 70
-"""The present number of workers stays while its prediction misses the goal by at most so much: the standard deviation of
-a share of 95 % among SAMPLE requests."""
+"""The present number of workers stays while its prediction misses the goal by at most so much. A share of 95 % among
+SAMPLE requests deviates by that."""
 DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
+from actors.planning.planner import Planner
 from core.errors import CallerError
 from core.scale_settings import SLO, ScaleSettings
 from core.settings import RoutingSettings
@@ -32,6 +33,7 @@ from replay.simulate.report import (
     report,
     scaling,
 )
+from replay.simulate.simulated_planner import MakePlanner
 from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
@@ -94,15 +96,15 @@ class Setup(NamedTuple):
             )
         return self
 
-    def run(self, progress: Progress, archive: Path | None = None) -> SetupResult:
-        """The results of a run; its log is written to `archive`, if one is given. CallerError or Corrupt if the trace
-        cannot be used."""
+    def run(self, progress: Progress, archive: Path | None = None, make_planner: MakePlanner = Planner) -> SetupResult:
+        """The results of a run; its log is written to `archive`, if one is given. `make_planner` as of `simulate`.
+        CallerError or Corrupt if the trace cannot be used."""
         trace = self.trace.read()
         started_s = time.perf_counter()
         arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
         options = self.options
         verdicts: list[PrefillVerdict] = []
-        found = simulate(options, arrivals, progress, archive, on_verdict=verdicts.append)
+        found = simulate(options, arrivals, progress, archive, on_verdict=verdicts.append, make_planner=make_planner)
         wall_s, prefill = time.perf_counter() - started_s, None
         if options.prefill_workers:
             engine = options.engine

@@ -1,0 +1,115 @@
+"""scaling: worker-hours at equal attainment, of a planner, of static fleets and of the rate rule.
+
+One trace, one engine, one start-up time, each fleet in the simulator. `--fleets` names the runs: `static:5`, `rate:1.3`
+(arrivals a second and worker, told to the rule), `planner:95` (the attainment that is sought). A kind with several runs
+has a frontier; its worker-hours at an attainment between two of them lie on their line.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.engines.simulated.simulated_settings import mocker_settings
+from actors.planning.planner import Planner
+from bench.figures import Figure, main, refuse
+from bench.scaling_rule import RateRule
+from core.errors import CallerError
+from core.events.scale import CapacityLearned
+from core.scale_settings import ScaleSettings
+from replay.simulate.options import Options, ServiceBounds
+from replay.simulate.report import ScalingReport
+from replay.simulate.setup import Setup
+from replay.simulate.simulated_planner import PlannerMachine
+from replay.simulate.trace_file import TraceFile
+from replay.simulate.workload import Pace
+
+STATIC, RATE, PLANNER = KINDS = ("static", "rate", "planner")
+FLEETS = ("static:4", "static:5", "static:6", "rate:1.6", "rate:1.3", "planner:93", "planner:94", "planner:95")
+WORKERS = 4
+"""At the start of a fleet that changes."""
+BOUNDS = ServiceBounds(1000, 50)
+LEVELS = (94.0, 94.5, 95.0, 95.5, 96.0)
+"""Attainments at which frontiers are compared."""
+QUICK_REQUESTS = 1_000
+
+
+class Fleet(NamedTuple):
+    """One run that was asked for."""
+
+    kind: str
+    value: float
+
+    @staticmethod
+    def parse(text: str) -> Fleet:
+        """CallerError if the text names no run."""
+        kind, _, value = text.partition(":")
+        try:
+            if kind in KINDS and float(value) > 0:
+                return Fleet(kind, float(value))
+        except ValueError:
+            pass
+        raise CallerError(f"--fleets: {text!r} is no run; there are {', '.join(f'{kind}:NUMBER' for kind in KINDS)}")
+
+    def run(self, trace: TraceFile) -> ScalingReport:
+        """The fleet's cost and service."""
+        settings = ScaleSettings(attainment=self.value) if self.kind == PLANNER else ScaleSettings()
+        options = Options(
+            workers=int(self.value) if self.kind == STATIC else WORKERS,
+            engine=mocker_settings(),
+            bounds=BOUNDS if self.kind == STATIC else None,
+            planner=None if self.kind == STATIC else settings,
+        )
+        make = partial(_rate_rule, self.value) if self.kind == RATE else Planner
+        found = Setup(trace, Pace(), options).run(lambda _done, _of: None, make_planner=make).report.scaling
+        assert found is not None
+        return found
+
+
+def _rate_rule(per_worker: float, settings: ScaleSettings, _profile: CapacityLearned) -> PlannerMachine:
+    return RateRule(per_worker, settings)
+
+
+def hours_at(level: float, points: Sequence[tuple[float, float]]) -> float | None:
+    """Worker-hours at that attainment, on the line between the two runs around it; None beyond the runs. `points` are
+    attainments with worker-hours."""
+    ordered = sorted(points)
+    for (low, low_hours), (high, high_hours) in pairwise(ordered):
+        if low <= level <= high:
+            return low_hours + (high_hours - low_hours) * (level - low) / (high - low) if high > low else low_hours
+    return None
+
+
+def measure(options: argparse.Namespace) -> Iterator[Figure]:
+    """Each run, and then the frontiers, with the planner's peer beside it."""
+    try:
+        fleets = [Fleet.parse(text) for text in options.fleets.split(",")]
+    except CallerError as error:
+        refuse(str(error))
+    trace = TraceFile(options.trace, first=QUICK_REQUESTS if options.quick else 0)
+    points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    for fleet in fleets:
+        found = fleet.run(trace)
+        points[fleet.kind].append((100 * found.attainment, found.worker_hours))
+        note = f"{100 * found.attainment:.2f} % attained, {found.starts} starts, {found.stops} stops"
+        yield Figure(f"{fleet.kind} {fleet.value:g}", found.worker_hours, "worker-hours", note=note)
+    for level in LEVELS:
+        ours = hours_at(level, points[PLANNER])
+        for kind in (STATIC, RATE):
+            peer = hours_at(level, points[kind])
+            if ours is not None and peer is not None:
+                note = f"{100 * (ours / peer - 1):+.1f} %"
+                yield Figure(f"planner at {level} %, beside {kind}", ours, "worker-hours", peer, note=note)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, required=True, help="in Mooncake's format, shaped like a day")
+    parser.add_argument("--fleets", default=",".join(FLEETS), help="KIND:NUMBER,… (%(default)s)")
+
+
+if __name__ == "__main__":
+    main("scaling", measure, _options)

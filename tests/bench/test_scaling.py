@@ -1,0 +1,46 @@
+"""The parts of `bench.scaling`: frontiers, and the rule that the planner is compared with."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.planning.planner import CancelStart, DrainWorker, PeriodEnded, PlannerEvent, StartWorker, WorkerReady
+from bench.scaling import Fleet, hours_at
+from bench.scaling_rule import RateRule
+from core.errors import CallerError
+from core.scale_settings import ScaleSettings
+from tests.projections.scaling.demands import rolled
+
+
+def test_frontiers_are_lines_between_runs() -> None:
+    """And say nothing beyond them."""
+    points = [(96.0, 15.0), (94.0, 12.0)]
+
+    assert hours_at(95.0, points) == 13.5
+    assert hours_at(94.0, points) == 12.0
+    assert hours_at(96.5, points) is None
+    assert hours_at(95.0, points[:1]) is None
+
+
+def test_runs_are_named_by_kind_and_number() -> None:
+    """Others are refused with the kinds that there are."""
+    assert Fleet.parse("rate:1.3") == Fleet("rate", 1.3)
+    for wrong in ("rate", "rate:x", "other:1", "static:-1"):
+        with pytest.raises(CallerError, match="planner:NUMBER"):
+            Fleet.parse(wrong)
+
+
+def test_the_rate_rule_follows_the_last_minute() -> None:
+    """20 a second at 2 a worker are ten; it shrinks behind its window, starting workers first."""
+    rule = RateRule(2.0, ScaleSettings())
+
+    def fed(*events: PlannerEvent) -> list[object]:
+        return [command for event in events for command in rule.step(event, 0)]
+
+    started = fed(PeriodEnded(rolled(1, 100), 4, 0))
+    assert started == [StartWorker(number) for number in range(1, 7)]
+    assert fed(WorkerReady(1, 0)) == []
+    quiet = [PeriodEnded(rolled(number, 0), 5, 0) for number in range(2, 60)]
+    stopped = fed(*quiet[:40])
+    assert stopped[:5] == [CancelStart(number) for number in (6, 5, 4, 3, 2)]
+    assert set(stopped[5:]) == {DrainWorker()}
