@@ -20,11 +20,11 @@ from bench.figures import Figure, main, refuse
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
 from core.events.scale import CapacityLearned
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.report import ScalingReport
 from replay.simulate.setup import Setup
-from replay.simulate.simulated_planner import PlannerMachine
+from replay.simulate.simulated_fleet import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 

@@ -16,12 +16,12 @@ from actors.planning.planner import (
     WorkerReady,
 )
 from core.machine import Tick
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 
 WINDOW_S = 60
 """Arrivals are counted over so many seconds."""
 DOWN_S = 120
-"""The fleet shrinks to the most workers that were wanted in so many seconds."""
+"""The fleet shrinks to the most workers that were required in so many seconds."""
 
 
 class RateRule:
@@ -32,7 +32,7 @@ class RateRule:
         self._settings = settings
         self._arrived: deque[tuple[int, int, int]] = deque()
         """End, arrivals and seconds of each period in the window."""
-        self._wanted: deque[tuple[int, int]] = deque()
+        self._required: deque[tuple[int, int]] = deque()
         self._starts = 0
         self._pending: list[int] = []
 
@@ -60,10 +60,10 @@ class RateRule:
             self._arrived.popleft()
         rate = sum(count for _, count, _ in self._arrived) / sum(seconds for *_, seconds in self._arrived)
         fewest = max(self._settings.min, math.ceil(rate / self._per_worker))
-        self._wanted.append((now_ms, min(self._settings.max, fewest)))
-        while self._wanted[0][0] <= now_ms - DOWN_S * 1000:
-            self._wanted.popleft()
-        return max(workers for _, workers in self._wanted)
+        self._required.append((now_ms, min(self._settings.max, fewest)))
+        while self._required[0][0] <= now_ms - DOWN_S * 1000:
+            self._required.popleft()
+        return max(workers for _, workers in self._required)
 
     def _start(self) -> PlannerCommand:
         self._starts += 1

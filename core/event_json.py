@@ -12,6 +12,7 @@ from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
 from core.events import EVENT_VERSION, DecisionCounts, DivergenceFound, Points, PromptBase, UnknownEvent
 from core.events.request_stages import PER_MS, RequestStages
+from core.events.scale import ScaleCandidate
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -109,6 +110,15 @@ def _base(value: PromptBase) -> dict[str, Any]:
     return {**msgspec.structs.asdict(value), "hashes": _hashes(value.hashes), "column": value.column.hex()}
 
 
+def _candidates(value: bytes | tuple[ScaleCandidate, ...]) -> list[Any]:
+    """Ids of workers; of a decision on the fleet's size, predictions."""
+    return from_column(value) if isinstance(value, bytes) else _rows(value)
+
+
+def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
+    return [msgspec.structs.asdict(row) for row in value]
+
+
 _SHOWN: dict[str, Callable[[Any], Any]] = {
     "hashes": _hashes,
     "pieces": _pieces,
@@ -116,7 +126,10 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "blocks": _blocks,
     "prefill": _prefill,
     "parent": _parent,
-    "candidates": from_column,
+    "candidates": _candidates,
+    "cells": _rows,
+    "hits": _rows,
+    "forecast": msgspec.structs.asdict,
     "workers": from_column,
     "cursor": _cursor,
     "excluded": _excluded,

@@ -23,11 +23,11 @@ from core.events.scale import (
     WorkerStarting,
 )
 from core.machine import Tick
-from core.scale_settings import ScaleSettings
 from projections.scaling.forecast import forecast
 from projections.scaling.queue_model import ALL_BP
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.scale_settings import ScaleSettings
 
 STARTS_KEPT = 64
 """Observed starts of which the 95th percentile is taken."""
@@ -68,7 +68,7 @@ class StartFailed(NamedTuple):
 PlannerEvent = PeriodEnded | WorkerReady | StartFailed
 
 
-class Record(NamedTuple):
+class RecordEvent(NamedTuple):
     """Append the event to the stream, and go on when it is acknowledged."""
 
     event: ScaleEvent
@@ -82,7 +82,7 @@ class StartWorker(NamedTuple):
 
 
 class CancelStart(NamedTuple):
-    """End a worker that is starting, and is no longer wanted."""
+    """End a worker that is starting, and is no longer required."""
 
     start: int
 
@@ -91,7 +91,7 @@ class DrainWorker(NamedTuple):
     """Let one ready worker leave with hand-over."""
 
 
-PlannerCommand = Record | StartWorker | CancelStart | DrainWorker
+PlannerCommand = RecordEvent | StartWorker | CancelStart | DrainWorker
 
 
 class Planner:
@@ -143,7 +143,7 @@ class Planner:
 
     def _record(self, event: ScaleEvent, commands: list[PlannerCommand]) -> None:
         self.fold.apply(event)
-        commands.append(Record(event))
+        commands.append(RecordEvent(event))
 
     def _on_period(self, ended: PeriodEnded, commands: list[PlannerCommand]) -> None:
         rolled, fold = ended.rolled, self.fold

@@ -161,7 +161,7 @@ class ScaleDecided(EventBase, frozen=True):
     """Attainment of a fleet without any wait."""
     goal_bp: int
     """The attainment that was sought: that of the settings, or a little below the ceiling."""
-    wanted: int
+    required: int
     """The fewest workers that reach it."""
     target: int
     """The number of workers from here on."""

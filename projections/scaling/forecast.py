@@ -11,7 +11,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from core.events.scale import DemandRolled, ScaleForecast
-from core.scale_settings import DAY_S, KALMAN, LIMITS, SEASONAL, ScaleSettings
+from projections.scaling.scale_settings import DAY_S, KALMAN, LIMITS, SEASONAL, ScaleSettings
 
 MINUTE_MS = 60_000
 MILLI = 1000
@@ -66,7 +66,7 @@ class RateHistory:
         self._made: deque[tuple[int, int]] = deque(maxlen=ERRORS_KEPT)
         """Minute that a forecast is for, and its rate."""
         self.errors_bp: deque[int] = deque(maxlen=ERRORS_KEPT)
-        """What came, in hundredths of a percent of the forecast."""
+        """Arrivals of the minute, in hundredths of a percent of the forecast."""
 
     def __repr__(self) -> str:
         return f"<RateHistory of {len(self.minutes)} minutes>"

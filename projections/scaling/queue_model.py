@@ -14,7 +14,7 @@ The trend of the rate is taken out of the bursts: it stands in the expected rate
 4. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
    duration grows.
 5. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
-   O(SAMPLE log SAMPLE), whatever the rate is.
+   O(SAMPLE log SAMPLE) at any rate.
 
 Integers throughout: equal inputs give equal predictions anywhere.
 """
@@ -29,7 +29,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 
 TREND_S = 10
 """The rate around a period is that of so many seconds before and behind it."""
@@ -210,7 +210,7 @@ class QueueModel:
         return found
 
     def _between_tokens(self, part: int, times_us: list[int], computed_us: list[int], step_us: int) -> list[bool]:
-        """Whether each request's mean time between tokens is within its bound. The stream of arrivals goes round: the
+        """True of each request with a mean time between tokens within its bound. The stream of arrivals goes round: the
         first ones follow the last."""
         bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
         span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]

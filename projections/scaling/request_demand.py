@@ -21,7 +21,7 @@ from core.events import (
     UnknownEvent,
 )
 from core.events.scale import DemandCell, DemandRolled
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 
 OPEN_MAX = 65_536
 """Requests that are followed at once. The oldest makes room: its end is counted without its first token."""

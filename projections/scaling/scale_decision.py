@@ -2,10 +2,10 @@
 
 1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
 2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
-   wanted. Where a fleet without any wait attains less than the goal, the goal is a little below that.
+   required. Where a fleet without any wait attains less than the goal, the goal is a little below that.
 3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers
-   that were wanted over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise at a limit turns no
-   worker off and on.
+   that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise turns no worker
+   off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 
 More demand never wants fewer workers, since each prediction falls with the rate and the goal does not depend on it.
@@ -26,8 +26,8 @@ from core.events.scale import (
     ScaleDecided,
     ScaleForecast,
 )
-from core.scale_settings import ScaleSettings
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
+from projections.scaling.scale_settings import ScaleSettings
 
 GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
     "goal",
@@ -40,8 +40,8 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
     "no_history",
 )
 """Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
-the settings; more were wanted than may be; fewer were wanted; more were wanted a moment ago; a burst wants them; there
-is no demand; too little is known."""
+the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
+them; there is no demand; too little is known."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 HOLD_BP = 70
@@ -73,7 +73,7 @@ class FleetCounts(NamedTuple):
     draining: int = 0
 
 
-class Wanted(NamedTuple):
+class RequiredWorkers(NamedTuple):
     """Result of an earlier decision."""
 
     at_ms: int
@@ -97,7 +97,7 @@ class ScaleInputs(NamedTuple):
     revision: int
     fleet: FleetCounts
     forecast: ScaleForecast
-    wanted: Sequence[Wanted]
+    required: Sequence[RequiredWorkers]
     """Of the decisions within the window for shrinking, oldest first."""
     is_window_full: bool
     """The window for shrinking has decisions from its start on."""
@@ -116,28 +116,28 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     candidates: list[ScaleCandidate] = []
     ceiling_bp, goal_bp, bound = 0, settings.attainment_bp, GOAL
     if demand and not rate_m:
-        wanted, bound = 1, IDLE
+        required, bound = 1, IDLE
     elif not model.is_known:
-        wanted, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
+        required, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal_bp:
             goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
         search = _Search(model, hits, goal_bp, most, inputs.target)
-        wanted = search.fewest(rate_m, candidates)
+        required = search.fewest(rate_m, candidates)
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
     if _is_idle(inputs):
-        wanted, bound = 0, IDLE
-    kept = wanted
-    if model.is_known and rate_m and wanted < inputs.target:
-        kept = search.fewest(raised_m(rate_m), candidates, wanted)
-    highest = max([kept, *(each.workers for each in inputs.wanted)])
-    target = wanted
+        required, bound = 0, IDLE
+    kept = required
+    if model.is_known and rate_m and required < inputs.target:
+        kept = search.fewest(raised_m(rate_m), candidates, required)
+    highest = max([kept, *(each.workers for each in inputs.required)])
+    target = required
     if target < inputs.target:
         target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
-        bound = DOWN_WINDOW if target > wanted else bound
+        bound = DOWN_WINDOW if target > required else bound
     if target > most:
         target, bound = most, MAX
     if target < settings.min:
@@ -155,7 +155,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         candidates=tuple(candidates),
         ceiling_bp=ceiling_bp,
         goal_bp=goal_bp,
-        wanted=kept,
+        required=kept,
         target=target,
         bound=bound,
         revision=inputs.revision,
@@ -163,7 +163,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
 
 
 class _Search:
-    """Walks up from the fewest workers that can keep up at all: the first that reaches the goal is wanted."""
+    """Walks up from the fewest workers that can keep up at all: the first that reaches the goal is required."""
 
     def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int, present: int) -> None:
         self._model, self._hits, self._goal_bp, self._most, self._present = model, hits, goal_bp, most, present

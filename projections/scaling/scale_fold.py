@@ -20,10 +20,10 @@ from core.events.scale import (
     ScaleSettingsChanged,
     WorkerStarting,
 )
-from core.scale_settings import ScaleSettings
 from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ARRIVALS_S, MILLI
-from projections.scaling.scale_decision import FleetCounts, ScaleInputs, Wanted
+from projections.scaling.scale_decision import FleetCounts, RequiredWorkers, ScaleInputs
+from projections.scaling.scale_settings import ScaleSettings
 
 KEPT_S = ARRIVALS_S[1]
 """Periods that are kept whole."""
@@ -78,7 +78,7 @@ class ScaleFold:
         self._demand: deque[DemandRolled] = deque()
         self._sizes = _Sizes()
         self._arrived_ms = 0
-        self._wanted: deque[Wanted] = deque()
+        self._required: deque[RequiredWorkers] = deque()
         self._since_ms = -1
         """Time of the first decision."""
 
@@ -121,7 +121,7 @@ class ScaleFold:
             revision=self.revision,
             fleet=fleet,
             forecast=forecast,
-            wanted=tuple(each for each in self._wanted if each.at_ms > at_ms - window_ms),
+            required=tuple(each for each in self._required if each.at_ms > at_ms - window_ms),
             is_window_full=0 <= self._since_ms <= at_ms - window_ms,
             target=fleet.ready + fleet.starting if self.last is None else self.last.target,
         )
@@ -142,6 +142,6 @@ class ScaleFold:
         if self._since_ms < 0:
             self._since_ms = event.at_ms
         self.history.note(event.at_ms, event.forecast)
-        self._wanted.append(Wanted(event.at_ms, event.wanted))
-        while self._wanted[0].at_ms <= event.at_ms - self.settings.down_window_s * MILLI:
-            self._wanted.popleft()
+        self._required.append(RequiredWorkers(event.at_ms, event.required))
+        while self._required[0].at_ms <= event.at_ms - self.settings.down_window_s * MILLI:
+            self._required.popleft()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
-from core.scale_settings import ScaleSettings
 from core.settings import RoutingSettings
+from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS = 8

@@ -19,8 +19,8 @@ import msgspec
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from actors.planning.planner import Planner
 from core.errors import CallerError
-from core.scale_settings import SLO, ScaleSettings
 from core.settings import RoutingSettings
+from projections.scaling.scale_settings import SLO, ScaleSettings
 from replay.parallel import Progress, parallel_results
 from replay.simulate.options import TWO_LAGS, Options
 from replay.simulate.report import (
@@ -33,7 +33,7 @@ from replay.simulate.report import (
     report,
     scaling,
 )
-from replay.simulate.simulated_planner import MakePlanner
+from replay.simulate.simulated_fleet import MakePlanner
 from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace

@@ -1,4 +1,7 @@
-"""SimulatedFleet: the workers of a simulation, each in its place; those that end come back as others after a while."""
+"""SimulatedFleet: the workers of a simulation, each in its place; those that end come back as others after a while.
+
+SimulatedPlanner sizes the fleet: it drives the planner's machine in virtual time, and carries its orders out at once.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,31 @@ from actors.membership.failure_detector import (
     Observed,
     WriteEnd,
 )
+from actors.planning.planner import (
+    CancelStart,
+    DrainWorker,
+    PeriodEnded,
+    PlannerCommand,
+    PlannerEvent,
+    RecordEvent,
+    StartWorker,
+    WorkerReady,
+)
 from core.events.kv import DECODE, PREFILL
+from core.events.scale import CapacityLearned
 from core.ids import WorkerId
-from core.subjects import JOBS, answered_token, asked_token, job_kind
+from core.machine import Machine
+from core.subjects import JOBS, ROUTING, SCALE, answered_token, asked_token, job_kind
+from projections.scaling.request_demand import RequestDemand
+from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.options import FOREVER, WORKERS_MAX, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
-from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
+from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillQueue, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
-from replay.simulate.virtual_time import Agenda
+from replay.simulate.virtual_time import Agenda, VirtualShell
 
 LEASE_MS = 10_000
 """Time from a worker's end until the registry removes it."""
@@ -294,3 +311,61 @@ class SimulatedFleet:
         self._absent.remove(worker.id)
         worker.write_loss(self._reporter())
         self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)
+
+
+PLANNER = "planner"
+"""Owner of the subject in the scale stream, and the source there."""
+PlannerMachine = Machine[PlannerEvent, PlannerCommand]
+MakePlanner = Callable[[ScaleSettings, CapacityLearned], PlannerMachine]
+US_PER_S = 1_000_000
+
+
+class SimulatedPlanner:
+    """Ends each period, feeds the machine, and executes its commands."""
+
+    def __init__(
+        self, settings: ScaleSettings, machine: PlannerMachine, agenda: Agenda, log: SimulatedLog, fleet: SimulatedFleet
+    ) -> None:
+        self._settings = settings
+        self._agenda = agenda
+        self._log = log
+        self._fleet = fleet
+        self._shell: VirtualShell[PlannerEvent, PlannerCommand] = VirtualShell(machine, agenda, self._execute)
+        self._source = SimulatedSource(log, SCALE, PLANNER)
+        self._demand = RequestDemand(settings)
+        self._reader = log.reader(0, self._count)
+        self._put_period()
+
+    def __repr__(self) -> str:
+        return f"<SimulatedPlanner, {self._demand!r}>"
+
+    def _put_period(self) -> None:
+        self._agenda.put(self._agenda.now_us + self._settings.period_s * US_PER_S, self._end_period)
+
+    def _count(self) -> None:
+        """All messages that are written by now are counted."""
+        for frame in self._reader.until(self._agenda.now_us):
+            if frame.stream == ROUTING and frame.message is not None:
+                for event in frame.message.events:
+                    self._demand.apply(event)
+
+    def _end_period(self) -> None:
+        self._count()
+        cursor = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
+        rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
+        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts))
+        self._put_period()
+
+    def _execute(self, command: PlannerCommand) -> None:
+        match command:
+            case RecordEvent(event):
+                self._source.append([event])
+            case StartWorker(start):
+                self._fleet.start_worker(start, self._settings.startup_s * US_PER_S, self._on_ready)
+            case CancelStart(start):
+                self._fleet.cancel_start(start)
+            case DrainWorker():
+                self._fleet.drain_worker()
+
+    def _on_ready(self, start: int) -> None:
+        self._shell.feed(WorkerReady(start, self._log.now_ms))

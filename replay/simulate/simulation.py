@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.sequence import BlockHashPrompt
 from actors.planning.planner import Planner
@@ -45,9 +46,8 @@ from core.prompt import HASH_BYTES
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import SimulatedFleet, WorkerLifetime
+from replay.simulate.simulated_fleet import MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
-from replay.simulate.simulated_planner import MakePlanner, SimulatedPlanner, profile
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
 from replay.simulate.simulated_worker import SimulatedWorker

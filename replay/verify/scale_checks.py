@@ -86,7 +86,7 @@ class _ScaleVerifier:
         self._next_seq = archive.span(SCALE).begin
         self._demand: RequestDemand | None = None
         self._requests: Iterator[tuple[Record, Message]] = iter(())
-        self._ahead: tuple[Record, Message] | None = None
+        self._next_request: tuple[Record, Message] | None = None
         if ROUTING in archive.streams and archive.span(ROUTING).begin == 1:
             self._requests = recording.messages(ROUTING)
 
@@ -152,12 +152,12 @@ class _ScaleVerifier:
     def _count_up_to(self, last: int) -> None:
         """The requests of all messages of the routing stream up to there are counted."""
         assert self._demand is not None
-        while (found := self._ahead or next(self._requests, None)) is not None:
+        while (found := self._next_request or next(self._requests, None)) is not None:
             record, message = found
             if record.seq > last:
-                self._ahead = found
+                self._next_request = found
                 return
-            self._ahead = None
+            self._next_request = None
             for event in message.events:
                 self._demand.apply(event)
 

@@ -8,7 +8,7 @@ from actors.planning.planner import CancelStart, DrainWorker, PeriodEnded, Plann
 from bench.scaling import Fleet, hours_at
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import rolled
 
 

@@ -19,8 +19,8 @@ from api.cli.simulate.simulate_text import run_json, run_text, setup_line, sweep
 from api.config.data_folder import draft
 from api.config.loading import read_file
 from core.errors import CallerError
-from core.scale_settings import SLO, ScaleSettings
 from core.settings import RoutingSettings
+from projections.scaling.scale_settings import SLO, ScaleSettings
 from replay.simulate.charts import run_plot, sweep_plot
 from replay.simulate.options import WORKERS, Options, ServiceBounds
 from replay.simulate.recorded_requests import RecordedShape

@@ -10,13 +10,13 @@ from actors.planning.planner import (
     PeriodEnded,
     Planner,
     PlannerCommand,
-    Record,
+    RecordEvent,
     StartWorker,
     WorkerReady,
 )
 from core.events import ScaleDecided
 from core.events.scale import DemandCell, ScaleEvent
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, START_MS, rolled
 
 
@@ -62,7 +62,7 @@ class PlannerRun:
 
     def _execute(self, command: PlannerCommand, now_ms: int) -> None:
         match command:
-            case Record(event):
+            case RecordEvent(event):
                 self.events.append(event)
             case StartWorker(start) if start not in self._never:
                 self._starting[start] = now_ms + self._settings.startup_s * 1000

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from actors.planning.planner import Planner, Record
+from actors.planning.planner import Planner, RecordEvent
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
-from core.scale_settings import ScaleSettings
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.scale_settings import ScaleSettings
 from tests.actors.planning.planner_run import PlannerRun, turns
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, cell, poisson
 
@@ -117,4 +117,4 @@ def test_a_decision_follows_the_demand_that_it_rests_on() -> None:
     assert kinds[:2] == ["ScaleSettingsChanged", "CapacityLearned"]
     assert kinds.index(DemandRolled.__name__) < kinds.index(ScaleDecided.__name__)
     assert planner.due_us is None
-    assert Record(run.events[0]).event == run.events[0]
+    assert RecordEvent(run.events[0]).event == run.events[0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleDecided, ScaleForecast
-from core.scale_settings import ScaleSettings
 from projections.scaling.request_demand import size_class
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.scale_settings import ScaleSettings
 
 PERIOD_S = 5
 START_MS = 1_800_000_000_000

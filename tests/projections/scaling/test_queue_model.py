@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.events.scale import DemandRolled
-from core.scale_settings import ScaleSettings
 from projections.scaling.queue_model import ALL_BP, SAMPLE, QueueModel, interpolate
+from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, cell, rolled, summed
 
 BOUNDS = ScaleSettings()

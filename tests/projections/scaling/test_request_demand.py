@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
 from core.events.scale import DemandCell, DemandRolled
-from core.scale_settings import ScaleSettings
 from projections.scaling.request_demand import OPEN_MAX, RequestDemand, size_class
+from projections.scaling.scale_settings import ScaleSettings
 
 
 def queued(request: str) -> RequestQueued:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.events.scale import DemandRolled, HitRate
-from core.scale_settings import ScaleSettings
 from projections.scaling.scale_decision import (
     BURST,
     CEILING,
@@ -20,12 +19,13 @@ from projections.scaling.scale_decision import (
     MIN,
     NO_HISTORY,
     HitRates,
-    Wanted,
+    RequiredWorkers,
     burst_rate_m,
     decide_scale,
     raised_m,
     rising,
 )
+from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import START_MS, cell, decided, inputs, rolled
 
 SETTINGS = ScaleSettings()
@@ -65,7 +65,7 @@ def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
     ],
 )
 def test_the_target_stays_within_its_limits(given: ScaleSettings, target: int, bound: str) -> None:
-    """Whatever would be wanted beyond them."""
+    """Whatever would be required beyond them."""
     found = decided(steady(200), given, 40_000, ready=2)
 
     assert (found.target, found.bound) == (target, bound)
@@ -74,11 +74,11 @@ def test_the_target_stays_within_its_limits(given: ScaleSettings, target: int, b
 def test_the_fleet_falls_to_the_most_workers_of_the_window() -> None:
     """Only behind a whole window of decisions, and never above the present target."""
     base = inputs(steady(5), SETTINGS, 1_000, ready=9)._replace(target=9)
-    wanted = [Wanted(START_MS, 3), Wanted(START_MS, 5), Wanted(START_MS, 2)]
+    required = [RequiredWorkers(START_MS, 3), RequiredWorkers(START_MS, 5), RequiredWorkers(START_MS, 2)]
 
-    early = decide_scale(base._replace(wanted=wanted))
-    later = decide_scale(base._replace(wanted=wanted, is_window_full=True))
-    raised = decide_scale(base._replace(wanted=[Wanted(START_MS, 99)], is_window_full=True))
+    early = decide_scale(base._replace(required=required))
+    later = decide_scale(base._replace(required=required, is_window_full=True))
+    raised = decide_scale(base._replace(required=[RequiredWorkers(START_MS, 99)], is_window_full=True))
 
     assert (early.target, early.bound) == (9, DOWN_WINDOW)
     assert (later.target, later.bound) == (5, DOWN_WINDOW)
@@ -90,8 +90,8 @@ def test_a_smaller_fleet_must_bear_a_little_more() -> None:
     assert raised_m(60_000) == 60_000 * 105 // 100 + 1_000  # 3 600 arrivals a minute deviate by 60
     found = decide_scale(inputs(steady(100), SETTINGS, 20_000, ready=16)._replace(target=16))
 
-    assert found.wanted >= decided(steady(100), SETTINGS, 20_000, ready=1).wanted
-    assert decided(steady(100), SETTINGS, raised_m(20_000), ready=1).wanted == found.wanted
+    assert found.required >= decided(steady(100), SETTINGS, 20_000, ready=1).required
+    assert decided(steady(100), SETTINGS, raised_m(20_000), ready=1).required == found.required
 
 
 def test_a_burst_counts_at_once_and_noise_does_not() -> None:
@@ -172,5 +172,5 @@ def test_more_demand_never_wants_fewer_workers(
 
     low, high = (decide_scale(inputs(demand, sought, rate, ready=0)) for rate in (rate_m, rate_m + more))
 
-    assert high.wanted >= low.wanted
+    assert high.required >= low.required
     assert high.target >= low.target

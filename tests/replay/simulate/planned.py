@@ -7,7 +7,7 @@ from pathlib import Path
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.ids import RequestId
 from core.prompt import hashes_to_bytes
-from core.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.options import Options
 from replay.simulate.report import ScalingReport
 from replay.simulate.setup import scaling_of

@@ -9,8 +9,8 @@ import pytest
 from core.errors import CallerError
 from core.events import ScaleDecided, ScaleEvent, WorkerJoined, WorkerLeft, WorkerStarting
 from core.ids import StreamName
-from core.scale_settings import ScaleSettings
 from core.subjects import SCALE
+from projections.scaling.scale_settings import ScaleSettings
 from replay.recording.recording import Recording
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.setup import scaling_of

@@ -64,7 +64,7 @@ def test_every_decision_and_every_period_follows(recording: Recording) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "term"),
-    [({"target": 7}, "target"), ({"candidates": ()}, "candidates"), ({"wanted": 99}, "wanted"), ({"ready": 3}, "")],
+    [({"target": 7}, "target"), ({"candidates": ()}, "candidates"), ({"required": 99}, "required"), ({"ready": 3}, "")],
 )
 def test_another_decision_is_a_difference(
     monkeypatch: pytest.MonkeyPatch, recording: Recording, changes: dict[str, object], term: str

@@ -48,7 +48,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     period_s: int = 5
     """Time between two decisions."""
     down_window_s: int = 120
-    """The fleet shrinks to the most workers that were wanted in this time."""
+    """The fleet shrinks to the most workers that were required in this time."""
     startup_s: int = 60
     """Time that a worker takes to start, until starts were observed."""
     zero_after_s: int = 600
