@@ -82,7 +82,7 @@ _GENERATION = b"\xa1v\x01\xa1g"
 _GENERATION_JSON = b'{"v":1,"g":'
 JSON_START = b"{"
 """No msgpack map begins with this byte."""
-READABLE = (
+READABLE: tuple[type[Event], ...] = (
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
@@ -103,7 +103,7 @@ READABLE = (
     *SCALE_EVENTS,
 )
 """Events of low rate: a message of nothing else is JSON."""
-DECISIONS = frozenset({RequestRouted, RequestRejected})
+DECISIONS: frozenset[type[Event]] = frozenset({RequestRouted, RequestRejected})
 """Events that record a decision of a replica."""
 DECISION_TYPES = COMPACT_TYPES | {kind.__name__ for kind in DECISIONS}
 """Their types on the wire."""

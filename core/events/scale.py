@@ -18,6 +18,10 @@ SCALE_VERSION = 1
 """Version of the rules by which this program sizes a fleet."""
 
 
+PROFILE = "profile"
+"""Origin of a capacity that was measured, and not learned from requests."""
+
+
 class DemandCell(msgspec.Struct, frozen=True, array_like=True):
     """Requests that ended in a period, of like uncached prompt tokens and like output tokens. Sums keep the means."""
 
@@ -96,7 +100,7 @@ class CapacityLearned(EventBase, frozen=True):
     """Requests that the engine runs at once; 0 if that is unknown."""
     devices: int = 1
     """Of one worker."""
-    source: str = "profile"
+    source: str = PROFILE
     """Origin of the durations of passes."""
 
 

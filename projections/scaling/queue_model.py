@@ -160,8 +160,8 @@ class QueueModel:
         first = self._first_tokens(part, times_us, computed_us, passes, step_us)
         between = self._between_tokens(part, times_us, computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
-        share = [each * ALL_BP // count for each in (both, sum(first), sum(between))]
-        return ScaleCandidate(workers, *share, busy_bp, step_us, resident)
+        both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
+        return ScaleCandidate(workers, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
 
     def _work(self, hit_bp: int, now_hit_bp: int) -> _Work:
         """Of each request, the duration of its passes and their number, at another hit rate."""

@@ -5,8 +5,8 @@ Ids of jobs and of workers are random and stay. Digests of prompts go: a guessed
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import assert_never
+from collections.abc import Container, Mapping
+from typing import Any, assert_never
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -17,6 +17,8 @@ from core.events import (
     BlocksStored,
     CacheCleared,
     CacheRestated,
+    CapacityLearned,
+    DemandRolled,
     DivergenceFound,
     Event,
     LoadReported,
@@ -34,11 +36,16 @@ from core.events import (
     RequestPrefilled,
     RequestRejected,
     RequestRouted,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleFailed,
+    ScaleSettingsChanged,
     SettingsChanged,
     UnknownEvent,
     WorkerJoined,
     WorkerLeft,
     WorkerLost,
+    WorkerStarting,
 )
 from core.events.jobs import (
     JobEvent,
@@ -51,9 +58,12 @@ from core.events.jobs import (
     PrefillStarted,
 )
 from core.events.routing import QueueEvent, RequestQueued, RequestTurnedAway
+from core.events.scale import PROFILE, ScaleEvent
 from core.generation import PrefillReport
 from core.kv_transfer import TRANSPORTS
 from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
+from projections.scaling.scale_decision import BOUNDS
+from projections.scaling.scale_settings import PREDICTORS
 from replay.redact.pseudonyms import REQUEST_OUTCOMES, TEXT, Pseudonyms
 
 
@@ -108,7 +118,20 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             return event
         case ReplicaReported() | DivergenceFound() | UnknownEvent():
             return _without_digests(event)
-        case WorkerJoined() | PoolJoined() | LoadReported() | ReplicaJoined() | SettingsChanged():
+        case (
+            WorkerJoined()
+            | PoolJoined()
+            | LoadReported()
+            | ReplicaJoined()
+            | SettingsChanged()
+            | DemandRolled()
+            | CapacityLearned()
+            | WorkerStarting()
+            | ScaleDecided()
+            | ScaleApplied()
+            | ScaleFailed()
+            | ScaleSettingsChanged()
+        ):
             return _about_itself(event, names)
         case (
             RequestQueued()
@@ -145,6 +168,24 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             assert_never(event)
 
 
+def _of_planner(event: ScaleEvent, names: Pseudonyms) -> Event:
+    """Counts and sums stay: they name neither requests nor parts."""
+    match event:
+        case ScaleDecided():
+            predictor = _known(event.forecast.predictor, PREDICTORS)
+            return replace(
+                event, forecast=replace(event.forecast, predictor=predictor), bound=_known(event.bound, BOUNDS)
+            )
+        case CapacityLearned():
+            return replace(event, source=_known(event.source, (PROFILE,)))
+        case ScaleFailed():
+            return replace(event, reason=names.text(event.reason))
+        case ScaleSettingsChanged():
+            return replace(event, settings=_numbers(event.settings))
+        case _:
+            return event
+
+
 def _without_digests(event: ReplicaReported | DivergenceFound | UnknownEvent) -> Event | None:
     """The counts of decisions stay."""
     if not isinstance(event, ReplicaReported) or event.counts is UNSET:
@@ -152,9 +193,21 @@ def _without_digests(event: ReplicaReported | DivergenceFound | UnknownEvent) ->
     return replace(event, points={}, incomplete=())
 
 
+def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a planner, of which only the predictor is a text."""
+    return {
+        key: _numbers(value)
+        if isinstance(value, Mapping)
+        else _known(value, PREDICTORS)
+        if isinstance(value, str)
+        else value
+        for key, value in settings.items()
+    }
+
+
 def _about_itself(
-    event: WorkerJoined | PoolJoined | LoadReported | ReplicaJoined | SettingsChanged, names: Pseudonyms
-) -> WorkerJoined | PoolJoined | LoadReported | ReplicaJoined | SettingsChanged:
+    event: WorkerJoined | PoolJoined | LoadReported | ReplicaJoined | SettingsChanged | ScaleEvent, names: Pseudonyms
+) -> Event:
     match event:
         case WorkerJoined():
             return redact_worker_joined(event, names)
@@ -167,7 +220,7 @@ def _about_itself(
         case SettingsChanged():
             return replace(event, settings=names.settings(event.settings))
         case _:
-            assert_never(event)
+            return _of_planner(event, names)
 
 
 def _of_request(

@@ -351,7 +351,7 @@ class SimulatedPlanner:
 
     def _end_period(self) -> None:
         self._count()
-        cursor = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
+        cursor: dict[str, tuple[int, int]] = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
         rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
         self._shell.feed(PeriodEnded(rolled, *self._fleet.counts))
         self._put_period()

@@ -231,8 +231,8 @@ def verify(
     found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
     if only is None:
         found.scale = verify_scale(recording)
-        for each in found.scale.differences if found.scale is not None else ():
-            counter.add_line(f"{each.event}\t{each.seq}\t{each.term}\n")
+        for differs in found.scale.differences if found.scale is not None else ():
+            counter.add_line(f"{differs.event}\t{differs.seq}\t{differs.term}\n")
     found.counts = proof.decision_counts.within(start, end, only)
     for each in found.counts.deficits:
         counter.add_line(f"{each.replica}\t{each.seq}\tdropped {each.dropped} missing {each.missing}\n")

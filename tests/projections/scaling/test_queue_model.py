@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.events.scale import DemandRolled
+from core.events.scale import DemandCell, DemandRolled
 from projections.scaling.queue_model import ALL_BP, SAMPLE, QueueModel, interpolate
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, cell, rolled, summed
@@ -25,11 +25,10 @@ def test_values_lie_on_the_lines_between_points() -> None:
 
 def test_one_request_has_its_own_passes_and_steps_alone() -> None:
     """12 288 tokens are two passes: 180 ms, and 20 ms + 160 ms * 4095 / 8191 = 99.99 ms; each with a step of 6 ms."""
-    bounds = {"itl_ms": 50}
     alone = [rolled(1, 1, (cell(1, uncached=12_288, output=100, prompt=12_288),))]
 
-    reached = model(alone, ScaleSettings(ttft_ms=293, **bounds)).predict(1, 1, 0, 0)
-    missed = model(alone, ScaleSettings(ttft_ms=291, **bounds)).predict(1, 1, 0, 0)
+    reached = model(alone, ScaleSettings(ttft_ms=293)).predict(1, 1, 0, 0)
+    missed = model(alone, ScaleSettings(ttft_ms=291)).predict(1, 1, 0, 0)
 
     assert (reached.first_token_bp, missed.first_token_bp) == (ALL_BP, 0)
     assert reached.step_us == 6_000
@@ -101,7 +100,7 @@ counts = st.lists(st.integers(0, 60), min_size=1, max_size=20).filter(any)
     more=st.integers(0, 9_000),
 )
 def test_more_arrivals_never_raise_the_prediction(
-    cells: list, arrivals: list[int], workers: int, rate_m: int, more: int
+    cells: list[DemandCell], arrivals: list[int], workers: int, rate_m: int, more: int
 ) -> None:
     """For any sizes, bursts and fleet."""
     demand = [rolled(number, count, tuple(cells)) for number, count in enumerate(arrivals)]
@@ -116,7 +115,7 @@ def test_more_arrivals_never_raise_the_prediction(
 @settings(deadline=None, max_examples=100)
 @given(cells=sizes, arrivals=counts, workers=st.integers(1, 12), rate_m=st.integers(100, 20_000))
 def test_no_fleet_attains_more_than_one_without_waits(
-    cells: list, arrivals: list[int], workers: int, rate_m: int
+    cells: list[DemandCell], arrivals: list[int], workers: int, rate_m: int
 ) -> None:
     """The ceiling holds for each number of workers."""
     found = model([rolled(number, count, tuple(cells)) for number, count in enumerate(arrivals)])

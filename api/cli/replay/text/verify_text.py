@@ -63,8 +63,8 @@ def verified_text(found: VerifyResult, names: Participants, *, strict: bool = Fa
     for each in prefills.differences[:SHOWN]:
         yield from _prefill_difference(each)
     yield from more_lines(prefills.differ, " of prefills")
-    for each in found.scale.differences[:SHOWN] if found.scale is not None else ():
-        yield from _scale_difference(each)
+    for size in found.scale.differences[:SHOWN] if found.scale is not None else ():
+        yield from _scale_difference(size)
     yield from more_lines(found.scale.differ if found.scale is not None else 0, " of the fleet's size")
     yield from (f"  {_deficit(each, names)}" for each in found.counts.deficits[:SHOWN])
     yield from more_lines(len(found.counts.deficits), " such places")
