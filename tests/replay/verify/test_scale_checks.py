@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
+from api.cli.main import contrail
 from core.codec import Message, decode_message, digest
 from core.events import DemandRolled, ScaleDecided
 from core.events.scale import SCALE_VERSION
@@ -154,3 +156,18 @@ def test_a_changed_message_breaks_the_chain(log: Path) -> None:
         assert ROUTING in recording.streams
     assert records[3].payload.startswith(b"{")
     assert decode_message(records[4].payload).prev == digest(records[3].payload, KEY.chain_key)
+
+
+def test_a_redacted_recording_is_verified_as_well(log: Path, tmp_path: Path) -> None:
+    """Counts and sums stay, and requests keep their identity."""
+    done = CliRunner().invoke(
+        contrail, ["export", str(tmp_path / "redacted"), "--log", str(log), "--redact"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+
+    with Recording.open(tmp_path / "redacted") as redacted:
+        found = verify_scale(redacted)
+
+    assert found is not None
+    assert found.decisions == found.verified > 20
+    assert found.periods == found.periods_verified

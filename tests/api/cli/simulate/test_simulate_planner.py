@@ -1,0 +1,115 @@
+"""`contrail simulate --planner` and `--slo`, as people and scripts use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from api.cli.main import contrail
+from core.errors import CallerError
+from tests.replay.simulate.talks import talks, written
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return written(tmp_path / "trace.jsonl", talks(count=8, turns=5, every_ms=800))
+
+
+@pytest.fixture
+def planner(tmp_path: Path) -> Path:
+    path = tmp_path / "planner.yaml"
+    path.write_text("planner: {slo: {attainment: 90, ttft_ms: 700}, startup_s: 5, max: 4}\n")
+    return path
+
+
+def found_json(*words: str | Path) -> Any:
+    done = CliRunner().invoke(contrail, ["simulate", *map(str, words), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def refused(*words: str | Path) -> str:
+    done = CliRunner().invoke(contrail, ["simulate", *map(str, words)])
+    assert isinstance(done.exception, CallerError), done.output
+    return str(done.exception)
+
+
+def test_a_planned_fleet_has_its_cost_and_its_settings(trace: Path, planner: Path) -> None:
+    """Bounds on the command line replace those of the file; the others stay."""
+    found = found_json(trace, "--workers", "1", "--planner", planner, "--slo", "ttft=1500,itl=60")
+
+    scaling = found["scaling"]
+    assert (scaling["ttft_ms"], scaling["itl_ms"]) == (1500, 60)
+    assert 0 < scaling["attainment"] <= 1
+    assert scaling["worker_hours"] > 0
+    assert found["simulated"]["planner"]["slo"] == {"ttft_ms": 1500, "itl_ms": 60, "attainment": 90.0}
+    assert found["simulated"]["planner"]["startup_s"] == 5
+
+
+def test_a_fixed_fleet_is_counted_by_the_same_bounds(trace: Path) -> None:
+    """Its worker-hours are its size times the run."""
+    found = found_json(trace, "--workers", "3", "--slo", "ttft=1000,itl=50")
+
+    assert found["scaling"]["worker_hours"] == pytest.approx(3 * _hours(found))
+    assert (found["scaling"]["workers_max"], found["scaling"]["starts"]) == (3, 0)
+    assert "planner" not in found["simulated"]
+
+
+def _hours(found: Any) -> float:
+    return float(found["duration_s"]) / 3600
+
+
+def test_without_bounds_nothing_is_added(trace: Path) -> None:
+    """Answers keep the keys that they had."""
+    found = found_json(trace, "--workers", "2")
+
+    assert "scaling" not in found
+    assert not {"slo", "planner", "bounds"} & found["simulated"].keys()
+
+
+def test_a_sweep_takes_settings_of_the_planner(trace: Path, planner: Path) -> None:
+    """Each point has its cost, in JSON and as a table."""
+    words = (trace, "--workers", "1", "--planner", planner, "--sweep", "planner.attainment=50,99", "--jobs", "1")
+
+    points = found_json(*words)["points"]
+    assert [point["given"] for point in points] == [{"planner.attainment": 50}, {"planner.attainment": 99}]
+    assert all(point["scaling"]["worker_hours"] > 0 for point in points)
+    text = CliRunner().invoke(contrail, ["simulate", *map(str, words)], catch_exceptions=False).stdout
+    assert "worker-hours" in text
+    assert "planner.attainment 99" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--slo", "ttft=1000"), "exactly ttft=MS,itl=MS"),
+        (("--slo", "speed=1"), "speed is no bound of service"),
+        (("--sweep", "planner.max=2,3"), "there is no planner"),
+    ],
+)
+def test_wrong_bounds_are_refused(trace: Path, words: tuple[str, ...], named: str) -> None:
+    """Each with the option that is wrong."""
+    assert named in refused(trace, "--workers", "2", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("planner: {mx: 3}", "planner.mx"),
+        ("planner: {slo: 3}", "planner.slo"),
+        ("planner: {min: 5, max: 4}", "planner.min"),
+        ("planner: {predictor: magic}", "planner.predictor"),
+        ("planner: {slo: {attainment: 101}}", "planner.attainment"),
+        ("planner: {period_s: 0}", "planner.period_s"),
+        ("planner: 3", "planner has no settings"),
+    ],
+)
+def test_wrong_settings_are_refused(trace: Path, tmp_path: Path, text: str, named: str) -> None:
+    """With the key, and what it may be."""
+    (tmp_path / "wrong.yaml").write_text(text)
+
+    assert named in refused(trace, "--workers", "2", "--planner", tmp_path / "wrong.yaml")
