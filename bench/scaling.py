@@ -66,7 +66,7 @@ class Fleet(NamedTuple):
         )
         make = partial(_rate_rule, self.value) if self.kind == RATE else Planner
         found = Setup(trace, Pace(), options).run(lambda _done, _of: None, make_planner=make).report.scaling
-        assert found is not None
+        assert isinstance(found, ScalingReport)
         return found
 
 

@@ -346,8 +346,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     held: HoldTimes
     disaggregation: Disaggregation | None = None
     """None without prefill workers."""
-    scaling: ScalingReport | None = None
-    """None without bounds of service."""
+    scaling: ScalingReport | msgspec.UnsetType = msgspec.UNSET
+    """Left out without bounds of service."""
     digest: str
     """Of every decision and of what became of every request; equal in equal runs."""
     wall_s: float = 0.0
@@ -385,7 +385,7 @@ def report(
         load_spread=load_spread(done, workers, {} if prefill is None else prefill.pulled_tokens(), computed),
         held=hold_times(done),
         disaggregation=None if prefill is None else disaggregation(prefill),
-        scaling=scaled,
+        scaling=msgspec.UNSET if scaled is None else scaled,
         digest=digest,
         wall_s=wall_s,
     )

@@ -16,21 +16,13 @@ from replay.simulate.setup import Setup, SweepPoint, label
 
 def run_json(setup: Setup, found: SimulationReport) -> dict[str, Any]:
     """Stable snake_case keys: those of `SimulationReport`, and `simulated` for what was asked."""
-    return {**_report_json(found), "simulated": _simulated(setup)}
+    return {**msgspec.to_builtins(found), "simulated": _simulated(setup)}
 
 
 def sweep_json(setup: Setup, found: Sequence[SweepPoint]) -> dict[str, Any]:
     """The same for each of `points`, with what was set for it under `given`; `simulated` is what all have in common."""
-    rows = [{"given": point.given, **_report_json(point.report)} for point in found]
+    rows = [{"given": point.given, **msgspec.to_builtins(point.report)} for point in found]
     return {"points": rows, "simulated": _simulated(setup)}
-
-
-def _report_json(found: SimulationReport) -> dict[str, Any]:
-    """`scaling` stands there only with bounds of service."""
-    value: dict[str, Any] = msgspec.to_builtins(found)
-    if found.scaling is None:
-        del value["scaling"]
-    return value
 
 
 NOT_ASKED = {"clocks", "broker_clock", "clocks_corrected", "continues"}
@@ -85,7 +77,7 @@ def setup_line(setup: Setup) -> str:
 def run_text(setup: Setup, found: SimulationReport) -> Text:
     """The page on one run."""
     yield from (setup_line(setup), "", _times(found), "", _numbers(found), "", _workers(found))
-    if found.scaling is not None:
+    if isinstance(found.scaling, ScalingReport):
         yield from ("", _scaling(found.scaling))
     if found.disaggregation is not None:
         yield from ("", *_prefills(found.disaggregation))
@@ -108,7 +100,7 @@ def sweep_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
     )
     if any(point.report.disaggregation is not None for point in found):
         heads = (*heads, "remote")
-    if found[0].report.scaling is not None:
+    if isinstance(found[0].report.scaling, ScalingReport):
         yield from _sweep_scaling_text(setup, found)
         return
     rows = [
@@ -147,7 +139,7 @@ def _sweep_scaling_text(setup: Setup, found: Sequence[SweepPoint]) -> Text:
             _failed(point.report),
         )
         for point in found
-        if (it := point.report.scaling) is not None
+        if isinstance(it := point.report.scaling, ScalingReport)
     ]
     heads = (
         "set",
