@@ -1,0 +1,75 @@
+"""Forecasts: the last minute, a filtered level, a trend, and the same hour on earlier days."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from core.events.scale import ScaleForecast
+from projections.scaling.forecast import ERRORS_MIN, RateHistory, forecast
+from projections.scaling.scale_settings import CONSTANT, KALMAN, SEASONAL, ScaleSettings
+from tests.projections.scaling.demands import PERIOD_S, START_MS, rolled
+
+PER_MINUTE = 60 // PERIOD_S
+
+
+def history(arrivals: Iterable[int]) -> RateHistory:
+    """Periods with these arrivals."""
+    found = RateHistory()
+    for number, count in enumerate(arrivals, 1):
+        found.add(rolled(number, count))
+    return found
+
+
+def foreseen(found: RateHistory, periods: int, **given: object) -> ScaleForecast:
+    settings = ScaleSettings(**given)  # type: ignore[arg-type]
+    return forecast(found, settings, START_MS + periods * PERIOD_S * 1000, 60)
+
+
+def test_the_last_value_is_that_of_a_minute() -> None:
+    """Ten a period, and then twenty for half a minute."""
+    arrivals = [10] * PER_MINUTE * 3 + [20] * (PER_MINUTE // 2)
+
+    assert foreseen(history(arrivals), len(arrivals), predictor=CONSTANT).rate_m == 3_000
+
+
+def test_a_level_follows_a_step_at_once_and_noise_slowly() -> None:
+    """A step of three is the level after three periods; one high period hardly moves it."""
+    quiet = [20] * PER_MINUTE * 10
+
+    assert history(quiet).level_m == 4_000
+    assert history([*quiet, 60, 60, 60]).level_m == 12_000
+    assert 4_000 < history([*quiet, 26]).level_m < 4_400
+
+
+def test_a_trend_goes_on() -> None:
+    """Arrivals that rise by the minute are foreseen to rise further."""
+    arrivals = [20 + minute * 2 for minute in range(30) for _ in range(PER_MINUTE)]
+    found = history(arrivals)
+
+    assert foreseen(found, len(arrivals), predictor=KALMAN).rate_m > found.last_m
+
+
+def test_the_same_hour_of_an_earlier_season_counts_if_it_is_higher() -> None:
+    """Seasons of an hour: a 24th of it around the same moment has a minute of 2 a second, and three of 10."""
+    season = [10] * PER_MINUTE * 30 + [50] * PER_MINUTE * 15 + [10] * PER_MINUTE * 15
+    arrivals = [*season, *season[: PER_MINUTE * 30]]
+    found = history(arrivals)
+
+    assert foreseen(found, len(arrivals), predictor=SEASONAL, season_s=3_600).rate_m == 8_000
+    assert foreseen(found, len(arrivals), predictor=SEASONAL).rate_m == 2_000
+
+
+def test_recent_errors_raise_a_forecast_by_their_quantile() -> None:
+    """Every second minute has twice what was foreseen; with few errors nothing is added."""
+    found = RateHistory()
+    for number in range(1, PER_MINUTE * 2 * ERRORS_MIN + 1):
+        minute = number // PER_MINUTE
+        found.add(rolled(number, 20 if minute % 2 else 10))
+        made = ScaleForecast(predictor=CONSTANT, rate_m=2_000, upper_m=2_000, quantile=50, horizon_s=60)
+        found.note(START_MS + number * PERIOD_S * 1000, made)
+    periods = PER_MINUTE * 2 * ERRORS_MIN
+
+    plain, raised = (foreseen(found, periods, predictor=CONSTANT, quantile=quantile) for quantile in (50, 95))
+    assert plain.upper_m == plain.rate_m
+    assert 1.8 * raised.rate_m < raised.upper_m < 2.2 * raised.rate_m
+    assert foreseen(history([10] * PER_MINUTE), PER_MINUTE, quantile=95).upper_m == 2_000
