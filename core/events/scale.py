@@ -23,7 +23,7 @@ PROFILE = "profile"
 
 
 class DemandCell(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that ended in a period, of like uncached prompt tokens and like output tokens. Sums keep the means."""
+    """Served requests of like uncached prompt tokens and like output tokens. Sums keep the means."""
 
     uncached_class: int
     """`projections.scaling.request_demand.size_class` of the prompt tokens that an engine computed …"""
@@ -60,7 +60,8 @@ class DemandRolled(EventBase, frozen=True):
     between_tokens_us: int
     """… and mean time per further token."""
     cells: tuple[DemandCell, ...]
-    """Served requests."""
+    """Requests that were served since the last event with cells. Empty of most periods: see `SIZES_EVERY_MS` of
+    `projections.scaling.request_demand`."""
     cursor: dict[str, tuple[int, int]]
     """Per stream: epoch and last sequence counted. The next period goes on there."""
 

@@ -24,7 +24,14 @@ from core.events.scale import DemandCell, DemandRolled
 from projections.scaling.scale_settings import ScaleSettings
 
 OPEN_MAX = 65_536
-"""Requests that are followed at once. The oldest makes room: its end is counted without its first token."""
+"""Requests that are followed at once. The oldest makes room …"""
+OPEN_MS = 900_000
+"""… and so does a request that came so long ago: of a front end that died, no request has an end. A request that made
+room counts as a new arrival if it is routed again, and its end counts without its first token."""
+SIZES_EVERY_MS = 60_000
+"""Least time between two events with sizes: fewer and larger ones hold less, since like requests share a cell …"""
+SIZES_MIN = 32
+"""… and fewest requests of such an event. The first so many requests have their sizes at once."""
 SERVED = frozenset({"stop", "length"})
 """Outcomes of a whole answer."""
 GOES_ON = frozenset({"declined", "worker_lost"})
@@ -43,7 +50,12 @@ def size_class(tokens: int) -> int:
 class _OpenRequest(msgspec.Struct):
     """A request that came and has not ended."""
 
+    came_ms: int = -1
+    """The end of the period in which it came; -1 until then."""
+    is_waiting: bool = True
+    """No worker has had it …"""
     is_running: bool = False
+    """… and a worker has it now. Neither is true between two attempts, of which the second may never come."""
     first_token_ms: int = -1
     output_tokens: int = 0
     """Those of earlier attempts."""
@@ -52,12 +64,19 @@ class _OpenRequest(msgspec.Struct):
 
 
 class RequestDemand:
-    """See the module's text. Memory is bounded by OPEN_MAX, and by the classes of one period."""
+    """See the module's text. Memory is bounded by OPEN_MAX, and by the classes of sizes."""
 
     def __init__(self, settings: ScaleSettings) -> None:
         self.settings = settings
         """The bounds of service that `attained` counts by."""
         self._open: dict[str, _OpenRequest] = {}
+        """In the order of their arrivals."""
+        self._cells: dict[tuple[int, int], list[int]] = {}
+        """Sums by class, since the last event with sizes."""
+        self._sized = 0
+        """Requests with sizes so far."""
+        self._sized_ms = 0
+        """The end of the last period with sizes."""
         self._reset()
 
     def __repr__(self) -> str:
@@ -71,7 +90,8 @@ class RequestDemand:
                 self._queued += request is not None
             case RequestRouted():
                 self._arrive(event.request)
-                self._open[event.request].is_running = True
+                open_ = self._open[event.request]
+                open_.is_waiting, open_.is_running = False, True
             case RequestPrefilled():
                 open_ = self._open.get(event.request)
                 if open_ is not None and open_.first_token_ms < 0:
@@ -85,30 +105,43 @@ class RequestDemand:
                 self._ended += 1
 
     def roll(self, at_ms: int, period_s: int, cursor: Mapping[str, tuple[int, int]]) -> DemandRolled:
-        """The period that ends now; the next one is empty."""
-        running = sum(each.is_running for each in self._open.values())
+        """The period that ends now; the next one is empty. O(open requests)."""
+        for request, each in list(self._open.items()):
+            if each.came_ms < 0:
+                each.came_ms = at_ms
+            elif each.came_ms <= at_ms - OPEN_MS:
+                del self._open[request]
         rolled = DemandRolled(
             at_ms=at_ms,
             period_s=period_s,
             arrivals=self._arrivals,
             queued=self._queued,
             refused=self._refused,
-            waiting=len(self._open) - running,
-            running=running,
+            waiting=sum(each.is_waiting for each in self._open.values()),
+            running=sum(each.is_running for each in self._open.values()),
             ended=self._ended,
             attained=self._attained,
             first_token_ms=self._first_token_ms,
             between_tokens_us=self._between_tokens_us,
-            cells=tuple(DemandCell(*key, *sums) for key, sums in sorted(self._cells.items())),
+            cells=self._take_cells(at_ms),
             cursor=dict(cursor),
         )
         self._reset()
         return rolled
 
+    def _take_cells(self, at_ms: int) -> tuple[DemandCell, ...]:
+        """The sizes since the last event that had any, if it is time for them; else none."""
+        count = sum(sums[0] for sums in self._cells.values())
+        is_due = count >= SIZES_MIN and at_ms - self._sized_ms >= SIZES_EVERY_MS
+        if not is_due and self._sized >= SIZES_MIN:
+            return ()
+        cells = tuple(DemandCell(*key, *sums) for key, sums in sorted(self._cells.items()))
+        self._cells, self._sized, self._sized_ms = {}, self._sized + count, at_ms
+        return cells
+
     def _reset(self) -> None:
         self._arrivals = self._queued = self._refused = self._ended = self._attained = 0
         self._first_token_ms = self._between_tokens_us = 0
-        self._cells: dict[tuple[int, int], list[int]] = {}
 
     def _arrive(self, request: str) -> _OpenRequest | None:
         """The request is open; returns it if it was not before."""
@@ -124,7 +157,8 @@ class RequestDemand:
         open_ = self._open.get(event.request)
         if event.outcome in GOES_ON:
             if open_ is not None:
-                open_.is_running, open_.output_tokens = False, open_.output_tokens + event.output_tokens
+                open_.is_waiting = open_.is_running = False
+                open_.output_tokens += event.output_tokens
             return
         if open_ is None:  # it came before this fold began
             open_ = _OpenRequest()

@@ -27,17 +27,17 @@ from projections.scaling.scale_settings import ScaleSettings
 
 KEPT_S = ARRIVALS_S[1]
 """Periods that are kept whole."""
-
-
-SIZED_PERIODS = 180
-"""Sizes of requests are those of the last so many periods in which requests ended."""
+SIZED_REQUESTS = 4096
+"""Sizes are those of the last so many requests, and of the others of their event."""
 
 
 class _Sizes:
-    """Sums over the cells of the last SIZED_PERIODS, by class."""
+    """Sums over the cells of the last SIZED_REQUESTS, by class."""
 
     def __init__(self) -> None:
-        self._periods: deque[tuple[DemandCell, ...]] = deque()
+        self._kept: deque[tuple[DemandCell, ...]] = deque()
+        """Of each event."""
+        self._requests = 0
         self._sums: dict[tuple[int, int], list[int]] = {}
 
     @property
@@ -46,16 +46,17 @@ class _Sizes:
         return tuple(DemandCell(*key, *sums) for key, sums in sorted(self._sums.items()))
 
     def add(self, cells: tuple[DemandCell, ...]) -> None:
-        """One period more; the oldest one beyond the bound counts no more. O(cells)."""
-        self._periods.append(cells)
+        """One event more; the oldest ones beyond the bound count no more. O(cells)."""
+        self._kept.append(cells)
         self._count(cells, 1)
-        if len(self._periods) > SIZED_PERIODS:
-            self._count(self._periods.popleft(), -1)
+        while self._requests - sum(cell.count for cell in self._kept[0]) >= SIZED_REQUESTS:
+            self._count(self._kept.popleft(), -1)
 
     def _count(self, cells: tuple[DemandCell, ...], sign: int) -> None:
         for uncached_class, output_class, *values in map(astuple, cells):
             key = uncached_class, output_class
             sums = self._sums.setdefault(key, [0, 0, 0, 0])
+            self._requests += sign * values[0]
             for place, value in enumerate(values):
                 sums[place] += sign * value
             if not sums[0]:
@@ -63,7 +64,7 @@ class _Sizes:
 
 
 class ScaleFold:
-    """See the module's text. Memory is bounded by KEPT_S, SIZED_PERIODS, the window for shrinking and RateHistory."""
+    """See the module's text. Memory is bounded by KEPT_S, SIZED_REQUESTS, the window for shrinking and RateHistory."""
 
     def __init__(self) -> None:
         self.settings = ScaleSettings()

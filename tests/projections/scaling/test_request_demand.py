@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
 from core.events.scale import DemandCell, DemandRolled
-from projections.scaling.request_demand import OPEN_MAX, RequestDemand, size_class
+from projections.scaling.request_demand import OPEN_MAX, OPEN_MS, SIZES_MIN, RequestDemand, size_class
 from projections.scaling.scale_settings import ScaleSettings
+from tests.projections.scaling.demands import START_MS
 
 
 def queued(request: str) -> RequestQueued:
@@ -89,3 +90,36 @@ def test_open_requests_are_bounded() -> None:
 
     assert (first.arrivals, first.waiting) == (OPEN_MAX + 1, OPEN_MAX)
     assert (second.arrivals, second.ended, second.waiting) == (0, 1, OPEN_MAX)
+
+
+def test_a_request_whose_worker_was_lost_for_good_does_not_wait_forever() -> None:
+    """No event follows the last attempt that a retry budget allows."""
+    found = demand(queued("a"), finished("a", "worker_lost"))
+
+    assert (found.arrivals, found.waiting, found.running) == (1, 0, 0)
+
+
+def test_requests_of_a_front_end_that_died_are_forgotten() -> None:
+    """No event ends them: they count for a quarter of an hour."""
+    fold = RequestDemand(ScaleSettings())
+    fold.apply(queued("a"))
+    found = [fold.roll(START_MS + at_ms, 5, {}).waiting for at_ms in (0, 5_000, OPEN_MS - 1, OPEN_MS)]
+
+    assert found == [1, 1, 1, 0]
+
+
+def test_sizes_are_written_once_a_minute() -> None:
+    """The first ones at once, and none twice; counts are those of each period."""
+    fold = RequestDemand(ScaleSettings())
+    found: list[DemandRolled] = []
+    for number in range(30):
+        for request in range(20):
+            fold.apply(queued(f"{number}-{request}"))
+            fold.apply(finished(f"{number}-{request}"))
+        found.append(fold.roll(START_MS + 5_000 * number, 5, {}))
+
+    assert {each.ended for each in found} == {20}
+    counts = [sum(cell.count for cell in each.cells) for each in found]
+    assert [number for number, count in enumerate(counts) if count] == [0, 1, 13, 25]
+    assert counts[0] + counts[1] >= SIZES_MIN
+    assert counts[13] == counts[25] == 12 * 20
