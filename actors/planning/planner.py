@@ -1,11 +1,13 @@
 """Planner: the machine that sizes a fleet. It rolls demand, decides, and orders starts and drains.
 
-The machine folds its own events as it makes them, so that a successor which folds the stream decides alike. Its shell
-appends each command's events before it executes the command that follows: no order precedes its decision.
+The machine folds its own events as it makes them: its decisions rest on the stream, on the counts of the fleet and on a
+forecast, which stand in the decision. Its shell appends each event before it executes the command that follows, so no
+order precedes its decision. Orders under way and observed starts are the machine's own; a successor does not have them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,6 +31,8 @@ from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 
+OVERDUE_MAX = 16
+"""Overdue orders at once; one more cancels the oldest of them."""
 STARTS_KEPT = 64
 """Observed starts of which the 95th percentile is taken."""
 START_PERCENTILE = 95
@@ -57,15 +61,7 @@ class WorkerReady(NamedTuple):
     at_ms: int
 
 
-class StartFailed(NamedTuple):
-    """An ordered worker will never serve."""
-
-    start: int
-    at_ms: int
-    reason: str
-
-
-PlannerEvent = PeriodEnded | WorkerReady | StartFailed
+PlannerEvent = PeriodEnded | WorkerReady
 
 
 class RecordEvent(NamedTuple):
@@ -82,7 +78,7 @@ class StartWorker(NamedTuple):
 
 
 class CancelStart(NamedTuple):
-    """End a worker that is starting, and is no longer required."""
+    """End a worker that is starting: it is no longer required, or it is one of too many that do not come."""
 
     start: int
 
@@ -106,8 +102,9 @@ class Planner:
         ]
         self._pending: dict[int, int] = {}
         """Orders that are not ready, with the time when they were given."""
-        self._overdue: set[int] = set()
-        self._took_ms: list[int] = []
+        self._overdue: dict[int, None] = {}
+        """Those of them that should have come long ago, in the order in which that was noticed."""
+        self._took_ms: deque[int] = deque(maxlen=STARTS_KEPT)
         self._hits: dict[int, tuple[int, int]] = {}
         """By ready workers: prompt tokens, and those of them that were cached."""
         self._learned_ms = 0
@@ -130,13 +127,9 @@ class Planner:
                 self._on_period(event, commands)
             case WorkerReady(start, at_ms):
                 ordered_ms = self._pending.pop(start, None)
-                self._overdue.discard(start)
+                self._overdue.pop(start, None)
                 if ordered_ms is not None:
-                    self._took_ms = [*self._took_ms, at_ms - ordered_ms][-STARTS_KEPT:]
-            case StartFailed(start, at_ms, reason):
-                self._pending.pop(start, None)
-                self._overdue.discard(start)
-                self._record(ScaleFailed(at_ms=at_ms, reason=reason, start=start), commands)
+                    self._took_ms.append(at_ms - ordered_ms)
             case Tick():
                 pass
         return commands
@@ -165,13 +158,17 @@ class Planner:
         self._apply(decided, fleet, commands)
 
     def _note_overdue(self, now_ms: int, commands: list[PlannerCommand]) -> None:
-        """Workers that should have come long ago count no more; each is reported once."""
+        """Workers that should have come long ago count no more; each is reported once, and serves if it comes."""
         assert self.fold.capacity is not None
         late_ms = OVERDUE_FACTOR * self.fold.capacity.startup_ms + OVERDUE_MORE_MS
         for start, ordered_ms in self._pending.items():
             if now_ms - ordered_ms > late_ms and start not in self._overdue:
-                self._overdue.add(start)
+                self._overdue[start] = None
                 self._record(ScaleFailed(at_ms=now_ms, reason="it does not come", start=start), commands)
+        while len(self._overdue) > OVERDUE_MAX:
+            oldest = next(iter(self._overdue))
+            del self._overdue[oldest], self._pending[oldest]
+            commands.append(CancelStart(oldest))
 
     def _apply(self, decided: ScaleDecided, fleet: FleetCounts, commands: list[PlannerCommand]) -> None:
         """Orders that make the fleet what was decided. The newest starts are cancelled before workers drain."""
@@ -211,7 +208,6 @@ class Planner:
             HitRate(workers, cached * ALL_BP // prompt, prompt)
             for workers, (prompt, cached) in sorted(self._hits.items())
         )
-        found = replace(known, startup_ms=startup_ms, starts=known.starts, hits=hits, at_ms=known.at_ms)
-        if found == known:
+        if (startup_ms, hits) == (known.startup_ms, known.hits):
             return None
-        return replace(found, at_ms=now_ms, starts=len(took_ms))
+        return replace(known, startup_ms=startup_ms, hits=hits, at_ms=now_ms, starts=len(took_ms))

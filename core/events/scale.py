@@ -94,7 +94,7 @@ class CapacityLearned(EventBase, frozen=True):
     startup_ms: int
     """The 95th percentile of observed starts; the setting until there was one."""
     starts: int
-    """Observed starts."""
+    """Observed starts of which it is taken."""
     hits: tuple[HitRate, ...]
     """By number of workers, rising."""
     slots: int = 0
@@ -114,9 +114,12 @@ class WorkerStarting(EventBase, frozen=True):
 
 
 class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
-    """One number of workers, with its prediction."""
+    """One number of workers at one rate, with its prediction. A number may stand twice: a smaller fleet must also bear
+    a somewhat higher rate."""
 
     workers: int
+    rate_m: int
+    """Arrivals a second in thousandths, for which the prediction is."""
     attainment_bp: int
     """Requests within both bounds of service …"""
     first_token_bp: int
@@ -167,7 +170,8 @@ class ScaleDecided(EventBase, frozen=True):
     goal_bp: int
     """The attainment that was sought: that of the settings, or a little below the ceiling."""
     required: int
-    """The fewest workers that reach it."""
+    """The fewest workers that reach it; if they are fewer than the last target, those that also reach it at a somewhat
+    higher rate."""
     target: int
     """The number of workers from here on."""
     bound: str

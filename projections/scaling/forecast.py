@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from math import sqrt
 from typing import NamedTuple
 
@@ -59,8 +60,9 @@ class RateHistory:
     """Arrivals by minute, and the recent errors of the forecasts that were made. Bounded by MINUTES_KEPT."""
 
     def __init__(self) -> None:
-        self.minutes: deque[Minute] = deque(maxlen=MINUTES_KEPT)
-        self._by_number: dict[int, Minute] = {}
+        self._minutes: dict[int, Minute] = {}
+        """By number, oldest first."""
+        self._newest: Minute | None = None
         self._last: deque[tuple[int, int, int]] = deque()
         """The periods of the last LEVEL_S: end, arrivals, seconds."""
         self._made: deque[tuple[int, int]] = deque(maxlen=ERRORS_KEPT)
@@ -69,7 +71,11 @@ class RateHistory:
         """Arrivals of the minute, in hundredths of a percent of the forecast."""
 
     def __repr__(self) -> str:
-        return f"<RateHistory of {len(self.minutes)} minutes>"
+        return f"<RateHistory of {len(self._minutes)} minutes>"
+
+    def minutes(self, count: int) -> list[Minute]:
+        """The last minutes, so many at most; oldest first."""
+        return list(islice(reversed(self._minutes.values()), count))[::-1]
 
     @property
     def last_m(self) -> int:
@@ -104,16 +110,15 @@ class RateHistory:
         while self._last[0][0] <= rolled.at_ms - LEVEL_S * MILLI:
             self._last.popleft()
         number = (rolled.at_ms - 1) // MINUTE_MS
-        if self.minutes and self.minutes[-1].number >= number:
-            before = self.minutes.pop()
+        before = self._newest
+        if before is not None and before.number >= number:
             minute = Minute(before.number, before.arrivals + rolled.arrivals, before.seconds + rolled.period_s)
         else:
             self._finish_minute()
             minute = Minute(number, rolled.arrivals, rolled.period_s)
-        if len(self.minutes) == MINUTES_KEPT:
-            del self._by_number[self.minutes[0].number]
-        self.minutes.append(minute)
-        self._by_number[minute.number] = minute
+        self._newest = self._minutes[minute.number] = minute
+        if len(self._minutes) > MINUTES_KEPT:
+            del self._minutes[next(iter(self._minutes))]
 
     def note(self, at_ms: int, forecast: ScaleForecast) -> None:
         """The forecast was made then; its error is known when its minute has passed."""
@@ -124,15 +129,15 @@ class RateHistory:
     def mean_m(self, from_ms: int, to_ms: int) -> int | None:
         """The rate over these minutes, in thousandths; None if none of them is known."""
         numbers = range(from_ms // MINUTE_MS, max(from_ms // MINUTE_MS, to_ms // MINUTE_MS) + 1)
-        found = [self._by_number[number] for number in numbers if number in self._by_number]
+        found = [self._minutes[number] for number in numbers if number in self._minutes]
         seconds = sum(each.seconds for each in found)
         return sum(each.arrivals for each in found) * MILLI // seconds if seconds else None
 
     def _finish_minute(self) -> None:
         """The last minute is whole: forecasts for it have their errors."""
-        if not self.minutes:
+        done = self._newest
+        if done is None:
             return
-        done = self.minutes[-1]
         while self._made and self._made[0][0] <= done.number:
             number, rate_m = self._made.popleft()
             if number == done.number:
@@ -145,7 +150,7 @@ def forecast(history: RateHistory, settings: ScaleSettings, at_ms: int, horizon_
     if settings.predictor == SEASONAL:
         rate_m = max(history.level_m, _season_m(history, settings.season_s, at_ms + horizon_s * MILLI))
     if settings.predictor == KALMAN:
-        rate_m = _kalman_m(list(history.minutes)[-KALMAN_MINUTES:], horizon_s, rate_m)
+        rate_m = _kalman_m(history.minutes(KALMAN_MINUTES), horizon_s, rate_m)
     return ScaleForecast(
         predictor=settings.predictor,
         rate_m=rate_m,
@@ -180,7 +185,7 @@ def _kalman_m(minutes: Sequence[Minute], horizon_s: int, last_m: int) -> int:
         return last_m
     level, trend = float(minutes[0].rate_m), 0.0
     p00, p01, p11 = level * level + 1.0, 0.0, level * level * 0.01 + 1.0
-    for minute in list(minutes)[1:]:
+    for minute in minutes[1:]:
         level += trend
         scale = max(1.0, level * level)
         p00, p01 = p00 + 2 * p01 + p11 + LEVEL_NOISE * scale, p01 + p11

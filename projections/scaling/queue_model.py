@@ -148,20 +148,20 @@ class QueueModel:
         work_us = sum(computed_us)
         busy_bp = rate_m * work_us * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
-            return ScaleCandidate(workers, 0, 0, 0, busy_bp, 0, 0)
+            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
         step_us, expected = self._step(workers, rate_m, busy_bp)
         each_tokens = max(1, self._held // self._steps)
         resident = max(expected, -(-self._running // workers) * each_tokens)
         slots = self._capacity.slots or resident
         if resident > self._capacity.room_tokens or resident > slots * each_tokens:
-            return ScaleCandidate(workers, 0, 0, 0, busy_bp, step_us, resident)
+            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident)
         part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
         times_us = self._times(part, workers, rate_m)
         first = self._first_tokens(part, times_us, computed_us, passes, step_us)
         between = self._between_tokens(part, times_us, computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
-        return ScaleCandidate(workers, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
+        return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
 
     def _work(self, hit_bp: int, now_hit_bp: int) -> _Work:
         """Of each request, the duration of its passes and their number, at another hit rate."""

@@ -51,6 +51,9 @@ DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60
 """… and one standard deviation of the arrivals in so many seconds."""
+REGRET_MARGIN_BP = 1_000
+"""The same margin, in the time after a fall that had to be taken back. A load just between two numbers of workers would
+turn the fleet around without end."""
 BURST_S = 10
 BURST_BEFORE_S = 60
 """A burst is measured against the time before it …"""
@@ -99,6 +102,8 @@ class ScaleInputs(NamedTuple):
     forecast: ScaleForecast
     required: Sequence[RequiredWorkers]
     """Of the decisions within the window for shrinking, oldest first."""
+    regretted: int
+    """Workers below which the fleet fell within REGRET_S (`ScaleFold`), to rise again; 0 for none."""
     is_window_full: bool
     """The window for shrinking has decisions from its start on."""
     target: int
@@ -133,6 +138,9 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     kept = required
     if model.is_known and rate_m and required < inputs.target:
         kept = search.fewest(raised_m(rate_m), candidates, required)
+        if kept < inputs.regretted:
+            raised = search.fewest(raised_m(rate_m, REGRET_MARGIN_BP), candidates, kept)
+            kept = min(inputs.regretted, raised)
     highest = max([kept, *(each.workers for each in inputs.required)])
     target = required
     if target < inputs.target:
@@ -213,10 +221,10 @@ def rising(learned: Sequence[HitRate]) -> list[tuple[int, int]]:
     return [(workers, weighed // tokens) for workers, tokens, weighed in blocks]
 
 
-def raised_m(rate_m: int) -> int:
+def raised_m(rate_m: int, margin_bp: int = DOWN_MARGIN_BP) -> int:
     """The demand that a smaller fleet must bear: more than the present one, and more so where counts are small."""
     noise_m = isqrt(rate_m * MILLI // DOWN_NOISE_S)
-    return rate_m * (ALL_BP + DOWN_MARGIN_BP) // ALL_BP + noise_m
+    return rate_m * (ALL_BP + margin_bp) // ALL_BP + noise_m
 
 
 def rate_over_m(demand: Sequence[DemandRolled], seconds: int, before_s: int = 0) -> int:

@@ -14,7 +14,6 @@ from core.events.scale import (
     CapacityLearned,
     DemandCell,
     DemandRolled,
-    ScaleApplied,
     ScaleDecided,
     ScaleForecast,
     ScaleSettingsChanged,
@@ -29,6 +28,10 @@ KEPT_S = ARRIVALS_S[1]
 """Periods that are kept whole."""
 SIZED_REQUESTS = 4096
 """Sizes are those of the last so many requests, and of the others of their event."""
+GAP_PERIODS = 3
+"""Between two decisions that are further apart, some are missing: the window for shrinking begins anew."""
+REGRET_S = 3_600
+"""A fall of the target that is taken back within this time is remembered for as long."""
 
 
 class _Sizes:
@@ -75,13 +78,16 @@ class ScaleFold:
         self.starts = 0
         """Workers that were ordered."""
         self.last: ScaleDecided | None = None
-        self.applied: ScaleApplied | None = None
         self._demand: deque[DemandRolled] = deque()
         self._sizes = _Sizes()
         self._arrived_ms = 0
         self._required: deque[RequiredWorkers] = deque()
+        self._fell: RequiredWorkers | None = None
+        """The last fall of the target that was not taken back: its time, and the target before it."""
+        self._regretted: RequiredWorkers | None = None
+        """The last one that was: the time when it was taken back, and the target that it should have kept."""
         self._since_ms = -1
-        """Time of the first decision."""
+        """Decisions are known from here on, without a gap."""
 
     def __repr__(self) -> str:
         return f"<ScaleFold of {self.periods} periods>"
@@ -104,8 +110,6 @@ class ScaleFold:
                 self.settings, self.revision = ScaleSettings.parse(event.settings), event.revision
             case WorkerStarting():
                 self.starts = event.start
-            case ScaleApplied():
-                self.applied = event
 
     def inputs(self, at_ms: int, fleet: FleetCounts, forecast: ScaleForecast) -> ScaleInputs:
         """Inputs of a decision at that time. The capacity must be known."""
@@ -123,6 +127,7 @@ class ScaleFold:
             fleet=fleet,
             forecast=forecast,
             required=tuple(each for each in self._required if each.at_ms > at_ms - window_ms),
+            regretted=self._regretted_at(at_ms),
             is_window_full=0 <= self._since_ms <= at_ms - window_ms,
             target=fleet.ready + fleet.starting if self.last is None else self.last.target,
         )
@@ -138,11 +143,27 @@ class ScaleFold:
         if event.cells:
             self._sizes.add(event.cells)
 
+    def _regretted_at(self, at_ms: int) -> int:
+        regretted = self._regretted
+        return regretted.workers if regretted is not None and at_ms - regretted.at_ms < REGRET_S * MILLI else 0
+
     def _apply_decision(self, event: ScaleDecided) -> None:
+        last, at_ms = self.last, event.at_ms
+        if last is None or at_ms - last.at_ms > GAP_PERIODS * self.settings.period_s * MILLI:
+            self._since_ms = at_ms
+            self._required.clear()
+        if last is not None:
+            self._note_turn(last.target, event)
         self.last = event
-        if self._since_ms < 0:
-            self._since_ms = event.at_ms
-        self.history.note(event.at_ms, event.forecast)
-        self._required.append(RequiredWorkers(event.at_ms, event.required))
-        while self._required[0].at_ms <= event.at_ms - self.settings.down_window_s * MILLI:
-            self._required.popleft()
+        self.history.note(at_ms, event.forecast)
+        self._required.append(RequiredWorkers(at_ms, event.required))
+        while self._required and self._required[0].at_ms <= at_ms - self.settings.down_window_s * MILLI:
+            self._since_ms = self._required.popleft().at_ms
+
+    def _note_turn(self, before: int, event: ScaleDecided) -> None:
+        if event.target < before:
+            self._fell = RequiredWorkers(event.at_ms, before)
+        elif event.target > before and self._fell is not None:
+            if event.at_ms - self._fell.at_ms < REGRET_S * MILLI:
+                self._regretted = RequiredWorkers(event.at_ms, min(event.target, self._fell.workers))
+            self._fell = None

@@ -28,6 +28,7 @@ class PlannerRun:
         self.events: list[ScaleEvent] = []
         self.fleet: list[int] = []
         """Ready workers after each period."""
+        self.cancelled: list[int] = []
         self.ready = ready
         self._settings = settings
         self._starting: dict[int, int] = {}
@@ -67,6 +68,7 @@ class PlannerRun:
             case StartWorker(start) if start not in self._never:
                 self._starting[start] = now_ms + self._settings.startup_s * 1000
             case CancelStart(start):
+                self.cancelled.append(start)
                 self._starting.pop(start, None)
             case DrainWorker():
                 self.ready -= 1

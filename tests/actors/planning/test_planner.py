@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from actors.planning.planner import Planner, RecordEvent
+from actors.planning.planner import OVERDUE_MAX
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from tests.actors.planning.planner_run import PlannerRun, turns
-from tests.projections.scaling.demands import CAPACITY, PERIOD_S, cell, poisson
+from tests.projections.scaling.demands import PERIOD_S, cell, poisson
 
 SETTINGS = ScaleSettings(down_window_s=60, startup_s=30)
 PER_MINUTE = 60 // PERIOD_S
@@ -45,16 +45,18 @@ def test_a_step_of_three_is_served_within_start_up_and_fifteen_seconds() -> None
     assert before.fleet[-1] >= after.fleet[-1] > before.fleet[10 * PER_MINUTE - 1]
 
 
-@pytest.mark.parametrize("rate", [1.7, 9.0])
-def test_a_steady_demand_turns_no_fleet_around(rate: float) -> None:
-    """At most twice an hour, at random arrivals of random sizes."""
-    random_, run = random.Random(3), PlannerRun(ScaleSettings())
-    for _ in range(70 * PER_MINUTE):
+@pytest.mark.parametrize(("rate", "seed", "hours"), [(1.7, 3, 1), (9.0, 3, 1), (1.85, 7, 2)])
+def test_a_steady_demand_turns_no_fleet_around(rate: float, seed: int, hours: int) -> None:
+    """At most twice an hour, at random arrivals of random sizes. The last load lies just between one worker and two."""
+    random_, run = random.Random(seed), PlannerRun(ScaleSettings())
+    for _ in range((10 + 60 * hours) * PER_MINUTE):
         sizes = [int(random_.lognormvariate(8.3, 1.0)) + 1 for _ in range(poisson(random_, rate * PERIOD_S))]
         cells = tuple(cell(1, size, int(random_.lognormvariate(5.2, 0.9)) + 1, 2 * size) for size in sizes)
         run.period(len(sizes), cells)
 
-    assert turns(run.targets[10 * PER_MINUTE :]) <= 2
+    for hour in range(hours):
+        begin = (10 + 60 * hour) * PER_MINUTE
+        assert turns(run.targets[begin : begin + 60 * PER_MINUTE]) <= 2
 
 
 def test_without_traffic_the_minimum_is_reached() -> None:
@@ -78,6 +80,17 @@ def test_a_worker_that_never_comes_blocks_nothing() -> None:
     assert [event.start for event in run.events if isinstance(event, ScaleFailed)] == [1]
     assert run.fleet[-1] == run.targets[-1] > 1
     assert run.decisions[-1].overdue == 1
+
+
+def test_orders_that_never_come_are_bounded() -> None:
+    """The oldest ones are cancelled; the fleet goes on to order others."""
+    run = PlannerRun(SETTINGS, never=range(1_000))
+    for _ in range(60 * PER_MINUTE):
+        run.period(100)
+
+    assert run.decisions[-1].overdue == OVERDUE_MAX
+    assert run.cancelled[:3] == [1, 2, 3]
+    assert len(run.cancelled) >= OVERDUE_MAX
 
 
 def test_every_decision_is_made_again_from_the_events_before_it() -> None:
@@ -110,11 +123,9 @@ def test_start_up_times_and_hit_rates_are_learned() -> None:
 
 def test_a_decision_follows_the_demand_that_it_rests_on() -> None:
     """Settings and capacity stand before both."""
-    planner, run = Planner(SETTINGS, CAPACITY), PlannerRun(SETTINGS)
+    run = PlannerRun(SETTINGS)
     run.period(10)
 
     kinds = [type(event).__name__ for event in run.events]
     assert kinds[:2] == ["ScaleSettingsChanged", "CapacityLearned"]
     assert kinds.index(DemandRolled.__name__) < kinds.index(ScaleDecided.__name__)
-    assert planner.due_us is None
-    assert RecordEvent(run.events[0]).event == run.events[0]

@@ -18,6 +18,7 @@ from projections.scaling.scale_decision import (
     MAX,
     MIN,
     NO_HISTORY,
+    REGRET_MARGIN_BP,
     HitRates,
     RequiredWorkers,
     burst_rate_m,
@@ -92,6 +93,21 @@ def test_a_smaller_fleet_must_bear_a_little_more() -> None:
 
     assert found.required >= decided(steady(100), SETTINGS, 20_000, ready=1).required
     assert decided(steady(100), SETTINGS, raised_m(20_000), ready=1).required == found.required
+
+
+def test_a_fall_that_was_taken_back_needs_more_room_the_next_time() -> None:
+    """The number of workers that bear the higher demand, and at most that from which the fleet fell."""
+    found = set[bool]()
+    for rate_m in range(20_000, 30_000, 1_000):
+        base = inputs(steady(100), SETTINGS, rate_m, ready=16)._replace(target=16)
+        plain, regretted = decide_scale(base).required, decide_scale(base._replace(regretted=16)).required
+        assert regretted == decided(steady(100), SETTINGS, raised_m(rate_m, REGRET_MARGIN_BP), ready=1).required
+        assert decide_scale(base._replace(regretted=plain)).required == plain
+        found.add(regretted > plain)
+
+    assert found == {True, False}
+    quiet = inputs(steady(1), SETTINGS, 200, ready=16)._replace(target=16, regretted=16)
+    assert decide_scale(quiet).required == 1
 
 
 def test_a_burst_counts_at_once_and_noise_does_not() -> None:
