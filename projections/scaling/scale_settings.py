@@ -75,7 +75,8 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> ScaleSettings:
-        """The settings with the given ones changed; CallerError names the key and what it may be."""
+        """The defaults with the given settings instead; bounds of service stand below `slo`, or beside it. CallerError
+        names the key and what it may be."""
         slo = given.get(SLO, {})
         if not isinstance(slo, Mapping):
             raise CallerError(f"planner.slo: {slo!r} has no keys; give it {', '.join(SLO_KEYS)}")

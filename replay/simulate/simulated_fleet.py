@@ -38,7 +38,7 @@ from core.machine import Machine
 from core.subjects import JOBS, ROUTING, SCALE, answered_token, asked_token, job_kind
 from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
-from replay.simulate.options import FOREVER, WORKERS_MAX, Options, WorkerLife
+from replay.simulate.options import FOREVER, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
@@ -139,8 +139,10 @@ class SimulatedFleet:
         """The next one's number in the agenda."""
         self.lifetimes: list[WorkerLifetime] = []
         """Of all workers of the planner's pool, in the order of their starts."""
-        self._free = list(range(options.workers, WORKERS_MAX)) if options.planner is not None else []
-        """A heap of places without a worker."""
+        self._free: list[int] = []
+        """A heap of places whose workers of a planner's fleet have left …"""
+        self._next_place = options.workers
+        """… and the first place that had no worker yet."""
         self._starting: dict[int, tuple[int, int, WorkerLifetime]] = {}
         """By order, the event that ends the start, the place, and the lifetime."""
         self._ready: dict[int, tuple[SimulatedWorker, WorkerLifetime]] = {}
@@ -181,6 +183,9 @@ class SimulatedFleet:
 
     def start_worker(self, start: int, startup_us: int, on_ready: Callable[[int], None]) -> None:
         """A worker is ordered, and will be ready after that time; then `on_ready` is called with the order."""
+        if not self._free:
+            heappush(self._free, self._next_place)
+            self._next_place += 1
         place = heappop(self._free)
         number = self._agenda.put(self._agenda.now_us + startup_us, partial(self._become_ready, start, on_ready))
         self._starting[start] = number, place, self._lifetime()

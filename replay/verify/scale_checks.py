@@ -4,7 +4,7 @@
    One that comes out equal is verified. One that comes out otherwise is a difference, unless the stream is known to
    lack messages before it, or a newer program decided: then it is not judged, with the reason.
 2. A period's demand is counted again from the routing stream, up to the cursor that the period names. It is not judged
-   where the routing stream is not here from its start.
+   where the routing stream is not here from its start, or lacks messages.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class _ScaleVerifier:
         self._is_whole = archive.span(SCALE).begin == 1
         """No message of the scale stream is missing so far."""
         self._next_seq = archive.span(SCALE).begin
+        self._next_routing = StreamSeq(1)
+        """Of the routing stream; 0 if a message of it is missing."""
         self._demand: RequestDemand | None = None
         self._requests: Iterator[tuple[Record, Message]] = iter(())
         self._next_request: tuple[Record, Message] | None = None
@@ -137,6 +139,9 @@ class _ScaleVerifier:
             result.periods_not_judged += 1
             return
         self._count_up_to(last)
+        if not self._next_routing:
+            result.periods_not_judged += 1
+            return
         remade = self._demand.roll(event.at_ms, event.period_s, event.cursor)
         if remade == event:
             result.periods_verified += 1
@@ -158,6 +163,7 @@ class _ScaleVerifier:
                 self._next_request = found
                 return
             self._next_request = None
+            self._next_routing = StreamSeq(record.seq + 1 if record.seq == self._next_routing else 0)
             for event in message.events:
                 self._demand.apply(event)
 

@@ -35,8 +35,10 @@ BLOCKS = 16_384
 
 PLANNER_HELP = "Settings of a planner, which sizes the fleet from --workers on."
 SLO_HELP = "Count the requests within these bounds; with --planner it seeks attainment=PERCENT, too."
-SLO_KEYS: Mapping[str, str] = {"ttft": "ttft_ms", "itl": "itl_ms", "attainment": "attainment"}
+SLO_SETTINGS: Mapping[str, str] = {"ttft": "ttft_ms", "itl": "itl_ms", "attainment": "attainment"}
 """Keys of `--slo`, with those of a planner's settings."""
+PLANNER_SECTION = "planner"
+"""Key of the file, below which the settings may stand."""
 
 
 class SimulationRequest(NamedTuple):
@@ -137,8 +139,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
             seed=seed,
-            planner=None if planner_file is None else planner_settings(planner_file, _slo(slo)),
-            bounds=_bounds(_slo(slo)) if slo and planner_file is None else None,
+            planner=None if planner_file is None else planner_settings(planner_file, _slo_settings(slo)),
+            bounds=_bounds(_slo_settings(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
 
@@ -158,16 +160,13 @@ def planner_settings(file: Path, slo: Mapping[str, Any]) -> ScaleSettings:
     return ScaleSettings.parse({**found, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
 
 
-PLANNER_SECTION = "planner"
-
-
-def _slo(given: Sequence[str]) -> Mapping[str, Any]:
+def _slo_settings(given: Sequence[str]) -> Mapping[str, Any]:
     """The bounds of service that are given, by their names in a planner's settings."""
     found = pairs([word for words in given for word in words.split(",")])
     for key in found:
-        if key not in SLO_KEYS:
-            raise CallerError(f"--slo: {key} is no bound of service; there are {', '.join(SLO_KEYS)}")
-    return {SLO_KEYS[key]: value for key, value in found.items()}
+        if key not in SLO_SETTINGS:
+            raise CallerError(f"--slo: {key} is no bound of service; there are {', '.join(SLO_SETTINGS)}")
+    return {SLO_SETTINGS[key]: value for key, value in found.items()}
 
 
 def _bounds(slo: Mapping[str, Any]) -> ServiceBounds:
