@@ -50,7 +50,7 @@ def size_class(tokens: int) -> int:
 class _OpenRequest(msgspec.Struct):
     """A request that came and has not ended."""
 
-    came_ms: int = -1
+    arrived_ms: int = -1
     """The end of the period in which it came; -1 until then."""
     is_waiting: bool = True
     """No worker has had it …"""
@@ -90,8 +90,8 @@ class RequestDemand:
                 self._queued += request is not None
             case RequestRouted():
                 self._arrive(event.request)
-                open_ = self._open[event.request]
-                open_.is_waiting, open_.is_running = False, True
+                routed = self._open[event.request]
+                routed.is_waiting, routed.is_running = False, True
             case RequestPrefilled():
                 open_ = self._open.get(event.request)
                 if open_ is not None and open_.first_token_ms < 0:
@@ -107,9 +107,9 @@ class RequestDemand:
     def roll(self, at_ms: int, period_s: int, cursor: Mapping[str, tuple[int, int]]) -> DemandRolled:
         """The period that ends now; the next one is empty. O(open requests)."""
         for request, each in list(self._open.items()):
-            if each.came_ms < 0:
-                each.came_ms = at_ms
-            elif each.came_ms <= at_ms - OPEN_MS:
+            if each.arrived_ms < 0:
+                each.arrived_ms = at_ms
+            elif each.arrived_ms <= at_ms - OPEN_MS:
                 del self._open[request]
         rolled = DemandRolled(
             at_ms=at_ms,

@@ -111,7 +111,7 @@ class ScaleInputs(NamedTuple):
 
 
 def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
-    """The decision. Some milliseconds: two or three predictions of `QueueModel`."""
+    """The decision. Some milliseconds: some predictions of `QueueModel`."""
     settings, fleet, demand = inputs.settings, inputs.fleet, inputs.demand
     most = settings.workers_max(inputs.capacity.devices)
     model = QueueModel(demand, inputs.cells, inputs.capacity, settings)
@@ -137,10 +137,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         required, bound = 0, IDLE
     kept = required
     if model.is_known and rate_m and required < inputs.target:
-        kept = search.fewest(raised_m(rate_m), candidates, required)
-        if kept < inputs.regretted:
-            raised = search.fewest(raised_m(rate_m, REGRET_MARGIN_BP), candidates, kept)
-            kept = min(inputs.regretted, raised)
+        kept = search.fewest_with_margin(rate_m, candidates, required, inputs.regretted)
     highest = max([kept, *(each.workers for each in inputs.required)])
     target = required
     if target < inputs.target:
@@ -188,6 +185,13 @@ class _Search:
                 return workers
             workers += 1
         return self._most + 1
+
+    def fewest_with_margin(self, rate_m: int, candidates: list[ScaleCandidate], least: int, regretted: int) -> int:
+        """The same at a somewhat higher rate. Below the `regretted` number the rate is higher still."""
+        kept = self.fewest(raised_m(rate_m), candidates, least)
+        if kept >= regretted:
+            return kept
+        return min(regretted, self.fewest(raised_m(rate_m, REGRET_MARGIN_BP), candidates, kept))
 
 
 class HitRates:
