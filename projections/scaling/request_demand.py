@@ -20,6 +20,7 @@ from core.events import (
     RequestTurnedAway,
     UnknownEvent,
 )
+from core.events.routing import CACHED_UNKNOWN
 from core.events.scale import DemandCell, DemandRolled
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -59,8 +60,10 @@ class _OpenRequest(msgspec.Struct):
     first_token_ms: int = -1
     output_tokens: int = 0
     """Those of earlier attempts."""
-    cached_tokens: int = -1
+    cached_tokens: int = CACHED_UNKNOWN
     """Of the attempt that gave the first token."""
+    predicted_tokens: int = 0
+    """What the last decision expected to be cached."""
 
 
 class RequestDemand:
@@ -92,6 +95,7 @@ class RequestDemand:
                 self._arrive(event.request)
                 routed = self._open[event.request]
                 routed.is_waiting, routed.is_running = False, True
+                routed.predicted_tokens = event.predicted_cached_tokens
             case RequestPrefilled():
                 open_ = self._open.get(event.request)
                 if open_ is not None and open_.first_token_ms < 0:
@@ -167,7 +171,8 @@ class RequestDemand:
         first_ms = open_.first_token_ms if open_.first_token_ms >= 0 else event.ttft_ms
         if event.outcome not in SERVED or first_ms < 0:
             return
-        cached = open_.cached_tokens if open_.cached_tokens >= 0 else event.cached_tokens
+        known = (each for each in (open_.cached_tokens, event.cached_tokens) if each != CACHED_UNKNOWN)
+        cached = next(known, open_.predicted_tokens)
         uncached, output = max(0, event.prompt_tokens - cached), open_.output_tokens + event.output_tokens
         between_us = max(0, event.duration_ms - first_ms) * US_PER_MS // max(1, output - 1)
         settings = self.settings

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN
 from core.events.scale import DemandCell, DemandRolled
 from projections.scaling.request_demand import OPEN_MAX, OPEN_MS, SIZES_MIN, RequestDemand, size_class
 from projections.scaling.scale_settings import ScaleSettings
+from tests.projections.facts import routed, worker_id
 from tests.projections.scaling.demands import START_MS
 
 
@@ -50,6 +55,17 @@ def test_an_arrival_is_one_request_however_often_it_is_named() -> None:
     assert (found.arrivals, found.queued, found.ended, found.waiting) == (1, 1, 1, 0)
     assert found.cells == (DemandCell(size_class(60), size_class(21), 1, 60, 21, 100),)
     assert found.cursor == {"routing": (1, 7)}
+
+
+@pytest.mark.parametrize(("told", "uncached"), [(40, 60), (CACHED_UNKNOWN, 84)])
+def test_cached_tokens_that_come_at_the_end_or_never(told: int, uncached: int) -> None:
+    """Without the engine's word, what the decision predicted counts."""
+    asked = routed("a", worker_id(1), predicted=16)
+    first, end = replace(prefilled("a"), cached_tokens=CACHED_UNKNOWN), replace(finished("a"), cached_tokens=told)
+
+    (cell,) = demand(asked, first, end).cells
+
+    assert (cell.uncached_tokens, cell.prompt_tokens) == (uncached, 100)
 
 
 def test_refused_and_waiting_requests_are_arrivals() -> None:
