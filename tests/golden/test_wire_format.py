@@ -21,6 +21,7 @@ from core.events import EVENT_TYPES, PromptBase
 from core.events.compact_decision import CompactDecision, DecisionValues, ShortColumns, ShortDecision, ShortValues
 from core.events.compact_progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
 from core.events.routing import Columns
+from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
 """`{kind: {tag: [field, …]}}`, in the order of their bytes. Arrays have no tag, and nothing but their order names their
@@ -37,6 +38,7 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
         PromptBase,
     ],
     "first tokens and ends": [CompactPrefilled, PrefilledMap, CompactFinished, FinishedMap],
+    "parts of a planner's events": [DemandCell, HitRate, ScaleCandidate, ScaleForecast],
     "frames to a worker": list(ToWorker.__args__),
     "frames to a replica": list(ToReplica.__args__),
     "frames of the simulated transfer": [ReadBlocks, FreeBlocks, BlockContents, BlocksFreed, SideChannelRefusal],
