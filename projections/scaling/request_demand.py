@@ -63,7 +63,7 @@ class _OpenRequest(msgspec.Struct):
     cached_tokens: int = CACHED_UNKNOWN
     """Of the attempt that gave the first token."""
     predicted_tokens: int = 0
-    """What the last decision expected to be cached."""
+    """Cached tokens that the last decision expected."""
 
 
 class RequestDemand:
