@@ -93,13 +93,16 @@ class PoolFolder:
         return block_name(self._pool.key, block.to_bytes(self._pool.hash_bytes, "big") + self._pool.suffix)
 
     def _id(self) -> str:
-        """It stands in the folder from now on."""
-        path = self._folder / ID_FILE
-        with suppress(OSError, UnicodeDecodeError):
-            if _ID.fullmatch(found := path.read_text("ascii")):
-                return found
+        """It stands in the folder from now on, with the folder's inode: a copy of a folder is another pool."""
+        path, inode = self._folder / ID_FILE, f"{self._folder.stat().st_ino:x}"
+        try:
+            pool, _, place = path.read_text("ascii").partition(" ")
+        except (FileNotFoundError, UnicodeDecodeError):
+            pool = place = ""
+        if _ID.fullmatch(pool) and place == inode:
+            return pool
         made = new_id()
-        _replace(path, made.encode())
+        _replace(path, f"{made} {inode}".encode())
         return made
 
     def names(self) -> set[bytes] | None:
@@ -128,9 +131,9 @@ class PoolFolder:
             record = raw[at : at + RECORD_BYTES]
             if record[:DIGEST_BYTES] in names and (entry := self._read(record)):
                 found[record[:DIGEST_BYTES]] = entry
+        self._records = len(raw) // RECORD_BYTES
         if len(raw) != len(found) * RECORD_BYTES:
             self.rewrite(found)
-        self._records = len(found)
         return found
 
     def keep(self, entries: Mapping[bytes, CatalogEntry]) -> set[bytes]:
@@ -198,7 +201,7 @@ def _xor(one: bytes, other: bytes) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}")  # one that a killed process left is written anew
     try:
         with open(draft, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
             file.write(content)

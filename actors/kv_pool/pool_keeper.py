@@ -3,8 +3,9 @@
 1. The mirror of the worker's cache names blocks (`NamedBlock`). Of each follow a file's name and our hash: an entry of
    the catalogue. It waits for its file, in a bounded queue; the oldest go, and their files are announced when a
    request names them again.
-2. The folder is listed every LIST_EVERY_S while it changes (`PoolFolder.names`), in a thread. Of a file with an entry
-   the seal is read, and the entry goes into the catalogue; then the block is announced. Others are not.
+2. While the folder changes it is listed (`PoolFolder.names`) in a thread: every LIST_EVERY_S, or LIST_SHARE times as
+   long as a listing takes. Of a file with an entry the seal is read, and the entry goes into the catalogue; then the
+   block is announced. Others are not.
 3. A block whose file is gone is announced as removed, with those behind it. Its entry waits again: the file may return.
 4. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
 """
@@ -16,6 +17,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +27,7 @@ from actors.kv_blocks.pool_folder import CatalogEntry, PoolFolder
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
 from actors.kv_pool.pool_publisher import PoolPublisher
+from actors.membership.worker_publisher import LEAVE_TIMEOUT_S
 from core.clock import Clock
 from core.events import PoolJoined
 from core.ids import SourceId, WorkerId, new_id
@@ -149,8 +152,10 @@ class PoolKeeper:
             await self._in_thread(partial(self._folder.rewrite, dict(self._entries)))
 
     async def leave(self, reason: str) -> None:
-        """The catalogue has the files that lie there now; PoolLeft is in the log if that was possible in time."""
-        await self._try()
+        """The catalogue has the files that lie there now, and PoolLeft is in the log, if that was possible in time."""
+        with suppress(TimeoutError):  # a disk that hangs
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._try()
         self._thread.shutdown(wait=False)
         await self.publisher.leave(reason)
 

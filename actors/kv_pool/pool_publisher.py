@@ -76,7 +76,10 @@ class PoolPublisher:
             self.outbox.put(event)
 
     async def leave(self, reason: str) -> None:
-        """PoolLeft is in the log, if that was possible in time; nothing more is published."""
+        """PoolLeft is in the log, if that was possible in time; nothing more is published. Of a pool that was never
+        started nothing is said."""
+        if self._task is None:
+            return
         self.outbox.finish(PoolLeft(reason=reason))
         await self.outbox.drain(LEAVE_TIMEOUT_S)
         await self.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,49 @@ def test_a_pool_keeps_its_id(tmp_path: Path) -> None:
     assert again != found
     assert opened(tmp_path).open()[0] == again
     assert {path.name for path in tmp_path.iterdir()} == {"pool"}
+
+
+def test_a_copy_of_a_folder_is_another_pool(tmp_path: Path) -> None:
+    """A folder with another name is the same one."""
+    (tmp_path / "a").mkdir()
+    kept(tmp_path / "a", 0, 1)
+    found, _ = opened(tmp_path / "a").open()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied, known = opened(tmp_path / "b").open()
+    assert (copied != found, known) == (True, entries(0, 1))
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert opened(tmp_path / "c").open()[0] == found
+
+
+def test_an_id_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    """The folder cannot be opened then."""
+    found, _ = opened(tmp_path).open()
+    (tmp_path / "pool").rename(tmp_path / "kept")
+    (tmp_path / "pool").mkdir()
+    with pytest.raises(OSError, match="pool"):
+        opened(tmp_path).open()
+    (tmp_path / "pool").rmdir()
+    (tmp_path / "kept").rename(tmp_path / "pool")
+    assert opened(tmp_path).open()[0] == found
+
+
+def test_a_catalogue_that_cannot_be_written_anew_keeps_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that are used no more stay in front of those that come."""
+    kept(tmp_path, 0, 1, 2, 3)
+    (tmp_path / f"{name(0).hex()}.kv").unlink()
+    put(tmp_path, 9)
+    again = opened(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(pool_folder, "_replace", no_room)
+        assert again.open()[1] == entries(1, 2, 3)
+    assert again.keep(entries(9)) == {name(9)}
+    assert opened(tmp_path).open()[1] == entries(1, 2, 3, 9)
+
+
+def no_room(*_: object) -> None:
+    raise OSError("no room")
 
 
 def test_files_are_named_as_the_engine_names_them(tmp_path: Path) -> None:

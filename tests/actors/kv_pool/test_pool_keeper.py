@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -297,3 +298,26 @@ async def test_its_source_is_ended_and_it_goes_on_as_another(tmp_path: Path, log
         it.keeper.kept_by(LATER)
         assert [event.keeper for event in await it.events() if isinstance(event, PoolJoined)] == [WORKER, LATER]
         assert await it.announced() == blocks(1, 2, 3)
+
+
+async def test_a_keeper_that_was_never_started_leaves_at_once(tmp_path: Path, log: MemoryLog) -> None:
+    it = Kept(tmp_path, log)
+    async with asyncio.timeout(2):
+        await it.keeper.leave("over")
+    assert not (await log.state(KV)).last_seq
+
+
+async def test_a_disk_that_hangs_holds_up_no_leave(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is in the log all the same."""
+    monkeypatch.setattr(pool_keeper, "LEAVE_TIMEOUT_S", 0.2)
+    answers = threading.Event()
+    async with keeping(tmp_path, log) as it:
+        monkeypatch.setattr(it.keeper._folder, "names", answers.wait)
+        try:
+            async with asyncio.timeout(2):
+                await it.keeper.leave("over")
+        finally:
+            answers.set()
+        assert isinstance((await it.events())[-1], PoolLeft)
