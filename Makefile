@@ -14,10 +14,11 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 # What goes to the command behind a target: make serve ARGS="--port 9000"
 ARGS :=
-# Tests of whole deployments wait more than they compute, and so do those that start engines: both run beside all
-# others.
-DEPLOYMENTS := tests/e2e tests/security tests/chaos
-ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/e2e/test_vllm.py tests/e2e/test_attach.py
+# Tests of whole deployments wait more than they compute, and so do those that start engines or break parts: both run
+# beside all others.
+DEPLOYMENTS := tests/e2e tests/security
+ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/e2e/test_vllm.py tests/e2e/test_attach.py \
+  tests/chaos
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install serve test test-deployments test-engines test-parts test-page test-agents mutants bench check docs format clean
@@ -53,7 +54,7 @@ test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once
 ifdef ARGS
 	@$(PYTHON) -m pytest $(ARGS)
 else
-	@echo 'Three groups of tests: those of whole deployments, and of engines, print when all of them have run, all others as they run.'
+	@echo 'Three groups of tests: those of whole deployments, and of engines and faults, print when all of them have run, all others as they run.'
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts
 endif
 

@@ -301,8 +301,8 @@ async def _neighbour(running: Running, name: str) -> None:
 
 async def _behind_a_long_prompt(running: Running, name: str) -> str:
     """The first sentence about a short prompt that comes behind a long one."""
-    before = asyncio.create_task(asyncio.to_thread(ask, running, f"{name}-before", f"{name} before " * 2500))
-    await asyncio.sleep(0.2)
+    before = asyncio.create_task(asyncio.to_thread(ask, running, f"{name}-before", f"{name} before " * 4000))
+    await eventually(lambda: running.state("decode-0")["requests"], "the long prompt is there")
     timed = await asyncio.to_thread(ask, running, name, f"{name} " * 20)
     await before
     found = await explanation(running, name)

@@ -30,6 +30,7 @@ from core.events.jobs import (
     JobsRestated,
 )
 from core.events.routing import QueueEvent
+from core.events.scale import SCALE_EVENTS
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -43,7 +44,7 @@ V1_DIGEST = 0x960D255F65E4F292
 """Under FOLD_VERSION 2. A fold of another version may have another digest; what it holds, below, stays."""
 LATER = {
     AnswerDelayed, RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent),
-    *get_args(QueueEvent), PoolJoined, PoolLeft, PoolLost,
+    *get_args(QueueEvent), PoolJoined, PoolLeft, PoolLost, *SCALE_EVENTS,
 }  # fmt: skip
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)
