@@ -303,6 +303,7 @@ async def _behind_a_long_prompt(running: Running, name: str) -> str:
     """The first sentence about a short prompt that comes behind a long one."""
     before = asyncio.create_task(asyncio.to_thread(ask, running, f"{name}-before", f"{name} before " * 4000))
     await eventually(lambda: running.state("decode-0")["requests"], "the long prompt is there")
+    await asyncio.sleep(0.2)  # the front end is done with it: time before it reads a first byte is in no stage
     timed = await asyncio.to_thread(ask, running, name, f"{name} " * 20)
     await before
     found = await explanation(running, name)
