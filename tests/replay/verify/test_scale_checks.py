@@ -103,18 +103,21 @@ def test_rules_of_a_newer_program_are_not_judged(monkeypatch: pytest.MonkeyPatch
     assert (found.not_judged, found.different) == ({VERSION: 1}, 0)
 
 
+def cut(monkeypatch: pytest.MonkeyPatch, recording: Recording, stream: StreamName, missing: range) -> None:
+    """The stream lacks these messages."""
+    original = recording.messages
+
+    def messages(of: StreamName, start: int = 1) -> Iterator[tuple[Record, Message]]:
+        return ((record, it) for record, it in original(of, start) if of != stream or record.seq not in missing)
+
+    monkeypatch.setattr(recording, "messages", messages)
+
+
 def test_a_stream_with_missing_messages_accuses_no_decision(
     monkeypatch: pytest.MonkeyPatch, recording: Recording
 ) -> None:
     """Decisions that still come out equal are verified."""
-    original = recording.messages
-
-    def messages(stream: StreamName, start: int = 1) -> Iterator[tuple[Record, Message]]:
-        for record, message in original(stream, start):
-            if stream != SCALE or not 10 < record.seq < 30:
-                yield record, message
-
-    monkeypatch.setattr(recording, "messages", messages)
+    cut(monkeypatch, recording, SCALE, range(11, 30))
 
     found = verify_scale(recording)
 
@@ -128,14 +131,7 @@ def test_a_routing_stream_with_missing_messages_accuses_no_period(
     monkeypatch: pytest.MonkeyPatch, recording: Recording
 ) -> None:
     """Periods before the gap are verified, later ones are not judged."""
-    original = recording.messages
-
-    def messages(stream: StreamName, start: int = 1) -> Iterator[tuple[Record, Message]]:
-        for record, message in original(stream, start):
-            if stream != ROUTING or not 300 < record.seq < 400:
-                yield record, message
-
-    monkeypatch.setattr(recording, "messages", messages)
+    cut(monkeypatch, recording, ROUTING, range(301, 400))
 
     found = verify_scale(recording)
 
