@@ -16,7 +16,7 @@ from core.events import RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId, WorkerId
 from core.prompt import tokens_to_bytes
-from tests.e2e.deployment import Running, contrail, up
+from tests.e2e.deployment import READY_S, Running, contrail, up
 from tests.fixtures.engines import RecordedEngine
 from tests.fixtures.eventually import eventually
 
@@ -25,6 +25,8 @@ TURNS = 5
 ANSWER_TOKENS = 16
 PROMPTS, PROMPT_TOKENS = 5, 700
 """On a device that has 64 blocks of 32 tokens."""
+RETRIES = 10
+"""A second apart."""
 
 
 async def test_conversations_stay_where_their_prefix_is(tmp_path: Path, vllm_engine: RecordedEngine) -> None:
@@ -132,8 +134,8 @@ async def test_prompts_that_left_the_device_come_from_the_host(tmp_path: Path) -
         explained = await asyncio.to_thread(contrail, "explain", "--last", *data)
         assert ", 0 on device" in explained.stdout
 
-        os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
-        cold = await _complete(running, 0, retries=30)
+        await _killed(running)
+        cold = await _complete(running, 0)
         assert cold == first[0], "the next life begins with empty tiers"
         assert worker not in running.workers()
         verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
@@ -153,8 +155,8 @@ async def test_prompts_outlive_a_worker_on_its_disk(tmp_path: Path) -> None:
         folder, blocks = running.data / "kv" / "decode-0", PROMPTS * (PROMPT_TOKENS // 32)
         assert folder.stat().st_mode & 0o777 == 0o700
         await eventually(lambda: len(list(folder.glob("*.kv"))) >= blocks, "all blocks on the disk")
-        os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
-        again = [await _complete(running, number, retries=30) for number in range(PROMPTS)]
+        await _killed(running)
+        again = [await _complete(running, number) for number in range(PROMPTS)]
         assert [text for _, text in again] == [text for _, text in first]
         assert {cached for cached, _ in again} == {PROMPT_TOKENS // 32 * 32}
         await running.assert_index_is_cache()
@@ -163,10 +165,22 @@ async def test_prompts_outlive_a_worker_on_its_disk(tmp_path: Path) -> None:
             assert shown in answer.read().decode()
 
 
-async def _complete(running: Running, number: int, *, retries: int = 0) -> tuple[int, str]:
-    """Cached tokens and text of a prompt's greedy answer; asked again so often where no worker is there."""
+async def _killed(running: Running) -> None:
+    """Kill the one worker. After the call the front end knows its next life alone."""
+    before = running.state("frontend-0")["workers"].keys()
+    os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = running.state("frontend-0")["workers"].keys()
+        return bool(now) and not now & before
+
+    await eventually(replaced, "the worker's next life", READY_S)
+
+
+async def _complete(running: Running, number: int) -> tuple[int, str]:
+    """Cached tokens and text of a prompt's greedy answer; asked again while no worker is connected."""
     tokens = [(number * 7 + place * 13 + place // 50 * number) % 500 + 10 for place in range(PROMPT_TOKENS)]
-    client = running.openai.with_options(max_retries=retries)
+    client = running.openai.with_options(max_retries=RETRIES)
     answer = await client.completions.create(model="tiny", prompt=tokens, max_tokens=8, temperature=0)
     assert answer.usage is not None
     details = answer.usage.prompt_tokens_details
