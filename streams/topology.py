@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.ids import StreamName
-from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
+from core.subjects import JOBS, LOAD, ROUTING, SCALE, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
 
 DUPLICATE_WINDOW_S = 600
 """Time for which the broker remembers message ids; at most the age that a stream keeps."""
@@ -16,6 +16,10 @@ ROUTING_PERCENT = 30
 SNAPSHOTS_PERCENT = 15
 LOAD_PERCENT = 5
 JOBS_PERCENT = 5
+SCALE_PERCENT = 2
+"""Taken from the snapshots' share, where there is a planner."""
+SCALE_AGE_S = 30 * 24 * 3600
+"""Least age that the scale stream keeps: forecasts rest on earlier days."""
 PAYLOAD_MIN = 768 * 1024
 """Least message size that a broker must take: a chunk of a snapshot, the largest of ours, with its headers and room to
 spare."""
@@ -63,6 +67,8 @@ class Topology:
     max_age_s: int = 7 * 24 * 3600
     max_bytes: int = 50 * 1024**3
     """Of all streams together, reserved at the start."""
+    is_planned: bool = False
+    """There is a planner, which has a stream of its own."""
 
     def __post_init__(self) -> None:
         assert self.kv_partitions > 0
@@ -70,7 +76,9 @@ class Topology:
 
     def names(self) -> list[StreamName]:
         """The short names of the streams that a deployment starts with."""
-        return [kv_stream(partition) for partition in range(self.kv_partitions)] + [JOBS, LOAD, ROUTING, SNAPSHOTS]
+        planned = [SCALE] if self.is_planned else []
+        kv = [kv_stream(partition) for partition in range(self.kv_partitions)]
+        return [*kv, JOBS, LOAD, ROUTING, *planned, SNAPSHOTS]
 
     def configs(self) -> list[StreamConfig]:
         """One configuration per stream; their bytes add up to `max_bytes` at most."""
@@ -78,11 +86,19 @@ class Topology:
 
     def config(self, name: StreamName) -> StreamConfig:
         """The configuration of a stream, also of a kv partition beyond those that the deployment starts with."""
-        return StreamConfig(name=name, replicas=self.replicas, max_age_s=self.max_age_s, max_bytes=self._share(name))
+        age_s = max(self.max_age_s, SCALE_AGE_S) if name == SCALE else self.max_age_s
+        return StreamConfig(name=name, replicas=self.replicas, max_age_s=age_s, max_bytes=self._share(name))
 
     def _share(self, name: StreamName) -> int:
         if is_kv(name):
             return self.max_bytes * KV_PERCENT // 100 // self.kv_partitions
-        percent = {JOBS: JOBS_PERCENT, LOAD: LOAD_PERCENT, ROUTING: ROUTING_PERCENT, SNAPSHOTS: SNAPSHOTS_PERCENT}
+        scale = SCALE_PERCENT if self.is_planned else 0
+        percent = {
+            JOBS: JOBS_PERCENT,
+            LOAD: LOAD_PERCENT,
+            ROUTING: ROUTING_PERCENT,
+            SCALE: scale,
+            SNAPSHOTS: SNAPSHOTS_PERCENT - scale,
+        }
         assert name in percent, f"no share of the bytes is set for stream {name}"
         return self.max_bytes * percent[name] // 100

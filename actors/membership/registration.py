@@ -34,6 +34,8 @@ class Registration(msgspec.Struct, frozen=True):
     """Requests that its engine runs at once; 0 if unknown."""
     aliases: tuple[str, ...] = ()
     """Names of its model beside `model`, patterns too (`core.served_names`)."""
+    capacity_blocks: int = 0
+    """Blocks of its engine's cache; 0 if unknown."""
     embedding_size: int = 0
     """Numbers in an embedding; 0 if the worker makes none, or is of a version that does not say."""
 

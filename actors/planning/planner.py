@@ -2,7 +2,8 @@
 
 The machine folds its own events as it makes them: its decisions rest on the stream, on the counts of the fleet and on a
 forecast, which stand in the decision. Its shell appends each event before it executes the command that follows, so no
-order precedes its decision. Orders under way and observed starts are the machine's own; a successor does not have them.
+order precedes its decision. Orders under way and observed starts are the machine's own; a successor does not have them,
+and is told how many workers are still to come.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from core.events.scale import (
+    LEARNED,
     CapacityLearned,
     DemandRolled,
     HitRate,
@@ -41,7 +43,7 @@ OVERDUE_FACTOR = 2
 OVERDUE_MORE_MS = 10_000
 """… and so much more."""
 LEARN_EVERY_MS = 60_000
-"""Time between two looks at hit rates and start-up times."""
+"""Time between two looks at hit rates, start-up times and speeds."""
 HIT_TOKENS_MAX = 20_000_000
 """Prompt tokens that a hit rate remembers at most: older ones fade."""
 
@@ -52,6 +54,8 @@ class PeriodEnded(NamedTuple):
     rolled: DemandRolled
     ready: int
     draining: int
+    speed: CapacityLearned | None = None
+    """A worker's speed as the ends of requests show it; None if it is not learned from these, or nothing is known."""
 
 
 class WorkerReady(NamedTuple):
@@ -93,24 +97,45 @@ PlannerCommand = RecordEvent | StartWorker | CancelStart | DrainWorker
 class Planner:
     """See the module's text."""
 
-    def __init__(self, settings: ScaleSettings, profile: CapacityLearned) -> None:
-        """`profile` is the capacity until something is learned."""
-        self.fold = ScaleFold()
-        self._first: list[ScaleEvent] = [
-            ScaleSettingsChanged(revision=1, settings=settings.to_mapping()),
-            replace(profile, startup_ms=settings.startup_s * 1000),
-        ]
-        self._pending: dict[int, int] = {}
+    def __init__(
+        self,
+        settings: ScaleSettings,
+        profile: CapacityLearned | None,
+        fold: ScaleFold | None = None,
+        *,
+        coming: int = 0,
+        now_ms: int = 0,
+    ) -> None:
+        """`profile` is the capacity until something is learned; without one nothing is decided until then. A successor
+        has the `fold` of the stream so far, in which `coming` of the orders are not ready at `now_ms`."""
+        self.fold = ScaleFold() if fold is None else fold
+        self._first = _first_events(self.fold, settings, profile)
+        newest = self.fold.starts
+        self._pending: dict[int, int] = dict.fromkeys(range(max(1, newest - coming + 1), newest + 1), now_ms)
         """Orders that are not ready, with the time when they were given."""
         self._overdue: dict[int, None] = {}
         """Those of them that should have come long ago, in the order in which that was noticed."""
         self._took_ms: deque[int] = deque(maxlen=STARTS_KEPT)
-        self._hits: dict[int, tuple[int, int]] = {}
+        known = self.fold.capacity
+        self._hits: dict[int, tuple[int, int]] = {
+            each.workers: (each.prompt_tokens, each.share_bp * each.prompt_tokens // ALL_BP)
+            for each in (() if known is None else known.hits)
+        }
         """By ready workers: prompt tokens, and those of them that were cached."""
         self._learned_ms = 0
 
     def __repr__(self) -> str:
         return f"<Planner, {self.fold!r}, {len(self._pending)} workers start>"
+
+    @property
+    def coming(self) -> int:
+        """Workers that were ordered and are not ready."""
+        return len(self._pending)
+
+    @property
+    def oldest_order(self) -> int | None:
+        """Number of the order that was given first, of those that are not ready; None if there is none."""
+        return next(iter(self._pending), None)
 
     @property
     def due_us(self) -> int | None:
@@ -143,12 +168,13 @@ class Planner:
         now_ms = rolled.at_ms
         self._record(rolled, commands)
         self._note_hits(rolled, ended.ready)
-        assert fold.capacity is not None
-        if now_ms - self._learned_ms >= LEARN_EVERY_MS:
+        if fold.capacity is None or now_ms - self._learned_ms >= LEARN_EVERY_MS:
             self._learned_ms = now_ms
-            learned = self._learned(fold.capacity, now_ms)
+            learned = self._learned(ended.speed, now_ms)
             if learned is not None:
                 self._record(learned, commands)
+        if fold.capacity is None:
+            return
         self._note_overdue(now_ms, commands)
         horizon_s = -(-fold.capacity.startup_ms // 1000) + fold.settings.period_s
         fleet = FleetCounts(ended.ready, len(self._pending) - len(self._overdue), len(self._overdue), ended.draining)
@@ -200,14 +226,39 @@ class Planner:
         if prompt:
             self._hits[ready] = prompt, cached
 
-    def _learned(self, known: CapacityLearned, now_ms: int) -> CapacityLearned | None:
-        """The capacity with all that was observed; None if that changes nothing."""
+    def _learned(self, speed: CapacityLearned | None, now_ms: int) -> CapacityLearned | None:
+        """The capacity with all that was observed; None if that changes nothing, or no speed is known."""
+        before = self.fold.capacity
+        if before is None and speed is not None:
+            before = replace(speed, startup_ms=self.fold.settings.startup_s * 1000)
+        if before is None:
+            return None
+        known = before if speed is None else replace(speed, startup_ms=before.startup_ms, hits=before.hits)
         took_ms = sorted(self._took_ms)
         startup_ms = took_ms[-(-len(took_ms) * START_PERCENTILE // 100) - 1] if took_ms else known.startup_ms
         hits = tuple(
             HitRate(workers, cached * ALL_BP // prompt, prompt)
             for workers, (prompt, cached) in sorted(self._hits.items())
         )
-        if (startup_ms, hits) == (known.startup_ms, known.hits):
-            return None
-        return replace(known, startup_ms=startup_ms, hits=hits, at_ms=now_ms, starts=len(took_ms))
+        found = replace(known, startup_ms=startup_ms, hits=hits, at_ms=now_ms, starts=len(took_ms) or before.starts)
+        return None if self.fold.capacity == replace(found, at_ms=before.at_ms, starts=before.starts) else found
+
+
+def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLearned | None) -> list[ScaleEvent]:
+    """The events before the first period: settings and profile, where the stream has others, or none."""
+    found: list[ScaleEvent] = []
+    if not fold.revision or fold.settings != settings:
+        found.append(ScaleSettingsChanged(revision=fold.revision + 1, settings=settings.to_mapping()))
+    known = fold.capacity
+    if profile is None:
+        return found
+    if known is None:
+        found.append(replace(profile, startup_ms=settings.startup_s * 1000))
+    elif known.source == LEARNED or _speed(known) != _speed(profile):
+        found.append(replace(profile, startup_ms=known.startup_ms, hits=known.hits, starts=known.starts))
+    return found
+
+
+def _speed(capacity: CapacityLearned) -> CapacityLearned:
+    """The capacity without what is learned beside the speed."""
+    return replace(capacity, at_ms=0, startup_ms=0, starts=0, hits=())

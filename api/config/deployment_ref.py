@@ -68,6 +68,7 @@ class DeploymentRef:
             replicas=log.replicas,
             max_age_s=duration_s(log.max_age),
             max_bytes=size_bytes(log.max_bytes),
+            is_planned=self.deployment.planner_mode != OFF,
         )
 
     @property

@@ -27,6 +27,7 @@ from core.ids import NAME
 from core.served_names import check_names
 from core.settings import TEXT_CACHE_BYTES, RoutingSettings
 from core.subjects import check_namespace
+from projections.scaling.scale_settings import ScaleSettings
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=0, le=1024)]
@@ -42,7 +43,10 @@ COUNT = 2
 """Workers of a group, unless told."""
 ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
 """Keys of a group whose engines are started here."""
-NAMES_TAKEN = ("frontend",)
+ADVISE, ACT = "advise", "act"
+PLANNER_MODES = (OFF, ADVISE, ACT)
+"""Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
+NAMES_TAKEN = ("frontend", "planner")
 """Names of parts that are no workers: `frontend-0`, …"""
 PREFILL_SLOTS = 1
 """Prompts that a prefill worker computes at once, unless told. A second one would wait behind the first, while
@@ -505,6 +509,8 @@ class Deployment(Section, frozen=True, kw_only=True):
     link: LinkSection = LinkSection()
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
+    planner: dict[str, Any] = {}
+    """`mode`, and fields of `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -517,6 +523,41 @@ class Deployment(Section, frozen=True, kw_only=True):
         check_aliases(self.workers)
         msgspec.structs.force_setattr(self, "workers", with_remote_prefill(self.workers))
         RoutingSettings.parse(self.routing)
+        self._check_planner()
+
+    def _check_planner(self) -> None:
+        mode, settings = self.planner_mode, self.scale_settings
+        if mode not in PLANNER_MODES:
+            raise ValueError(f"planner.mode {mode!r}: there are {', '.join(PLANNER_MODES)}")
+        if mode == OFF:
+            return
+        group = self.planned_group
+        if len(self.workers) > 1:
+            raise ValueError("planner: it sizes one kind of workers, and needs a file with one worker group")
+        if mode == ACT and group.attach is not None:
+            raise ValueError("planner.mode: nobody here can start the servers of `attach`; take `advise`")
+        if mode == ACT and not max(1, settings.min) <= group.count <= settings.max:
+            raise ValueError(
+                f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
+                f"1, and max: {settings.min} and {settings.max}"
+            )
+        if mode == ACT and not settings.min:
+            raise ValueError("planner.min: at least 1, since front ends refuse requests without any worker")
+
+    @property
+    def planner_mode(self) -> str:
+        """One of PLANNER_MODES."""
+        return str(self.planner.get("mode", OFF))
+
+    @property
+    def scale_settings(self) -> ScaleSettings:
+        """The planner section without its mode, parsed."""
+        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key != "mode"})
+
+    @property
+    def planned_group(self) -> WorkerGroup:
+        """The worker group that a planner sizes: the first decode group."""
+        return next(group for group in self.workers if group.role == DECODE)
 
     @property
     def routing_settings(self) -> RoutingSettings:

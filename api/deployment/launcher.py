@@ -20,16 +20,20 @@ from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
-from api.config.schema import Deployment
+from api.config.schema import ACT, OFF, Deployment, WorkerGroup
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
+from api.deployment.fleet_scaler import FleetScaler
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
 from api.deployment.preflight import ModelSource, given_key, model_source
 from api.deployment.process_specs import (
     GpuAssignment,
     ProcessSpec,
     frontend_specs,
+    planner_spec,
     visible_gpus,
+    worker_address,
     worker_addresses,
+    worker_spec,
     worker_specs,
 )
 from api.deployment.readiness import Progress, wait_until_ready
@@ -47,6 +51,8 @@ FRONTEND_LEAVE_MAX_S = 15.0
 """Time for a front end to append its end to the log, beside its `stop_delay` and `drain_timeout`."""
 WORKER_LEAVE_MAX_S = 15.0
 """Time for a worker to append its last events, beside its `drain_timeout`."""
+PLANNER_LEAVE_MAX_S = 10.0
+"""Time for a planner to give its lead to another."""
 RUN_FILE_S = 0.25
 """Interval between updates of `run.json`."""
 PUBLIC_FILE = 0o644
@@ -122,6 +128,8 @@ class Launcher:
         self._servers = EmbeddedServers(deployment.namespace, deployment.log, data)
         self._frontends: list[ManagedProcess] = []
         self._workers: list[ManagedProcess] = []
+        self._planners: list[ManagedProcess] = []
+        self._scaler: FleetScaler | None = None
         self._supervisor = Supervisor(progress.write_line)
         self._rolling = RollingRestart(self._supervisor, self._frontends, self._workers, progress.write_line)
         self._state = STARTING
@@ -160,17 +168,21 @@ class Launcher:
         self._writer = asyncio.create_task(self._keep_files(), name="run.json")
         for server in reversed(self._servers.parts):
             await server.start()
-        await self._start_streams(key)
+        connection = self._connection(key)
+        await self._start_streams(connection)
         self._keep_key(key)
         self._plan(sources)
         self._write_files()
-        for part in (*self._workers, *self._frontends):
+        started = [*self._workers, *self._frontends, *self._planners]
+        for part in started:
             await part.start()
-        await wait_until_ready([*self._workers, *self._frontends], self._progress)
+        await wait_until_ready(started, self._progress)
         self._state = READY
         self._update_files()
         for kept in self._parts():
             self._supervisor.keep(kept)
+        if self._scaler is not None:
+            await self._scaler.start(connection)
 
     async def restart_on_request(self, requested: asyncio.Event) -> None:
         """Each time the event is set, what was asked for is restarted, or all front ends; cancel it to end."""
@@ -189,7 +201,9 @@ class Launcher:
         close_all(self._listeners)  # the front ends' copies are the last ones now
         asked = [part for part in self._workers if part.spec.role == PREFILL]
         decode = [part for part in self._workers if part.spec.role != PREFILL]
-        frontends = [*self._frontends, *self._rolling.beside]
+        if self._scaler is not None:
+            await self._scaler.stop()
+        frontends = [*self._planners, *self._frontends, *self._rolling.beside]
         stages: list[Sequence[SupervisedProcess]] = [
             frontends,
             decode,
@@ -218,14 +232,17 @@ class Launcher:
         if not self._data.key.exists() or DeploymentKey.load(self._data.key) != key:
             write_whole(self._data.key, key.to_text().encode())
 
-    async def _start_streams(self, key: DeploymentKey) -> None:
+    def _connection(self, key: DeploymentKey) -> DeploymentRef:
+        resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
+        return DeploymentRef(deployment=resolved, key=key, key_file=self._key_file or self._data.key)
+
+    async def _start_streams(self, connection: DeploymentRef) -> None:
         """The streams exist, or their making is left to the processes: they have the rights, or the broker is away.
 
         CallerError if log or registry are another deployment's: then no process starts.
         """
-        resolved = msgspec.structs.replace(self._deployment, log=self._servers.addresses())
-        connection = DeploymentRef(deployment=resolved, key=key, key_file=self._key_file or self._data.key)
-        if resolved.log.credentials is not None and resolved.log.credentials.admin is not None:
+        credentials = connection.deployment.log.credentials
+        if credentials is not None and credentials.admin is not None:
             self._streams = StreamKeeper(connection)
             await self._streams.start()
         with suppress(PeerError):
@@ -256,9 +273,29 @@ class Launcher:
             self._workers += [self._part(spec, bound_s) for spec in specs]
         specs = frontend_specs(self._deployment, self._data, self._listeners)
         self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
-        for part in (*self._workers, *self._frontends):
+        if self._deployment.planner_mode != OFF:
+            self._planners.append(self._part(planner_spec(self._deployment, self._data), PLANNER_LEAVE_MAX_S))
+        if self._deployment.planner_mode == ACT:
+            self._scaler = self._scaler_of(self._deployment.planned_group, sources[0], devices)
+        for part in (*self._workers, *self._frontends, *self._planners):
             if part.log.exists():
                 part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
+
+    def _scaler_of(self, group: WorkerGroup, source: ModelSource, devices: GpuAssignment) -> FleetScaler:
+        """The hand that sizes the one group of the deployment."""
+        settings = self._deployment.scale_settings
+        devices.check_room(group, settings.max)
+        specs = {number: part.spec for number, part in enumerate(self._workers)}
+        """By number, which keeps its port and devices."""
+
+        def make(number: int) -> ManagedProcess:
+            if number not in specs:
+                address = self._reserve(worker_address(group, number))
+                specs[number] = worker_spec(group, source, self._data, devices, number, address)
+            return self._part(specs[number], group.drain_timeout_s + WORKER_LEAVE_MAX_S)
+
+        beside, report = self._rolling.beside, self._progress.write_line
+        return FleetScaler(group.name, settings, self._workers, beside, self._supervisor, make, report)
 
     def _reserve(self, address: Address) -> Address:
         """The address, with the port that is kept for its worker from now on."""
@@ -270,7 +307,7 @@ class Launcher:
         return ManagedProcess(spec, self._data, drain_max_s)
 
     def _parts(self) -> list[ManagedServer | ManagedProcess]:
-        return [*self._servers.parts, *self._workers, *self._frontends]
+        return [*self._servers.parts, *self._workers, *self._frontends, *self._planners]
 
     async def _keep_files(self) -> None:
         while True:

@@ -49,6 +49,14 @@ class GpuAssignment:
     def __repr__(self) -> str:
         return f"<GpuAssignment {self._count} GPUs>"
 
+    def check_room(self, group: WorkerGroup, workers: int) -> None:
+        """CallerError if so many workers of the group would have to share GPUs."""
+        if group.engine == "vllm" and self._count and not group.devices and workers * group.gpus > self._count:
+            raise CallerError(
+                f"planner.max is {workers}, and workers of group {group.name!r} take {group.gpus} of the GPUs each: "
+                f"{self._count} can be seen; lower it to {self._count // group.gpus}"
+            )
+
     def environment(self, group: WorkerGroup, number: int) -> dict[str, str]:
         """Environment variables of the group's worker of that number; empty if it may use all GPUs.
 
@@ -66,7 +74,7 @@ class GpuAssignment:
         return {VARIABLE: ",".join(islice(self._next, needed))}
 
 
-FRONTEND, WORKER, PREFILL_WORKER, ATTACH = "frontend", "worker", "prefill-worker", "attach"
+FRONTEND, WORKER, PREFILL_WORKER, ATTACH, PLANNER = "frontend", "worker", "prefill-worker", "attach", "planner"
 """Commands of the parts; a prefill worker and one of a running server are of the kind `worker`, too."""
 SUPERVISED = "--supervised"
 """Said to a part by `contrail up`: it ends when its standard input does. By hand, that may be anything."""
@@ -126,10 +134,22 @@ def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
     return ("--fd", str(own), *others)
 
 
+def planner_spec(deployment: Deployment, data: DataFolder) -> ProcessSpec:
+    """The planner of a deployment that has one."""
+    name = f"{PLANNER}-0"
+    what = f"{deployment.planner_mode} on {deployment.planned_group.name}"
+    return ProcessSpec(name=name, kind=PLANNER, what=what, command=_command(PLANNER, data, name))
+
+
 def worker_addresses(group: WorkerGroup) -> list[Address]:
     """The address of each worker of a group. Ports count up from the group's; 0 is a free one for each."""
+    return [worker_address(group, number) for number in range(group.count)]
+
+
+def worker_address(group: WorkerGroup, number: int) -> Address:
+    """The address of the group's worker of that number."""
     host, port = split_address(group.listen)
-    return [Address(host, port + number if port else 0) for number in range(group.count)]
+    return Address(host, port + number if port else 0)
 
 
 def worker_specs(
@@ -140,23 +160,30 @@ def worker_specs(
     addresses: Sequence[Address] | None = None,
 ) -> list[ProcessSpec]:
     """All workers of a group, at these addresses, or at those of `worker_addresses`."""
-    advertise = ("--advertise", group.advertise) if group.advertise else ()
     return [
-        ProcessSpec(
-            name=(name := f"{group.name}-{number}"),
-            kind=WORKER,
-            what=what_of(group, source.name),
-            command=(
-                *_engine_words(group, source, data, name, number),
-                *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
-                *("--prompt-cache-max", group.prompt_cache_max),
-                *("--listen", str(address), *advertise),
-            ),
-            role=group.role,
-            environment=devices.environment(group, number),
-        )
+        worker_spec(group, source, data, devices, number, address)
         for number, address in enumerate(addresses or worker_addresses(group))
     ]
+
+
+def worker_spec(
+    group: WorkerGroup, source: ModelSource, data: DataFolder, devices: GpuAssignment, number: int, address: Address
+) -> ProcessSpec:
+    """The group's worker of that number, at this address."""
+    name = f"{group.name}-{number}"
+    return ProcessSpec(
+        name=name,
+        kind=WORKER,
+        what=what_of(group, source.name),
+        command=(
+            *_engine_words(group, source, data, name, number),
+            *("--drain-timeout", str(group.drain_timeout_s), *_stall_words(group)),
+            *("--prompt-cache-max", group.prompt_cache_max),
+            *("--listen", str(address), *(("--advertise", group.advertise) if group.advertise else ())),
+        ),
+        role=group.role,
+        environment=devices.environment(group, number),
+    )
 
 
 def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, name: str, number: int) -> tuple[str, ...]:

@@ -122,10 +122,11 @@ class RollingRestart:
         """True if the process was restarted."""
         began_s = asyncio.get_running_loop().time()
         try:
-            if any(part.name == name for part in self._frontends):
-                await self._replace(name)
-            else:
-                await self._renew(name)
+            async with self._supervisor.changing:
+                if any(part.name == name for part in self._frontends):
+                    await self._replace(name)
+                else:
+                    await self._renew(name)
         except (ContrailError, OSError) as error:
             self._step(name, FAILED, began_s, str(error))
             self._report(f"{name}: {error}; the restart ends here")
@@ -155,7 +156,9 @@ class RollingRestart:
         self.beside.remove(old)
 
     async def _renew(self, name: str) -> None:
-        part = next(part for part in self._workers if part.name == name)
+        part = next((part for part in self._workers if part.name == name), None)
+        if part is None:
+            raise RestartFailed("the planner has let it go meanwhile")
         self._step(name, DRAINING)
         await self._supervisor.release(part)
         try:

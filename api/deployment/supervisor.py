@@ -100,6 +100,8 @@ class Supervisor:
         new_backoff: Callable[[], Backoff] = Backoff,
         probe_every_s: float = PROBE_EVERY_S,
     ) -> None:
+        self.changing = asyncio.Lock()
+        """Held by whoever exchanges, adds or takes away a part."""
         self._report = report
         self._new_backoff = new_backoff
         self._probe_every_s = probe_every_s

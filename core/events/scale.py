@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
 
@@ -18,8 +19,8 @@ SCALE_VERSION = 1
 """Version of the rules by which this program sizes a fleet."""
 
 
-PROFILE = "profile"
-"""Origin of a capacity that was measured, and not learned from requests."""
+PROFILE, LEARNED = "profile", "learned"
+"""Origin of a capacity: the engine's profile, or the ends of requests."""
 
 
 class DemandCell(msgspec.Struct, frozen=True, array_like=True):
@@ -64,6 +65,10 @@ class DemandRolled(EventBase, frozen=True):
     `projections.scaling.request_demand`."""
     cursor: dict[str, tuple[int, int]]
     """Per stream: epoch and last sequence counted. The next period goes on there."""
+    since: int | UnsetType = UNSET
+    """First message of the routing stream that this count rests on, where the count began anew: another planner took
+    over, or the stream was made anew. Requests between it and the cursor before are known, and belong to earlier
+    periods. Left out where the count goes on, and where it began with the stream."""
 
 
 class HitRate(msgspec.Struct, frozen=True, array_like=True):

@@ -108,6 +108,14 @@ class RequestDemand:
                 self._refused += 1
                 self._ended += 1
 
+    def skip(self, at_ms: int) -> None:
+        """All that was counted so far belongs to earlier periods, the last of which ended then. Requests that came and
+        have not ended stay open. O(open requests)."""
+        for each in self._open.values():
+            each.arrived_ms = at_ms
+        self._cells, self._sized_ms = {}, at_ms
+        self._reset()
+
     def roll(self, at_ms: int, period_s: int, cursor: Mapping[str, tuple[int, int]]) -> DemandRolled:
         """The period that ends now; the next one is empty. O(open requests)."""
         for request, each in list(self._open.items()):

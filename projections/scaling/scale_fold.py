@@ -97,6 +97,11 @@ class ScaleFold:
         """The position that the next period counts from; empty before the first one."""
         return self._demand[-1].cursor if self._demand else {}
 
+    @property
+    def rolled_ms(self) -> int:
+        """The end of the last period; 0 before the first one."""
+        return self._demand[-1].at_ms if self._demand else 0
+
     def apply(self, event: Event | UnknownEvent) -> None:
         """The event is folded. O(1)."""
         match event:

@@ -31,6 +31,7 @@ from actors.planning.planner import (
     StartWorker,
     WorkerReady,
 )
+from actors.planning.scale_writer import PLANNER
 from core.events.kv import DECODE, PREFILL
 from core.events.scale import CapacityLearned
 from core.ids import WorkerId
@@ -318,8 +319,6 @@ class SimulatedFleet:
         self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)
 
 
-PLANNER = "planner"
-"""Owner of the subject in the scale stream, and the source there."""
 PlannerMachine = Machine[PlannerEvent, PlannerCommand]
 MakePlanner = Callable[[ScaleSettings, CapacityLearned], PlannerMachine]
 US_PER_S = 1_000_000

@@ -3,8 +3,9 @@
 1. A decision rests on the scale stream alone: on the events before it, and on the counts and the forecast in it.
    One that comes out equal is verified. One that comes out otherwise is a difference, unless the stream is known to
    lack messages before it, or a newer program decided: then it is not judged, with the reason.
-2. A period's demand is counted again from the routing stream, up to the cursor that the period names. It is not judged
-   where the routing stream is not here from its start, or lacks messages.
+2. A period's demand is counted again from the routing stream, up to the cursor that the period names. A count that
+   began anew (`DemandRolled.since`) begins anew here. It is not judged where the routing stream is not here from there
+   on, or lacks messages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from core.codec import Message
 from core.events import DemandRolled, ScaleDecided, ScaleSettingsChanged
@@ -89,8 +92,11 @@ class _ScaleVerifier:
         self._demand: RequestDemand | None = None
         self._requests: Iterator[tuple[Record, Message]] = iter(())
         self._next_request: tuple[Record, Message] | None = None
-        if ROUTING in archive.streams and archive.span(ROUTING).begin == 1:
+        self._routing = archive.span(ROUTING) if ROUTING in archive.streams else None
+        if self._routing is not None and self._routing.begin == 1:
             self._requests = recording.messages(ROUTING)
+        else:
+            self._next_routing = StreamSeq(0)
 
     def run(self) -> ScaleResult:
         for record, message in self._recording.messages(SCALE):
@@ -131,23 +137,36 @@ class _ScaleVerifier:
     def _check_period(self, record: Record, event: DemandRolled) -> None:
         result = self._result
         result.periods += 1
-        archive = self._recording.archive
         epoch, last = event.cursor.get(ROUTING, (0, 0))
-        known = archive.span(ROUTING) if ROUTING in archive.streams else None
-        is_here = known is not None and known.begin == 1 and known.epoch == epoch and last <= known.last_seq
+        known = self._routing
+        is_here = known is not None and known.epoch == epoch and last <= known.last_seq
         if not is_here or not self._is_whole or self._demand is None:
             result.periods_not_judged += 1
             return
+        if event.since is not UNSET:
+            self._begin_anew(event.since, epoch)
         self._count_up_to(last)
         if not self._next_routing:
             result.periods_not_judged += 1
             return
-        remade = self._demand.roll(event.at_ms, event.period_s, event.cursor)
+        remade = replace(self._demand.roll(event.at_ms, event.period_s, event.cursor), since=event.since)
         if remade == event:
             result.periods_verified += 1
         else:
             result.periods_different += 1
             self._note(record, event, remade)
+
+    def _begin_anew(self, since: int, epoch: int) -> None:
+        """As `actors.planning.demand_reader` does."""
+        assert self._routing is not None
+        self._demand, self._next_request = RequestDemand(self._fold.settings), None
+        is_here = self._routing.begin <= since
+        self._next_routing = StreamSeq(since if is_here else 0)
+        self._requests = self._recording.messages(ROUTING, since) if is_here else iter(())
+        rolled_epoch, rolled = self._fold.cursor.get(ROUTING, (0, 0))
+        if rolled_epoch == epoch and since <= rolled + 1:
+            self._count_up_to(rolled)
+            self._demand.skip(self._fold.rolled_ms)
 
     def _change_bounds(self) -> None:
         if self._demand is None:

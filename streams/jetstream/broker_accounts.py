@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from core.ids import StreamName
-from core.subjects import JOBS, LOAD, ROUTING, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
+from core.subjects import JOBS, LOAD, ROUTING, SCALE, SNAPSHOTS, broker_stream, is_kv, kv_stream, wildcard
 
 ADMIN = "admin"
 """The deployment's own hand: it owns the streams, so it alone makes, changes, purges and deletes them."""
 REPLICA = "replica"
-"""Front ends: they append to every stream (decisions, snapshots, ends of lost workers) and read all."""
+"""Front ends and planners: they append to every stream (decisions, snapshots, ends of lost workers) and read all."""
 WORKER = "worker"
 """Workers: they append to the streams of workers, and read those."""
 READER = "reader"
@@ -99,7 +99,7 @@ def _rights(role: str, namespace: str, kv_partitions: int) -> tuple[list[str], l
     """JetStream requests without their prefix, and subjects, of a role that is not ADMIN."""
     streams = [kv_stream(number) for number in range(kv_partitions)] + [LOAD, JOBS]
     if role != WORKER:
-        appended = [*streams, ROUTING, SNAPSHOTS] if role == REPLICA else []
+        appended = [*streams, ROUTING, SCALE, SNAPSHOTS] if role == REPLICA else []
         return list(_READ), [wildcard(namespace, stream) for stream in appended]
     jobs = broker_stream(namespace, JOBS)
     requests = [

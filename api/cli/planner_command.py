@@ -1,0 +1,38 @@
+"""`contrail planner`: one planner, which sizes the fleet of a deployment."""
+
+from __future__ import annotations
+
+import click
+import uvloop
+
+from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
+from api.config.deployment_ref import DeploymentRef, deployment_options
+from api.deployment.process_specs import SUPERVISED
+from api.process.logging_setup import configure_logging
+from api.process.planner import PlannerArguments, run_planner
+
+
+@click.command()
+@deployment_options
+@name_option("planner-0")
+@OPS_OPTION
+@OPS_TOKEN_OPTION
+@click.option(SUPERVISED, is_flag=True, hidden=True)
+def planner(connection: DeploymentRef, supervised: bool, name: str, ops: str, ops_token: str | None) -> None:
+    """Start one planner: it decides how many workers the deployment is to have. `contrail up` starts one by itself.
+
+    \b
+    contrail planner --data data --name planner-1
+    contrail planner -f prod.yaml --key-file key --ops 10.0.0.2:9091
+
+    The section `planner` of the deployment's file says whether it acts, and within which bounds. Of several planners
+    one leads; the others stand by. `contrail scale` shows what it decides.
+    """
+    configure_logging()
+    arguments = PlannerArguments(
+        name=name,
+        ops=ops,
+        operations=operations_section(connection.deployment.operations, ops_token),
+        home=connection.data if supervised else None,
+    )
+    uvloop.run(run_planner(connection, arguments))

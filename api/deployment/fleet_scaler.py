@@ -1,0 +1,144 @@
+"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers until there are as many as wanted.
+
+A worker that is drained is the one with the highest number. It hands its requests over, as every worker that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from api.config.deployment_ref import DeploymentRef
+from api.deployment.managed_process import ManagedProcess
+from api.deployment.supervisor import Supervisor
+from api.process.planes import open_registry
+from core.errors import ContrailError, PeerError
+from projections.scaling.scale_settings import ScaleSettings
+from streams.registry import Change
+
+RETRY_S = 1.0
+"""Pause after a worker could not be started or drained."""
+NO_ORDER = (-1, -1)
+
+_logger = logging.getLogger(__name__)
+
+
+class FleetScaler:
+    """Started once, stopped once."""
+
+    def __init__(
+        self,
+        group: str,
+        settings: ScaleSettings,
+        workers: list[ManagedProcess],
+        beside: list[ManagedProcess],
+        supervisor: Supervisor,
+        make: Callable[[int], ManagedProcess],
+        report: Callable[[str], None],
+    ) -> None:
+        """`workers` are all of the group, and always those that are supervised; those that drain are `beside`. `make`
+        gives the worker of a number below `settings.max`."""
+        self.wanted: int | None = None
+        """Workers that the newest target wants; None before the first one."""
+        self._group = group
+        self._least, self._most = max(1, settings.min), settings.max
+        self._workers = workers
+        self._beside = beside
+        self._supervisor = supervisor
+        self._make = make
+        self._report = report
+        self._order = NO_ORDER
+        self._changed = asyncio.Event()
+        self._drains: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
+        self._open = AsyncExitStack()
+
+    def __repr__(self) -> str:
+        return f"<FleetScaler of {self._group}: {len(self._workers)} workers, {self.wanted} wanted>"
+
+    async def start(self, connection: DeploymentRef) -> None:
+        """Targets in the registry are followed, now and later. Unavailable if the registry is away."""
+        registry = await self._open.enter_async_context(open_registry(connection))
+        self._running = asyncio.create_task(self._run(), name="fleet scaler")
+        await registry.watch(TARGET_KEY, self.on_target)
+
+    async def stop(self) -> None:
+        """No worker is started or drained any more; those that drain do so on, beside the others."""
+        tasks = [*self._drains, *([self._running] if self._running is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._open.aclose()
+
+    def on_target(self, change: Change) -> None:
+        """The target counts, unless it is older than the one before. A registry without any has lost its data: its
+        counter begins anew."""
+        if change.key != TARGET_KEY:
+            return
+        if change.value is None:
+            self._order = NO_ORDER
+            return
+        try:
+            target = FleetTarget.parse(change.value)
+        except PeerError as error:
+            _logger.error("%s", error)  # noqa: TRY400  # its text has all
+            return
+        if target.group != self._group or target.order < self._order:
+            _logger.warning("a target of a planner is not followed: %s", target)
+            return
+        self._order = target.order
+        self.wanted = min(max(target.workers, self._least), self._most)
+        self._changed.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                while self.wanted is not None and len(self._workers) != self.wanted:
+                    await self._one(self.wanted)
+            except Exception as error:  # after any defect the next target must still be carried out
+                known = isinstance(error, ContrailError | OSError)
+                self._report(f"the fleet cannot be scaled now: {error}")
+                _logger.warning("scaling failed, trying again", exc_info=not known)
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()
+
+    async def _one(self, wanted: int) -> None:
+        """One worker more, or one less."""
+        async with self._supervisor.changing:
+            if len(self._workers) < wanted:
+                await self._start_worker(wanted)
+            elif len(self._workers) > wanted:
+                await self._drain_worker(wanted)
+
+    async def _start_worker(self, wanted: int) -> None:
+        taken = {part.name for part in (*self._workers, *self._beside)}
+        free = (number for number in range(self._most) if f"{self._group}-{number}" not in taken)
+        number = next(free, None)
+        if number is None:  # those that drain keep their ports and devices until they are gone
+            await asyncio.wait(self._drains, return_when=asyncio.FIRST_COMPLETED)
+            return
+        part = self._make(number)
+        await part.start()
+        self._workers.append(part)
+        self._supervisor.keep(part)
+        self._report(f"{part.name} is started: the planner wants {wanted}")
+
+    async def _drain_worker(self, wanted: int) -> None:
+        part = max(self._workers, key=lambda each: int(each.name.rpartition("-")[2]))
+        self._report(f"{part.name} drains: the planner wants {wanted}")
+        await self._supervisor.release(part)
+        self._workers.remove(part)
+        self._beside.append(part)
+        task = asyncio.create_task(self._stop_worker(part), name=f"drain of {part.name}")
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
+
+    async def _stop_worker(self, part: ManagedProcess) -> None:
+        await part.stop(part.drain_max_s)
+        self._beside.remove(part)
