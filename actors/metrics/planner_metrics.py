@@ -39,7 +39,7 @@ class PlannerMetrics:
         self._failures = Counter("contrail_planner_failures", "Orders of workers that did not come about", registry=it)
 
     def watch_lead(self, leads: Callable[[], bool]) -> None:
-        """Whether it leads is read at each scrape."""
+        """The metrics read at each scrape if it leads."""
         self._leads.set_function(lambda: float(leads()))
 
     def note(self, event: ScaleEvent) -> None:

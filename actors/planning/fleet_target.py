@@ -1,4 +1,4 @@
-"""FleetTarget: the number of workers that a planner wants, in the registry; whoever starts workers follows it.
+"""FleetTarget: the number of workers that a planner wants, in the registry, for the program that starts workers.
 
 A target names its decision in the scale stream, which stands there before. Who follows it keeps the newest one, by
 fence and decision: a planner that has lost its lead may write late.

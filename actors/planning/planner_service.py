@@ -119,7 +119,7 @@ class PlannerService:
             "fault": self.fault,
             "ready": len(self._ready),
             "starting": 0 if self._machine is None else self._machine.coming,
-            "wanted": None if target is None else target.workers,
+            "ordered": None if target is None else target.workers,
             "decision": None if last is None else structs.asdict(last) | {"candidates": len(last.candidates)},
             "demand": None if rolled is None else {"arrivals": rolled.arrivals, "waiting": rolled.waiting},
             "clock": self.clock.describe(),

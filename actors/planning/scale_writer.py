@@ -31,7 +31,7 @@ APPEND_MAX_S = 20.0
 _logger = logging.getLogger(__name__)
 
 
-class Superseded(PeerError):
+class PlannerSuperseded(PeerError):
     """Another planner has written."""
 
 
@@ -69,7 +69,7 @@ class ScaleWriter:
         return fold
 
     async def append(self, events: Sequence[ScaleEvent]) -> StreamSeq:
-        """The log has the events, as one message. Superseded if another planner wrote before; Unavailable if it is not
+        """The log has the events, as one message. PlannerSuperseded if another planner wrote before; Unavailable if it is not
         known within APPEND_MAX_S, and then the writer is of no use any more."""
         payload = encode_readable(
             SourceId(PLANNER), self._n, self._head, self._clock.wall_ms(), events, newest_generation(self._chain_key)
@@ -90,7 +90,7 @@ class ScaleWriter:
                 last = await self._log.last(SCALE, self._subject)
                 if last is not None and last.payload == payload:
                     return last.seq  # an earlier try was stored
-                raise Superseded("another planner has written to the scale stream") from error
+                raise PlannerSuperseded("another planner has written to the scale stream") from error
             except Unavailable as error:
                 _logger.warning("the log is away, a message of the planner is offered again: %s", error)
                 await asyncio.sleep(RETRY_S)

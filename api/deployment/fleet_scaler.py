@@ -1,4 +1,4 @@
-"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers until there are as many as wanted.
+"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers until there are as many as its target says.
 
 A worker that is drained is the one with the highest number. It hands its requests over, as every worker that ends.
 """
@@ -41,8 +41,8 @@ class FleetScaler:
     ) -> None:
         """`workers` are all of the group, and always those that are supervised; those that drain are `beside`. `make`
         gives the worker of a number below `settings.max`."""
-        self.wanted: int | None = None
-        """Workers that the newest target wants; None before the first one."""
+        self.goal: int | None = None
+        """Number of workers of the newest target; None before the first one."""
         self._group = group
         self._least, self._most = max(1, settings.min), settings.max
         self._workers = workers
@@ -57,7 +57,7 @@ class FleetScaler:
         self._open = AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<FleetScaler of {self._group}: {len(self._workers)} workers, {self.wanted} wanted>"
+        return f"<FleetScaler of {self._group}: {len(self._workers)} workers of {self.goal}>"
 
     async def start(self, connection: DeploymentRef) -> None:
         """Targets in the registry are followed, now and later. Unavailable if the registry is away."""
@@ -91,7 +91,7 @@ class FleetScaler:
             _logger.warning("a target of a planner is not followed: %s", target)
             return
         self._order = target.order
-        self.wanted = min(max(target.workers, self._least), self._most)
+        self.goal = min(max(target.workers, self._least), self._most)
         self._changed.set()
 
     async def _run(self) -> None:
@@ -99,8 +99,8 @@ class FleetScaler:
             await self._changed.wait()
             self._changed.clear()
             try:
-                while self.wanted is not None and len(self._workers) != self.wanted:
-                    await self._one(self.wanted)
+                while self.goal is not None and len(self._workers) != self.goal:
+                    await self._one(self.goal)
             except Exception as error:  # after any defect the next target must still be carried out
                 known = isinstance(error, ContrailError | OSError)
                 self._report(f"the fleet cannot be scaled now: {error}")
@@ -108,15 +108,15 @@ class FleetScaler:
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
 
-    async def _one(self, wanted: int) -> None:
+    async def _one(self, goal: int) -> None:
         """One worker more, or one less."""
         async with self._supervisor.changing:
-            if len(self._workers) < wanted:
-                await self._start_worker(wanted)
-            elif len(self._workers) > wanted:
-                await self._drain_worker(wanted)
+            if len(self._workers) < goal:
+                await self._start_worker(goal)
+            elif len(self._workers) > goal:
+                await self._drain_worker(goal)
 
-    async def _start_worker(self, wanted: int) -> None:
+    async def _start_worker(self, goal: int) -> None:
         taken = {part.name for part in (*self._workers, *self._beside)}
         free = (number for number in range(self._most) if f"{self._group}-{number}" not in taken)
         number = next(free, None)
@@ -127,11 +127,11 @@ class FleetScaler:
         await part.start()
         self._workers.append(part)
         self._supervisor.keep(part)
-        self._report(f"{part.name} is started: the planner wants {wanted}")
+        self._report(f"{part.name} is started: the planner wants {goal}")
 
-    async def _drain_worker(self, wanted: int) -> None:
+    async def _drain_worker(self, goal: int) -> None:
         part = max(self._workers, key=lambda each: int(each.name.rpartition("-")[2]))
-        self._report(f"{part.name} drains: the planner wants {wanted}")
+        self._report(f"{part.name} drains: the planner wants {goal}")
         await self._supervisor.release(part)
         self._workers.remove(part)
         self._beside.append(part)

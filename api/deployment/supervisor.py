@@ -101,7 +101,7 @@ class Supervisor:
         probe_every_s: float = PROBE_EVERY_S,
     ) -> None:
         self.changing = asyncio.Lock()
-        """Held by whoever exchanges, adds or takes away a part."""
+        """Held while a part is exchanged, added or taken away."""
         self._report = report
         self._new_backoff = new_backoff
         self._probe_every_s = probe_every_s
