@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
-from msgspec import structs
 
 from actors.membership.registration import registration_of
 from actors.planning.demand_reader import DemandReader
@@ -120,7 +120,7 @@ class PlannerService:
             "ready": len(self._ready),
             "starting": 0 if self._machine is None else self._machine.coming,
             "ordered": None if target is None else target.workers,
-            "decision": None if last is None else structs.asdict(last) | {"candidates": len(last.candidates)},
+            "decision": None if last is None else msgspec.to_builtins(last) | {"candidates": len(last.candidates)},
             "demand": None if rolled is None else {"arrivals": rolled.arrivals, "waiting": rolled.waiting},
             "clock": self.clock.describe(),
         }

@@ -69,8 +69,8 @@ class ScaleWriter:
         return fold
 
     async def append(self, events: Sequence[ScaleEvent]) -> StreamSeq:
-        """The log has the events, as one message. PlannerSuperseded if another planner wrote before; Unavailable if it is not
-        known within APPEND_MAX_S, and then the writer is of no use any more."""
+        """The log has the events, as one message. PlannerSuperseded if another planner wrote before. Unavailable if it
+        is not known within APPEND_MAX_S; then the writer is of no use any more."""
         payload = encode_readable(
             SourceId(PLANNER), self._n, self._head, self._clock.wall_ms(), events, newest_generation(self._chain_key)
         )

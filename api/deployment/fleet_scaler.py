@@ -1,4 +1,4 @@
-"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers until there are as many as its target says.
+"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers, to as many as its target says.
 
 A worker that is drained is the one with the highest number. It hands its requests over, as every worker that ends.
 """
@@ -62,8 +62,12 @@ class FleetScaler:
     async def start(self, connection: DeploymentRef) -> None:
         """Targets in the registry are followed, now and later. Unavailable if the registry is away."""
         registry = await self._open.enter_async_context(open_registry(connection))
-        self._running = asyncio.create_task(self._run(), name="fleet scaler")
+        self.begin()
         await registry.watch(TARGET_KEY, self.on_target)
+
+    def begin(self) -> None:
+        """Targets that come by `on_target` are carried out."""
+        self._running = asyncio.create_task(self._run(), name="fleet scaler")
 
     async def stop(self) -> None:
         """No worker is started or drained any more; those that drain do so on, beside the others."""

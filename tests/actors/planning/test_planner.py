@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
-from actors.planning.planner import OVERDUE_MAX
+from actors.planning.planner import OVERDUE_MAX, PeriodEnded, Planner, RecordEvent
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
+from core.events.scale import LEARNED, ScaleEvent, ScaleSettingsChanged
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from tests.actors.planning.planner_run import PlannerRun, turns
-from tests.projections.scaling.demands import PERIOD_S, cell, poisson
+from tests.projections.scaling.demands import CAPACITY, PERIOD_S, cell, poisson, rolled
 
 SETTINGS = ScaleSettings(down_window_s=60, startup_s=30)
 PER_MINUTE = 60 // PERIOD_S
@@ -129,3 +131,68 @@ def test_a_decision_follows_the_demand_that_it_rests_on() -> None:
     kinds = [type(event).__name__ for event in run.events]
     assert kinds[:2] == ["ScaleSettingsChanged", "CapacityLearned"]
     assert kinds.index(DemandRolled.__name__) < kinds.index(ScaleDecided.__name__)
+
+
+def feed(planner: Planner, number: int, speed: CapacityLearned | None = None) -> list[ScaleEvent]:
+    """The events of one period more."""
+    ended = PeriodEnded(rolled(number, 10), 1, 0, speed)
+    return [each.event for each in planner.step(ended, number) if isinstance(each, RecordEvent)]
+
+
+def test_a_successor_repeats_nothing_and_knows_its_orders() -> None:
+    """Settings and capacity stand in the stream; orders that are not ready are those given last."""
+    run = PlannerRun(SETTINGS)
+    run.period(10)
+    for _ in range(3 * PER_MINUTE):
+        run.period(200)
+    fold = ScaleFold()
+    for event in run.events:
+        fold.apply(event)
+    assert fold.starts > 2
+
+    second = Planner(SETTINGS, CAPACITY, fold, coming=2, now_ms=rolled(100, 0).at_ms)
+
+    assert (second.coming, second.oldest_order) == (2, fold.starts - 1)
+    first = feed(second, 100)
+    assert isinstance(first[0], DemandRolled)
+    assert not any(isinstance(event, ScaleSettingsChanged) for event in first)
+    decided = next(event for event in first if isinstance(event, ScaleDecided))
+    assert decided.starting == 2
+
+
+def test_a_successor_with_other_settings_says_so_first() -> None:
+    """And with another profile, which keeps what was learned beside it."""
+    run = PlannerRun(SETTINGS)
+    run.period(10)
+    fold = ScaleFold()
+    for event in run.events:
+        fold.apply(event)
+    profile = replace(CAPACITY, room_tokens=2_000_000)
+
+    first = feed(Planner(ScaleSettings(max=7), profile, fold), 2)
+
+    changed, capacity = first[:2]
+    assert isinstance(changed, ScaleSettingsChanged)
+    assert (changed.revision, changed.settings["max"]) == (2, 7)
+    assert isinstance(capacity, CapacityLearned)
+    assert (capacity.room_tokens, capacity.startup_ms) == (2_000_000, SETTINGS.startup_s * 1000)
+
+
+def test_without_a_speed_nothing_is_decided_until_one_is_learned() -> None:
+    """A speed that changes is recorded once a minute."""
+    planner = Planner(SETTINGS, None)
+    before = [type(event).__name__ for number in range(3) for event in feed(planner, number)]
+    assert before == ["ScaleSettingsChanged", "DemandRolled", "DemandRolled", "DemandRolled"]
+
+    learned = replace(CAPACITY, source=LEARNED, startup_ms=0)
+    names = [type(event).__name__ for event in feed(planner, 3, learned)]
+    assert names[:3] == ["DemandRolled", "CapacityLearned", "ScaleDecided"]
+    assert planner.fold.capacity is not None
+    assert planner.fold.capacity.prefill_us == learned.prefill_us
+    assert planner.fold.capacity.startup_ms == SETTINGS.startup_s * 1000
+    slower = replace(learned, decode_us=(9_000, 90_000))
+    later = [event for number in range(4, 4 + 2 * PER_MINUTE) for event in feed(planner, number, slower)]
+    found = [event for event in later if isinstance(event, CapacityLearned)]
+    assert len(found) == 2
+    assert found[0].decode_us == (9_000, 90_000)
+    assert found[0].startup_ms == SETTINGS.startup_s * 1000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
+from core.events import RequestFinished
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleDecided, ScaleForecast
 from projections.scaling.request_demand import size_class
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
@@ -12,6 +14,8 @@ from projections.scaling.scale_settings import ScaleSettings
 
 PERIOD_S = 5
 START_MS = 1_800_000_000_000
+PROMPT_TOKENS = 100
+"""Of the requests of `end`."""
 CAPACITY = CapacityLearned(
     at_ms=0,
     pass_tokens=8192,
@@ -90,3 +94,18 @@ def poisson(random_: random.Random, mean: float) -> int:
 def decided(demand: list[DemandRolled], settings: ScaleSettings, rate_m: int, ready: int = 4) -> ScaleDecided:
     """The decision on these inputs."""
     return decide_scale(inputs(demand, settings, rate_m, ready))
+
+
+def end(name: str, outcome: str = "stop", stages: Sequence[int] = (), output: int = 21) -> RequestFinished:
+    """The end of a request with that name."""
+    return RequestFinished(
+        request=name,
+        attempt=0,
+        outcome=outcome,
+        prompt_tokens=PROMPT_TOKENS,
+        output_tokens=output,
+        cached_tokens=40,
+        ttft_ms=400,
+        duration_ms=1_400,
+        stages=tuple(stages),
+    )

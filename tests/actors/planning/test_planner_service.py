@@ -1,0 +1,210 @@
+"""Planners beside a fleet: one leads, no order precedes its decision, and a successor goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import orjson
+import pytest
+
+from actors.planning import planner_service
+from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
+from core.clock import SystemClock
+from core.codec import decode_message
+from core.errors import PeerError, Unavailable
+from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, ScaleSettingsChanged
+from core.ids import StreamName, StreamSeq
+from core.subjects import SCALE
+from projections.scaling.scale_settings import ScaleSettings
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
+from tests.fixtures.eventually import eventually
+from tests.projections.scaling.demands import CAPACITY
+
+SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
+REGISTERED = {"model": "m", "address": "h:1", "engine": "e", "block_size": 16, "context_max": 4096, "slots": 8}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims are asked for often."""
+    monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
+    monkeypatch.setattr(planner_service, "CLAIM_EVERY_S", 0.05)
+
+
+class Site:
+    """A log and a registry for planners."""
+
+    def __init__(self, log: PlannedLog) -> None:
+        self.log = log
+        self.store = MemoryRegistryStore()
+        self.worker_put("w1")
+
+    def worker_put(self, worker: str, **changes: object) -> None:
+        self.store.put(f"workers/{worker}", orjson.dumps({**REGISTERED, **changes}))
+
+    @asynccontextmanager
+    async def planner(self, name: str, *, acts: bool = True, profiled: bool = True) -> AsyncIterator[PlannerService]:
+        """A planner that runs; it is gone at the end as if killed: its claim stays."""
+        options = PlannerOptions(
+            namespace=NAMESPACE,
+            name=name,
+            group="decode",
+            model="m",
+            settings=SETTINGS,
+            acts=acts,
+            profile=CAPACITY if profiled else None,
+            pass_tokens=2048,
+        )
+        service = PlannerService(options, self.log, MemoryRegistry(self.store), SystemClock(), self.log.key)
+        running = asyncio.create_task(service.run())
+        try:
+            yield service
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+    @property
+    def target(self) -> FleetTarget | None:
+        found = self.store.find(TARGET_KEY)
+        return None if found is None or found.value is None else FleetTarget.parse(found.value)
+
+    async def events(self) -> list[tuple[int, ScaleEvent]]:
+        """All of the scale stream, each with its sequence."""
+        return [
+            (record.seq, event)  # type: ignore[misc]
+            async for record in self.log.read(SCALE, StreamSeq(1))
+            for event in decode_message(record.payload).events
+        ]
+
+
+@pytest.fixture
+async def site() -> Site:
+    return Site(await PlannedLog().made())
+
+
+def decided(service: PlannerService) -> Callable[[], bool]:
+    return lambda: service.last is not None
+
+
+async def test_a_decision_stands_in_the_log_before_its_order(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order names it; with one worker ready of two that must be, one is ordered."""
+    put, stood = MemoryRegistry.put, []
+
+    async def watched(registry: MemoryRegistry, key: str, value: bytes) -> int:
+        stood.append((FleetTarget.parse(value), (await site.log.state(SCALE)).last_seq))
+        return await put(registry, key, value)
+
+    monkeypatch.setattr(MemoryRegistry, "put", watched)
+    async with site.planner("a") as service:
+        await eventually(lambda: site.target is not None, "an order")
+        claim = site.store.find(CLAIM)
+        assert claim is not None
+        assert site.target == FleetTarget(claim.revision, stood[0][0].decision, "decode", 2)
+        assert stood[0][0].decision <= stood[0][1]
+        event = next(
+            event for seq, event in await site.events() if seq == stood[0][0].decision and type(event) is ScaleDecided
+        )
+        assert (event.ready, event.target) == (1, 2)
+        state = orjson.loads(orjson.dumps(service.describe()))
+        assert (state["ordered"], state["decision"]["target"]) == (2, 2)
+
+        site.worker_put("w2")
+        await eventually(lambda: service.describe()["starting"] == 0, "the worker that was ordered")
+    assert len(stood) == 1, "an order is not repeated"
+
+
+async def test_one_leads_and_another_goes_on(site: Site) -> None:
+    """The successor repeats no settings, counts on from the cursor, and its orders have a higher fence."""
+    async with site.planner("a") as first:
+        await eventually(lambda: site.target is not None, "the first order")
+        before = site.target
+        async with site.planner("b") as second:
+            await asyncio.sleep(0.3)
+            assert (first.fence is None, second.fence is None) == (False, True)
+            site.store.expire(CLAIM)
+            await eventually(decided(second), "a decision of the second")
+            await eventually(lambda: first.fence is None, "the end of the first one's lead")
+            await eventually(lambda: site.target is not None and site.target != before, "an order of the second")
+            assert site.target is not None
+            assert before is not None
+            assert site.target.fence > before.fence
+            assert site.target.workers == before.workers, "what is on its way is not ordered twice"
+    events = [event for _, event in await site.events()]
+    assert sum(isinstance(event, ScaleSettingsChanged) for event in events) == 1
+    since = [event.since for event in events if isinstance(event, DemandRolled) and isinstance(event.since, int)]
+    assert len(since) == 2
+    assert max(event.periods for event in events if isinstance(event, ScaleDecided)) == sum(
+        isinstance(event, DemandRolled) for event in events
+    )
+
+
+async def test_advice_orders_nothing(site: Site) -> None:
+    """It decides all the same."""
+    async with site.planner("a", acts=False) as service:
+        await eventually(decided(service), "a decision")
+        assert service.last is not None
+        assert service.last.target == 2
+    assert site.target is None
+
+
+async def test_without_a_known_speed_demand_alone_is_counted(site: Site) -> None:
+    """Nothing is decided, and nothing ordered."""
+    async with site.planner("a", profiled=False) as service:
+        await eventually(lambda: service.rolled is not None, "a period")
+    assert service.last is None
+    assert site.target is None
+
+
+async def test_workers_of_others_do_not_count(site: Site) -> None:
+    """Those of another model, and those that compute prompts for others."""
+    site.worker_put("other", model="n")
+    site.worker_put("prefill", role="prefill")
+    async with site.planner("a") as service:
+        await eventually(decided(service), "a decision")
+        assert service.last is not None
+        assert service.last.ready == 1
+
+
+async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead is given up and taken again; the fault is told meanwhile."""
+    append = site.log.append
+
+    async def refuses(stream: StreamName, *_: object) -> StreamSeq:
+        raise PeerError(f"stream {stream} is gone")
+
+    async with site.planner("a") as service:
+        await eventually(decided(service), "a decision")
+        monkeypatch.setattr(site.log, "append", refuses)
+        await eventually(lambda: "is gone" in service.fault, "the fault")
+        assert service.fence is None
+        monkeypatch.setattr(site.log, "append", append)
+        known = service.last
+        await eventually(lambda: service.last is not known, "a decision after it")
+        assert not service.fault
+
+
+async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It decides again when that is back."""
+    claim = MemoryRegistry.claim
+
+    async def away(*_: object) -> int:
+        raise Unavailable("the registry is away")
+
+    async with site.planner("a") as service:
+        await eventually(decided(service), "a decision")
+        monkeypatch.setattr(MemoryRegistry, "claim", away)
+        await eventually(lambda: "away" in service.fault, "the fault")
+        monkeypatch.setattr(MemoryRegistry, "claim", claim)
+        known = service.last
+        await eventually(lambda: service.last is not known, "a decision after it")
+
+
+def test_a_target_that_is_none_is_refused() -> None:
+    """In a sentence."""
+    for value in (b"[]", b"{", FleetTarget(1, 1, "decode", -1).encode(), FleetTarget(1, 1, "decode", 1 << 20).encode()):
+        with pytest.raises(PeerError, match="no target"):
+            FleetTarget.parse(value)

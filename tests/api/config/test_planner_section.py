@@ -1,0 +1,75 @@
+"""The section `planner` of a deployment file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.config.deployment_ref import DeploymentRef
+from api.config.loading import load
+from api.process.planner import PASS_TOKENS, planner_options
+from core.errors import CallerError
+from core.events.scale import PROFILE
+from core.keys import DeploymentKey
+from core.subjects import SCALE
+
+SIMULATED = {"engine": "simulated", "count": 2, "engine_args": {"decode_us_per_step": 7000}}
+
+
+def deployed(folder: Path, planner: dict[str, Any], *workers: dict[str, Any]) -> DeploymentRef:
+    file = folder / "file.yaml"
+    file.write_text(yaml.safe_dump({"version": 1, "planner": planner, "workers": list(workers or [SIMULATED])}))
+    return DeploymentRef(deployment=load(file, environment={}).deployment, key=DeploymentKey.generate(), key_file=None)
+
+
+def test_without_a_mode_there_is_no_planner_and_no_stream(tmp_path: Path) -> None:
+    """Whatever else stands there."""
+    found = deployed(tmp_path, {"max": 3})
+
+    assert found.deployment.planner_mode == "off"
+    assert SCALE not in found.topology.names()
+    with pytest.raises(CallerError, match="has no planner"):
+        planner_options(found, "planner-0")
+
+
+def test_a_simulated_group_has_its_profile(tmp_path: Path) -> None:
+    """The options say what the file does."""
+    found = deployed(tmp_path, {"mode": "act", "slo": {"ttft_ms": 700}, "max": 3})
+    options = planner_options(found, "planner-0")
+
+    assert SCALE in found.topology.names()
+    assert (options.group, options.model, options.acts, options.settings.ttft_ms) == ("decode", "tiny", True, 700)
+    assert options.profile is not None
+    assert (options.profile.source, options.profile.decode_us[0]) == (PROFILE, 7000)
+
+
+def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:
+    """Passes are as long as the engine's arguments say, or the default."""
+    given = {"engine_args": {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}}
+    options = planner_options(deployed(tmp_path, {"mode": "advise"}, given), "planner-0")
+    assert (options.acts, options.profile, options.pass_tokens, options.devices) == (False, None, 2048, 2)
+    assert planner_options(deployed(tmp_path, {"mode": "advise"}, {}), "planner-0").pass_tokens == PASS_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("planner", "workers", "told"),
+    [
+        ({"mode": "on"}, [], "there are off, advise, act"),
+        ({"mode": "act", "max": 1}, [], "begins with 2 workers"),
+        ({"mode": "act", "min": 0}, [], "planner.min: at least 1"),
+        ({"mode": "act", "maximum": 3}, [], "planner.maximum: no such setting"),
+        ({"slo": {"ttft_ms": 0}}, [], "planner.ttft_ms"),
+        ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "name": "two"}], "one worker group"),
+        ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "role": "prefill"}], "one worker group"),
+        ({"mode": "act"}, [{"attach": {"urls": ["http://a:1"]}, "served_name": "m"}], "take `advise`"),
+    ],
+)
+def test_a_planner_that_cannot_be_is_one_sentence(
+    tmp_path: Path, planner: dict[str, Any], workers: list[dict[str, Any]], told: str
+) -> None:
+    """It names the key, and the remedy."""
+    with pytest.raises(CallerError, match=told):
+        deployed(tmp_path, planner, *workers)

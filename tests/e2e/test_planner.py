@@ -1,0 +1,118 @@
+"""A fleet that sizes itself: `contrail up` with a planner that acts, on simulated engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import httpx
+from msgspec import UNSET
+
+from core.events import DemandRolled, ScaleDecided
+from core.subjects import SCALE
+from tests.e2e.deployment import Running, contrail, up
+from tests.fixtures.eventually import eventually
+
+ENGINE = {"prefill_us_per_token": 400, "capacity_blocks": 4096}
+PROMPT_TOKENS = 1000
+"""400 ms of a worker, which therefore takes 2.5 requests a second …"""
+RATE = 5.0
+"""… of so many that come."""
+PLANNER = {
+    "mode": "act",
+    "slo": {"ttft_ms": 1000, "itl_ms": 100},
+    "max": 4,
+    "period_s": 1,
+    "down_window_s": 8,
+    "startup_s": 4,
+}
+WORKERS = [{"engine": "simulated", "count": 1, "engine_args": ENGINE}]
+LEASE_S = 10
+
+
+class Load:
+    """Streams at a steady rate, each of a prompt of its own."""
+
+    def __init__(self, running: Running) -> None:
+        self.served = 0
+        self.failed: list[object] = []
+        self._running = running
+        self._random = random.Random(3)
+
+    async def run(self, seconds: float) -> None:
+        """All that came in this time have ended."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + seconds
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as client, asyncio.TaskGroup() as streams:
+            while loop.time() < until_s:
+                streams.create_task(self._one(client))
+                await asyncio.sleep(self._random.expovariate(RATE))
+
+    async def _one(self, client: httpx.AsyncClient) -> None:
+        prompt = [self._random.randrange(20, 2000) for _ in range(PROMPT_TOKENS)]
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
+        async with client.stream("POST", f"{self._running.url}/v1/completions", json=body) as answer:
+            lines = [line async for line in answer.aiter_lines() if line]
+        if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error"' in line for line in lines):
+            self.served += 1
+        else:
+            self.failed.append((answer.status_code, lines[-2:]))
+
+
+def ready(running: Running) -> int:
+    found: int = running.state("planner-0")["ready"]
+    return found
+
+
+async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
+    """It grows under load, also when its planner is killed, and shrinks behind that. No request fails, and every
+    decision and every period is made again from the log."""
+    file = tmp_path / "planned.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS, "planner": PLANNER}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        data, load = ("--data", str(running.data)), Load(running)
+        under_load = asyncio.create_task(load.run(35))
+        await eventually(lambda: ready(running) >= 3, "a larger fleet", 30)
+        before = running.part("planner-0")
+        os.kill(before["pid"], signal.SIGKILL)
+        await under_load
+        await eventually(lambda: running.part("planner-0")["pid"] != before["pid"], "the next planner", 20)
+        await eventually(lambda: running.state("planner-0")["leads"], "its lead", 2 * LEASE_S)
+        await eventually(lambda: len(running.workers()) == 1, "a fleet of one", 60)
+
+        assert not load.failed
+        assert load.served > 35 * RATE / 2
+        shown = await asyncio.to_thread(contrail, "scale", "--last", "3", *data)
+        assert shown.returncode == 0
+        assert shown.stdout.startswith("decided")
+        metrics = httpx.get(f"http://{running.part('planner-0')['ops']}/metrics").text
+        assert "contrail_planner_leads 1.0" in metrics
+
+        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
+        assert verified.returncode == 0, verified.stdout
+        scale = json.loads(verified.stdout)["scale"]
+        assert scale["decisions"] == scale["verified"] > 30
+        assert scale["periods"] == scale["periods_verified"]
+        events = await running.events(SCALE)
+        begun = [event.since for event in events if isinstance(event, DemandRolled) and event.since is not UNSET]
+        assert len(begun) == 2, "each planner begins a count"
+        assert max(event.target for event in events if isinstance(event, ScaleDecided)) >= 3
+
+
+async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
+    """Its decisions are there to be looked at."""
+    file = tmp_path / "planned.yaml"
+    planner = {**PLANNER, "mode": "advise", "min": 3}
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS, "planner": planner}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        await eventually(lambda: running.state("planner-0")["decision"], "a decision")
+        state = running.state("planner-0")
+        assert (state["decision"]["target"], state["ordered"]) == (3, None)
+        assert len(running.workers()) == 1
+        found = await asyncio.to_thread(contrail, "doctor", "--data", str(running.data))
+        assert found.returncode == 0, found.stdout
