@@ -254,7 +254,7 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
         return found
     if known is None:
         found.append(replace(profile, startup_ms=settings.startup_s * 1000))
-    elif known.source == LEARNED or _speed(known) != _speed(profile):
+    elif known.origin == LEARNED or _speed(known) != _speed(profile):
         found.append(replace(profile, startup_ms=known.startup_ms, hits=known.hits, starts=known.starts))
     return found
 

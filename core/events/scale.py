@@ -106,7 +106,7 @@ class CapacityLearned(EventBase, frozen=True):
     """Requests that the engine runs at once; 0 if that is unknown."""
     devices: int = 1
     """Of one worker."""
-    source: str = PROFILE
+    origin: str = PROFILE
     """Origin of the durations of passes."""
 
 

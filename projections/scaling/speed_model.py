@@ -111,7 +111,7 @@ class SpeedModel:
             hits=(),
             slots=bounds.slots,
             devices=bounds.devices,
-            source=LEARNED,
+            origin=LEARNED,
         )
 
     def _begin(self, key: tuple[str, int], worker: str, tokens: int) -> None:

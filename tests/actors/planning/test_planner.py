@@ -184,7 +184,7 @@ def test_without_a_speed_nothing_is_decided_until_one_is_learned() -> None:
     before = [type(event).__name__ for number in range(3) for event in feed(planner, number)]
     assert before == ["ScaleSettingsChanged", "DemandRolled", "DemandRolled", "DemandRolled"]
 
-    learned = replace(CAPACITY, source=LEARNED, startup_ms=0)
+    learned = replace(CAPACITY, origin=LEARNED, startup_ms=0)
     names = [type(event).__name__ for event in feed(planner, 3, learned)]
     assert names[:3] == ["DemandRolled", "CapacityLearned", "ScaleDecided"]
     assert planner.fold.capacity is not None

@@ -43,7 +43,7 @@ def test_a_simulated_group_has_its_profile(tmp_path: Path) -> None:
     assert SCALE in found.topology.names()
     assert (options.group, options.model, options.acts, options.settings.ttft_ms) == ("decode", "tiny", True, 700)
     assert options.profile is not None
-    assert (options.profile.source, options.profile.decode_us[0]) == (PROFILE, 7000)
+    assert (options.profile.origin, options.profile.decode_us[0]) == (PROFILE, 7000)
 
 
 def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_both_lines_are_found() -> None:
 
     found = learned(model)
 
-    assert (found.at_ms, found.source, found.slots, found.room_tokens) == (7, LEARNED, 32, 100_000)
+    assert (found.at_ms, found.origin, found.slots, found.room_tokens) == (7, LEARNED, 32, 100_000)
     assert found.prefill_tokens == (1, 8192)
     assert found.prefill_us[1] == pytest.approx(BASE_US + TOKEN_US * 8192, rel=0.1)
     assert found.decode_us[0] == pytest.approx(STEP_US, rel=0.15)
