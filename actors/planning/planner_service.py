@@ -136,9 +136,11 @@ class PlannerService:
                     await self._lead()
             except Exception as error:  # after any defect the claim must be given to another, and the lead tried again
                 self.failed += 1
-                self.fault = str(error) or repr(error)
-                known = isinstance(error, ContrailError)
-                _logger.warning("the lead is given up: %s", self.fault, exc_info=not known)
+                before, self.fault = self.fault, str(error) or repr(error)
+                if self.fault != before:
+                    _logger.warning(
+                        "the lead is given up: %s", self.fault, exc_info=not isinstance(error, ContrailError)
+                    )
                 await self.stop()
             await asyncio.sleep(STAND_BY_S)
 
