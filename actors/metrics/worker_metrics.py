@@ -40,7 +40,9 @@ DISK_LEVELS = {"bytes": "Bytes of the disk tier's files", "blocks": "Blocks that
 DISK_TOTALS = {
     "loads": "Blocks read from the disk tier",
     "stores": "Blocks written to it",
-    "evictions": "Blocks that it removed to make room",
+    "evictions": "Blocks that went to make room",
+    "evictions_unannounced": "Those that went before the log had their removal: the pool's keeper or the log was away",
+    "stuck": "Refused files that could not be removed at once",
     "write_failures": "Blocks that could not be written",
     "stores_dropped": "Blocks not written: the queue was full, or the disk had failed",
     "loads_declined": "Blocks not read: others took the host's memory, or more than the request may load",

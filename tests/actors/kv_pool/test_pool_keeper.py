@@ -248,7 +248,7 @@ async def test_a_disk_that_fails_is_tried_again(
         def fails(*_: Any) -> Any:
             raise OSError("full")
 
-        for method in ("keep", "names"):
+        for method in ("keep", "listing"):
             with monkeypatch.context() as full:
                 full.setattr(PoolFolder, method, fails)
                 await it.keeper._try()
@@ -314,7 +314,7 @@ async def test_a_disk_that_hangs_holds_up_no_leave(
     monkeypatch.setattr(pool_keeper, "LEAVE_TIMEOUT_S", 0.2)
     answers = threading.Event()
     async with keeping(tmp_path, log) as it:
-        monkeypatch.setattr(it.keeper._folder, "names", answers.wait)
+        monkeypatch.setattr(it.keeper._folder, "listing", answers.wait)
         try:
             async with asyncio.timeout(2):
                 await it.keeper.leave("over")

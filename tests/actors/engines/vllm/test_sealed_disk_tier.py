@@ -14,6 +14,7 @@ import pytest
 
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_store import BlockStore
+from tests.actors.kv_blocks.test_pool_folder import shared_by
 from tests.fixtures.eventually import eventually
 
 CHUNKS, ROW_BYTES, TOKENS = 8, 4096, 32
@@ -46,14 +47,9 @@ class Tier:
         self.host = np.random.default_rng(1).integers(-128, 127, (CHUNKS, ROW_BYTES), dtype=np.int8)
         spec: Any = SimpleNamespace(config=self.config)
         folder.mkdir(exist_ok=True)
-        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "counts": str(folder / "counts")}
-        options["described"] = str(folder / "described")
+        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "shared": str(shared_by(folder))}
         self.tier: Any = disk_tier.SealedDiskTier(spec, memoryview(self.host), "disk", **options)  # type: ignore[arg-type]
         self.jobs = 0
-
-    async def ready(self) -> Tier:
-        await eventually(lambda: self.tier._store._scanned, "the scan")
-        return self
 
     def request(self, name: str, keys: list[bytes], params: dict[str, Any] | None) -> Any:
         context = self.base.ReqContext(name, params)
@@ -79,7 +75,7 @@ class Tier:
 @pytest.fixture
 async def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
-    made = await Tier(tmp_path / "decode-0").ready()
+    made = Tier(tmp_path / "decode-0")
     yield made
     made.tier.shutdown()
 

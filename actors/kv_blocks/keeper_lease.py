@@ -1,0 +1,49 @@
+"""KeeperLease: a file by which a pool's keeper tells the engine until when it announces what leaves the pool.
+
+The file's time of change is the lease's end, by the monotonic clock of the machine, which all of its processes share.
+So reading it is one call of the system. Its folder lives as long as the engine: no lease outlives either process.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from core.clock import Clock
+
+LEASE_FILE = "pool-lease"
+LEASE_S = 60.0
+"""So long after its last renewal, which needs the log, a keeper counts as away."""
+
+
+class KeeperLease:
+    """The keeper renews and ends it, the engine reads it."""
+
+    def __init__(self, shared: Path, clock: Clock) -> None:
+        self._path = shared / LEASE_FILE
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<KeeperLease {self._path}>"
+
+    def renew(self, more_s: float = 0.0) -> None:
+        """The lease ends LEASE_S and `more_s` seconds from now. OSError if the file cannot be written."""
+        ends = self._clock.monotonic_ns() + round((LEASE_S + more_s) * 1e9)
+        try:
+            os.utime(self._path, ns=(ends, ends))
+        except FileNotFoundError:  # one that is made now has no lease yet
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.utime(self._path, ns=(ends, ends))
+
+    def end(self) -> None:
+        """There is no keeper any more: nothing is announced of the pool."""
+        with suppress(OSError):  # the engine's folder went with the engine
+            self._path.unlink()
+
+    def left_ns(self) -> int | None:
+        """Nanoseconds until its end, negative after it; None if there is no keeper."""
+        try:
+            return self._path.stat().st_mtime_ns - self._clock.monotonic_ns()
+        except OSError:
+            return None
