@@ -21,6 +21,7 @@ TOTALS = {
     "cache_gaps": "Times that the engine's events were lost for good",
     "pool_entries_dropped": "Blocks that are not announced should they come to lie on the disk: too many waited",
     "pool_refreshes_failed": "Times that the disk tier's folder or its catalogue could not be read or written",
+    "pool_removals_failed": "Tries to remove a file of the disk tier that failed, after the log had its removal",
     "prefill_local": "Prompts that a decode worker chose to compute itself",
     "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
     "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",
