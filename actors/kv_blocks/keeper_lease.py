@@ -32,9 +32,11 @@ class KeeperLease:
         ends = self._clock.monotonic_ns() + round((LEASE_S + more_s) * 1e9)
         try:
             os.utime(self._path, ns=(ends, ends))
-        except FileNotFoundError:  # one that is made now has no lease yet
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            os.utime(self._path, ns=(ends, ends))
+        except FileNotFoundError:
+            draft = self._path.with_suffix(".new")  # a file that is made now has a time of the wall clock
+            draft.touch(0o600)
+            os.utime(draft, ns=(ends, ends))
+            draft.rename(self._path)
 
     def end(self) -> None:
         """There is no keeper any more: nothing is announced of the pool."""

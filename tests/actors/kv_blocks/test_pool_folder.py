@@ -334,6 +334,19 @@ def test_a_lease_ends(tmp_path: Path) -> None:
     assert engine.left_ns() is None
 
 
+def test_a_lease_that_cannot_be_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the engine would wait for a keeper that never comes."""
+    lease = KeeperLease(tmp_path, ManualClock(NOW_MS))
+
+    def fails(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "no such file") if not list(tmp_path.iterdir()) else OSError(5, "no such disk")
+
+    monkeypatch.setattr(os, "utime", fails)
+    with pytest.raises(OSError, match="no such disk"):
+        lease.renew()
+    assert lease.left_ns() is None
+
+
 def test_stuck_files_are_named_to_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to a bound, beyond which all count as stuck."""
     monkeypatch.setattr(stuck_files, "STUCK_MAX", 2)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.kv_blocks.block_store import GOING
+from actors.kv_blocks.block_seal import BlockSeal
+from actors.kv_blocks.block_store import GOING, BlockStore
+from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
 from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES, PoolFolder
 from actors.kv_blocks.stuck_files import STUCK_FILE, StuckFiles
@@ -36,6 +38,8 @@ from tests.projections.speaker import Speaker
 KV = StreamName("kv_0")
 WORKER, LATER = WorkerId("0a" * 8), WorkerId("0b" * 8)
 DEPLOYMENT = DeploymentKey(bytes(32))
+CALLS = 5
+"""Of a listing in its thread: renew, list, stuck, keep, remove."""
 
 
 class Kept:
@@ -383,7 +387,7 @@ async def test_replicas_have_time_before_a_file_is_removed(
             if seconds:
                 waits.append((seconds, file.exists() and it.keeper.publisher.holds_all))
 
-        monkeypatch.setattr(pool_keeper.asyncio, "sleep", sleep)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
         await it.keeper.refresh()
         monkeypatch.undo()
         assert waits == [(FOLD_S, True)]
@@ -478,3 +482,44 @@ async def test_its_lease_needs_listings_and_ends_with_it(
         assert it.lease_end_ns() > ends_ns
         await it.keeper.leave("over")
         assert KeeperLease(shared_by(tmp_path), SystemClock()).left_ns() is None
+
+
+@pytest.mark.parametrize("point", range(12))
+async def test_a_kill_at_any_step(tmp_path: Path, log: MemoryLog, point: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper ends right before or right after one of its calls, while a file goes and another comes. What the log
+    has as stored lies there then; the next engine and the next keeper go on by the files alone."""
+    monkeypatch.setattr(pool_keeper, "FOLD_S", 0.0)
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3)
+        for number in (1, 2, 3):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 3)
+        let_go(tmp_path, 3)
+        it.name(4, parent=1002)
+        put(tmp_path, 4)
+        calls, real = 0, it.keeper._in_thread
+
+        async def dies(call: Callable[[], Any]) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == point // 2 and not point % 2:
+                raise asyncio.CancelledError
+            done = await real(call)
+            if calls - 1 == point // 2:
+                raise asyncio.CancelledError
+            return done
+
+        monkeypatch.setattr(it.keeper, "_in_thread", dies)
+        with suppress(asyncio.CancelledError):
+            await it.keeper.refresh()
+        files = {file.stem for file in tmp_path.iterdir() if file.suffix in {".kv", GOING}}
+        assert {block for block in await it.announced() if name(block - 1000).hex() not in files} == set()
+        assert calls == min(point // 2 + 1, CALLS)
+    BlockStore(tmp_path, 1 << 20, BlockSeal(KIND), DiskCounts(tmp_path / "counts"), shared_by(tmp_path), SystemClock())
+    async with keeping(tmp_path, log) as it:
+        assert not list(tmp_path.glob(f"*{GOING}"))
+        assert await it.announced() >= blocks(1, 2)
+        it.name(4, parent=1002)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 4)
