@@ -135,7 +135,8 @@ NO_MIXTURE = "No message of the log has an unknown event beside a first token."
 UNREAD = "A verification does without cursors that it cannot read in part, and the examination exports nothing."
 TAKEN = '    """Prompt tokens that the engine took from its cache; CACHED_UNKNOWN if it had not said so by then."""\n'
 OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
-NO_POOLS = "The log of the examination has no pools."
+NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
+SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2324,10 +2325,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "pool-keeper-undigested": (
                 "mix(pool.pool, pool.keeper, pool.name,",
                 "mix(pool.pool, pool.name,",
-                NO_POOLS,
             ),
-            "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size", NO_POOLS),
-            "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n", NO_POOLS),
+            "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
+            "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n"),
         },
     ),
     *_mutants(
@@ -2338,20 +2338,22 @@ MUTANTS: tuple[Mutant, ...] = (
             "pool-of-any-kind": (
                 "if kept := sources.get((pool_id, access.kind)):",
                 "if kept := next((kept for (known, _), kept in sources.items() if known == pool_id), []):",
-                NO_POOLS,
             ),
             "pool-of-first-source": (
                 "next((source for keeper, source in kept if keeper == member.worker), kept[0][1])",
                 "kept[0][1]",
                 NO_POOLS,
             ),
-            "pool-beyond-host": ("min(in_pool, host + most, device + 2 * most)", "min(in_pool, host + most)", NO_POOLS),
+            "pool-beyond-host": (
+                "min(in_pool, host + most, device + 2 * most)",
+                "min(in_pool, host + most)",
+                SMALL_HOSTS,
+            ),
             "pool-beyond-loads": (
                 "min(in_pool, host + most, device + 2 * most)",
                 "min(in_pool, device + 2 * most)",
-                NO_POOLS,
             ),
-            "pool-on-the-host": ("(device, host, reach, max(", "(device, reach, reach, max(", NO_POOLS),
+            "pool-on-the-host": ("(device, host, reach, max(", "(device, reach, reach, max("),
         },
     ),
     *_mutants(
@@ -2417,6 +2419,11 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "disk-taken-still-counts": ("        self._forget_taken()\n", "", NO_DISK),
+            "disk-removals-seen-once": (
+                "if removals == self._removals_seen:",
+                "if self._removals_seen:",
+                NO_DISK,
+            ),
             "disk-taken-is-refused": (
                 'if reason == "missing" and name in self._going:',
                 "if False:",
@@ -2485,6 +2492,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 f"        try:\n{OPENED}            self.lease.renew()\n",
                 NO_DISK,
             ),
+            "pool-removals-unseen": ("        self.lease.count_removal()\n", "", NO_DISK),
             "pool-renamed-stays": ("found[SUFFIX] - found[GOING]", "found[SUFFIX]", NO_DISK),
             "pool-listing-too-young": (
                 "self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0",

@@ -76,6 +76,7 @@ class Folder:
         """As the keeper does."""
         for file in self.path.glob(f"*{GOING}"):
             file.unlink()
+        self.lease.count_removal()
 
     def bytes_on_disk(self) -> int:
         return sum(-(-file.stat().st_size // 4096) * 4096 for file in self.path.iterdir() if file.suffix != ".txt")

@@ -279,10 +279,12 @@ def test_a_file_that_goes_is_listed_apart(tmp_path: Path) -> None:
 def test_files_that_go_are_removed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stays after all, or that is gone, is no failure; one that cannot be removed is."""
     it = opened(tmp_path)
+    it.lease.renew()
     put(tmp_path, 1)
     file = going(tmp_path, 2)
     assert it.remove_going([name(1), name(2), name(3)]) == 0
     assert not file.exists()
+    assert it.lease.removals() == 1, "the engine sees it"
     assert [each.stem for each in tmp_path.glob("*.kv")] == [name(1).hex()]
     going(tmp_path, 4)
 
@@ -328,7 +330,12 @@ def test_a_lease_ends(tmp_path: Path) -> None:
     clock.advance(round(LEASE_S * 1000) + 2600)
     assert engine.left_ns() == -0.1e9
     keeper.renew()
-    assert engine.left_ns() == LEASE_S * 1e9
+    assert (engine.left_ns(), engine.removals()) == (LEASE_S * 1e9, 0)
+    for number in (1, 2):
+        keeper.count_removal()
+        assert (engine.left_ns(), engine.removals()) == (LEASE_S * 1e9, number)
+    keeper.renew()
+    assert engine.removals() == 2
     keeper.end()
     keeper.end()
     assert engine.left_ns() is None
