@@ -7,12 +7,19 @@
 3. Room is made before a block is written: the least recently used blocks go. A block's stamp is the time of the
    request that used it last, less its depth in the prompt. So of one prompt's blocks the last go first, and no block
    goes after the one that it continues. The stamp is the file's time of change, and so outlives the engine.
-4. A block that cannot be written is not stored, and nothing else happens. After FAILURES_MAX failures in a row nothing
+4. A file that goes is first renamed (GOING). Without a keeper it is removed at once. While a keeper holds its lease,
+   the keeper removes the file, once the log has the block's removal. Until then the block is read, and may stay after
+   all: a request that uses it gives the file its name back. So a HEADROOM_SHARE-th of the bytes is left free.
+   The bytes are never exceeded: a block that finds no room meanwhile is not stored. After the lease's end files are
+   removed at once again, and counted (`evictions_unannounced`).
+5. A refused file that cannot be removed is named to the keeper (`stuck_files`). Its removal is tried again every
+   RETRY_S, RETRIES_MAX times; it counts as used.
+6. A block that cannot be written is not stored, and nothing else happens. After FAILURES_MAX failures in a row nothing
    is tried for PAUSE_S.
-5. `scan` reads names, sizes and times of what lies there; before it has ended there is no block, and none is stored.
-   It removes unfinished files. Files of other names are left alone, and count for nothing.
+7. What lies there is read once, when the store is made: names, sizes and times. Unfinished and going files are removed.
+   Files of other names are left alone, and count for nothing.
 
-Thread-safe. No other process may write here: see `BlockFolderLock`.
+Thread-safe. Of other processes the keeper alone may remove files here, those that go: see `BlockFolderLock`.
 """
 
 from __future__ import annotations
@@ -29,17 +36,23 @@ from threading import Lock
 
 from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal
 from actors.kv_blocks.disk_counts import DiskCounts
+from actors.kv_blocks.keeper_lease import KeeperLease
+from actors.kv_blocks.stuck_files import StuckFiles
 from core.clock import Clock
 from core.errors import CallerError
 
-SUFFIX, UNFINISHED = ".kv", ".new"
+SUFFIX, UNFINISHED, GOING = ".kv", ".new", ".going"
 ALLOCATION_BYTES = 4096
 """A file takes a multiple of that on a disk."""
 FAILURES_MAX = 8
 """Failed writes in a row, after which none is tried for PAUSE_S."""
 PAUSE_S = 30
+HEADROOM_SHARE = 16
+"""With a keeper so small a part of the bytes is left free, for what is written while files go."""
+RETRY_S, RETRIES_MAX = 30, 10
+"""The pause between two tries to remove files that could not be removed, and the number of tries."""
 LOCK_FILE = "lock"
-_NAMES = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(UNFINISHED)})")
+_NAMES = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, (SUFFIX, UNFINISHED, GOING)))})")
 
 
 class BlockFolderLock:
@@ -75,9 +88,12 @@ class _Block:
 
 
 class BlockStore:
-    """The blocks of one folder. Memory is some 300 bytes per block."""
+    """The blocks of one folder. Memory is some 300 bytes per block. To make it blocks: some 10 us for each file."""
 
-    def __init__(self, folder: Path, size_max: int, seal: BlockSeal, counts: DiskCounts, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, size_max: int, seal: BlockSeal, counts: DiskCounts, shared: Path, clock: Clock
+    ) -> None:
+        """`shared` is a folder of the engine's, in which it and the keeper have small files."""
         self._folder = folder
         self._size_max = size_max
         self._seal = seal
@@ -92,9 +108,17 @@ class BlockStore:
         """Stamps that their files do not carry yet."""
         self._used = 0
         """Bytes on the disk, also those of files that are being written."""
+        self._going: dict[bytes, None] = {}
+        """Blocks whose files have their other name, in the order in which they go."""
+        self._going_bytes = 0
+        self._lease = KeeperLease(shared, clock)
+        self._removals_seen = 0
+        self._stuck = StuckFiles(shared)
+        self._retries = 0
+        self._retry_at_ms = 0
         self._failures = 0
         self._paused_until_ms = 0
-        self._scanned = False
+        self._scan()
 
     def __repr__(self) -> str:
         return f"<BlockStore {len(self._blocks)} blocks, {self._used} of {self._size_max} bytes>"
@@ -108,8 +132,7 @@ class BlockStore:
         """The stamp of a block that is used now, first in its prompt."""
         return self._clock.wall_ms() * 1_000_000
 
-    def scan(self) -> None:
-        """The blocks that lie in the folder are known. Blocks: about 10 us for each file."""
+    def _scan(self) -> None:
         found, now = [], self.stamp_now()
         with suppress(OSError), os.scandir(self._folder) as entries:  # a folder that cannot be read has no blocks
             for entry in entries:
@@ -118,7 +141,7 @@ class BlockStore:
                     continue
                 with suppress(OSError):  # it went meanwhile
                     status = entry.stat(follow_symlinks=False)
-                    if named[2] == UNFINISHED:
+                    if named[2] != SUFFIX:
                         Path(entry.path).unlink()
                     elif S_ISREG(status.st_mode):
                         stamp = min(now, status.st_mtime_ns)
@@ -130,18 +153,18 @@ class BlockStore:
                 heapq.heappush(self._oldest, (stamp, name))
             self._counts.add(bytes=self._used, blocks=len(found))
             self._make_room(0)
-            self._scanned = True
 
     def holds(self, name: bytes) -> bool:
-        """True if a file of that name lies there. No I/O."""
-        return name in self._blocks if self._scanned else False
+        """True if a file of that name lies there, or is one that goes and was there at the last write. No I/O."""
+        return name in self._blocks
 
     def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
-        """Blocks, of which not all need lie here, have these stamps, or keep newer ones."""
+        """Blocks, of which not all need lie here, have these stamps, or keep newer ones. Of those that go the files
+        get their names back, if they still lie there."""
         with self._lock:
             for name, stamp in stamps:
                 block = self._blocks.get(name)
-                if block is not None and block.stamp < stamp:
+                if block is not None and block.stamp < stamp and (name not in self._going or self._take_back(name)):
                     block.stamp = self._unsaved[name] = stamp
                     heapq.heappush(self._oldest, (stamp, name))
             if len(self._oldest) > 2 * len(self._blocks) + 1024:
@@ -164,9 +187,12 @@ class BlockStore:
         self.save_stamps()
         size = _allocated(HEADER_BYTES + payload.nbytes)
         with self._lock:
+            self._retry()
+            if name in self._going and self._take_back(name):
+                heapq.heappush(self._oldest, (self._blocks[name].stamp, name))
             if name in self._blocks or name in self._writing:
                 return True
-            if not self._scanned or self._clock.monotonic_ms() < self._paused_until_ms or not self._make_room(size):
+            if self._clock.monotonic_ms() < self._paused_until_ms or not self._make_room(size):
                 self._counts.add(stores_dropped=1)
                 return False
             self._writing.add(name)
@@ -177,6 +203,7 @@ class BlockStore:
             self._writing.discard(name)
             if written:
                 self._failures = 0
+                self._free(self._stuck.pop(name))
                 self._blocks[name] = _Block(size, stamp)
                 heapq.heappush(self._oldest, (stamp, name))
                 self._counts.add(stores=1, blocks=1)
@@ -190,11 +217,11 @@ class BlockStore:
             return False
 
     def load(self, name: bytes, into: memoryview) -> bool:
-        """The block's bytes stand in `into`, and are proved. False if not: then `into` may hold anything, and no file
-        of that name lies there any more. Blocks."""
+        """The block's bytes stand in `into`, and are proved. False if not: then `into` may hold anything, and the
+        block is not held any more. Blocks."""
         header = bytearray(HEADER_BYTES)
         try:
-            file = os.open(self._path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            file = self._open(name)
             try:
                 size = os.fstat(file).st_size
                 read = os.preadv(file, [header, into], 0)
@@ -211,13 +238,25 @@ class BlockStore:
         if reason is None:
             self._counts.add(loads=1)
             return True
-        self._counts.add(**{f"refused_{reason}": 1})
         with self._lock:
-            self._remove(name)
+            if reason == "missing" and name in self._going:  # the keeper took it away
+                self._forget_evicted(name)
+                return False
+            self._counts.add(**{f"refused_{reason}": 1})
+            self._refuse(name)
         return False
 
-    def _path(self, name: bytes) -> Path:
-        return self._folder / f"{name.hex()}{SUFFIX}"
+    def _open(self, name: bytes) -> int:
+        for suffix in (SUFFIX, GOING):
+            with suppress(FileNotFoundError):
+                return self._open_as(name, suffix)
+        return self._open_as(name, SUFFIX)  # it got its name back between the two
+
+    def _open_as(self, name: bytes, suffix: str) -> int:
+        return os.open(self._path(name, suffix), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def _path(self, name: bytes, suffix: str = SUFFIX) -> Path:
+        return self._folder / f"{name.hex()}{suffix}"
 
     def _write(self, name: bytes, payload: memoryview, stamp: int) -> bool:
         draft = self._folder / f"{name.hex()}{UNFINISHED}"
@@ -238,31 +277,134 @@ class BlockStore:
         return True
 
     def _make_room(self, size: int) -> bool:
-        """So many bytes more fit; the blocks used least recently are gone for it. The lock is held."""
-        while self._used + size > self._size_max and self._oldest:
-            stamp, name = heapq.heappop(self._oldest)
+        """So many bytes more fit; False if they do not, now or ever. The lock is held, as in all methods below."""
+        room = self._size_max - size
+        if room < 0:
+            return False
+        self._forget_taken()
+        headroom = self._size_max // HEADROOM_SHARE if _holds(self._lease.left_ns()) else 0
+        while self._used - self._going_bytes > room - headroom and self._oldest:
+            stamp, name = self._oldest[0]
             block = self._blocks.get(name)
-            if block is None or block.stamp != stamp:
-                continue
-            if not self._remove(name):
-                return False
-            self._counts.add(evictions=1)
-        return self._used + size <= self._size_max
+            if block is not None and block.stamp == stamp and name not in self._going and not self._let_go(name):
+                break
+            heapq.heappop(self._oldest)
+        if self._used > room:
+            self._evict(room)
+        return self._used <= room
 
-    def _remove(self, name: bytes) -> bool:
-        """The block is not known any more; False if its file could not be removed, which then goes on counting as
-        used. The lock is held."""
-        block = self._blocks.pop(name, None)
-        if block is None:
-            return True
-        self._counts.add(blocks=-1)
+    def _let_go(self, name: bytes) -> bool:
+        """The block's file has the name of one that goes; False if it cannot be renamed: then the block stays."""
         try:
-            self._path(name).unlink(missing_ok=True)
+            self._path(name).rename(self._path(name, GOING))
+        except FileNotFoundError:  # somebody removed it
+            self._forget(name)
+            return True
         except OSError:
             return False
-        self._used -= block.size
-        self._counts.add(bytes=-block.size)
+        self._going[name] = None
+        self._going_bytes += self._blocks[name].size
         return True
+
+    def _take_back(self, name: bytes) -> bool:
+        """The block stays; False if it does not, as its file is gone, or cannot be renamed."""
+        try:
+            self._path(name, GOING).rename(self._path(name))
+        except FileNotFoundError:
+            self._forget_evicted(name)
+            return False
+        except OSError:
+            return False
+        del self._going[name]
+        self._going_bytes -= self._blocks[name].size
+        return True
+
+    def _forget_taken(self) -> None:
+        """Files that the keeper removed since the last call count no more. Some 10 us for each that goes, if there are
+        any."""
+        removals = self._lease.removals()
+        if removals == self._removals_seen:
+            return
+        self._removals_seen = removals
+        for name in [*self._going]:
+            try:
+                self._path(name, GOING).stat()
+            except FileNotFoundError:
+                self._forget_evicted(name)
+            except OSError:  # it may lie there, and counts
+                pass
+
+    def _evict(self, room: int) -> None:
+        """Files that go are removed until no more than so many bytes are used, if no keeper will remove them.
+
+        The lease is read after the files had their new names. A keeper takes it before it lists the folder. So either
+        it lists no such file as one that stays, or its lease is seen here.
+        """
+        left_ns = self._lease.left_ns()
+        if _holds(left_ns):
+            return
+        for name in [*self._going]:
+            if self._used <= room:
+                return
+            try:
+                self._path(name, GOING).unlink(missing_ok=True)
+            except OSError:
+                return
+            self._forget_evicted(name)
+            if left_ns is not None:
+                self._counts.add(evictions_unannounced=1)
+
+    def _forget_evicted(self, name: bytes) -> None:
+        self._forget(name)
+        self._counts.add(evictions=1)
+
+    def _forget(self, name: bytes) -> int:
+        """The block is not held, its bytes are free; returns their number, 0 if it was not held."""
+        block = self._blocks.pop(name, None)
+        if block is None:
+            return 0
+        if name in self._going:
+            del self._going[name]
+            self._going_bytes -= block.size
+        self._counts.add(blocks=-1)
+        self._free(block.size)
+        return block.size
+
+    def _free(self, size: int) -> None:
+        self._used -= size
+        self._counts.add(bytes=-size)
+
+    def _refuse(self, name: bytes) -> None:
+        """The block is not held, and its file is gone or stuck."""
+        size = self._forget(name)
+        if not size or self._unlink(name):
+            return
+        self._free(-size)
+        self._counts.add(stuck=1)
+        self._stuck.add(name, size)
+        self._retries, self._retry_at_ms = 0, self._clock.monotonic_ms() + RETRY_S * 1000
+
+    def _retry(self) -> None:
+        """Stuck files are tried again, if it is time."""
+        names, now_ms = self._stuck.names(), self._clock.monotonic_ms()
+        if not names or self._retries >= RETRIES_MAX or now_ms < self._retry_at_ms:
+            return
+        self._retries, self._retry_at_ms = self._retries + 1, now_ms + RETRY_S * 1000
+        for name in names:
+            if self._unlink(name):
+                self._free(self._stuck.pop(name))
+
+    def _unlink(self, name: bytes) -> bool:
+        try:
+            for suffix in (SUFFIX, GOING):
+                self._path(name, suffix).unlink(missing_ok=True)
+        except OSError:
+            return False
+        return True
+
+
+def _holds(left_ns: int | None) -> bool:
+    return left_ns is not None and left_ns > 0
 
 
 def _allocated(size: int) -> int:

@@ -14,13 +14,16 @@ from threading import Lock
 
 from actors.kv_blocks.block_seal import REASONS
 
+COUNTS_FILE = "disk-counts"
 NAMES = (
     "bytes",
     "blocks",
     "loads",
     "stores",
     "evictions",
+    "evictions_unannounced",
     *(f"refused_{reason}" for reason in REASONS),
+    "stuck",
     "write_failures",
     "stores_dropped",
     "loads_declined",

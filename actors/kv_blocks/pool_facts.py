@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 
+FACTS_FILE = "disk-pool"
+
 
 class PoolFacts(msgspec.Struct, frozen=True):
     """Known once the engine's process has made its tier."""

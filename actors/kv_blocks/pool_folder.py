@@ -12,6 +12,9 @@ appended once its file lies there:
 Pad and digest have a key of the pool's kind. So a record of other weights, a forged one and a torn one are passed over.
 There are no tokens in it. Nothing is flushed: what a crash of the machine takes comes again when a request brings it.
 
+A file that goes (`block_store`) is removed here, once the log has its block's removal. The keeper's lease and the names
+of files that the engine cannot remove lie in a folder of the engine's.
+
 All methods block, and one thread at a time calls them. Only the process that has the folder's lock does.
 """
 
@@ -21,13 +24,15 @@ import hashlib
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from actors.kv_blocks.block_seal import DIGEST_BYTES, HEADER_BYTES, BlockSeal, block_name
-from actors.kv_blocks.block_store import SUFFIX
+from actors.kv_blocks.block_store import GOING, SUFFIX
+from actors.kv_blocks.keeper_lease import KeeperLease
+from actors.kv_blocks.stuck_files import read_stuck
 from core.clock import Clock
 from core.ids import new_id
 
@@ -38,7 +43,7 @@ SETTLED_NS = 2_000_000_000
 """A folder that changed later than this before its listing is listed again: its time of change has coarse steps."""
 _BLOCKS = struct.Struct("<QQ")
 RECORD_BYTES = DIGEST_BYTES + _BLOCKS.size + DIGEST_BYTES
-_FILE = re.compile(rf"([0-9a-f]{{32}}){re.escape(SUFFIX)}")
+_FILE = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(GOING)})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
@@ -56,6 +61,16 @@ class PoolDescription(NamedTuple):
     """Length of the engine's block hashes; the cache events name blocks by them."""
     suffix: bytes
     """Stands behind the engine's hash of a block where the block's file is named."""
+    shared: Path
+    """The engine's folder of small files between its process and its worker's; it ends with the engine."""
+
+
+class Listing(NamedTuple):
+    """The names of the blocks in a folder."""
+
+    stays: frozenset[bytes] = frozenset()
+    goes: frozenset[bytes] = frozenset()
+    """Those whose files are to be removed once the log has their removal."""
 
 
 class CatalogEntry(NamedTuple):
@@ -80,13 +95,21 @@ class PoolFolder:
         """In the catalogue's file, those that are used no more included."""
         self._listed_ns = 0
         """The folder's time of change at the last listing, if that is old enough to be trusted; else 0."""
+        self.lease = KeeperLease(pool.shared, clock)
 
     def __repr__(self) -> str:
         return f"<PoolFolder {self._folder}, {self._records} records>"
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
-        """The pool's id, and the entries of files that lie there. OSError if the folder cannot be read or written."""
-        return self._id(), self._load(self.names() or set())
+        """The pool's id, and the entries of files that lie there. The lease is taken before they are listed. OSError if
+        the folder cannot be read or written."""
+        self.lease.renew()
+        try:
+            opened = self._id(), self._load(self._list().stays)
+        except OSError:
+            self.lease.end()
+            raise
+        return opened
 
     def name_of(self, block: int) -> bytes:
         """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
@@ -105,7 +128,7 @@ class PoolFolder:
         _replace(path, f"{made} {inode}".encode())
         return made
 
-    def names(self) -> set[bytes] | None:
+    def listing(self) -> Listing | None:
         """The names of all blocks that lie there; None if they are those of the last call. About 2 us each.
 
         OSError if the folder cannot be read.
@@ -113,13 +136,37 @@ class PoolFolder:
         changed_ns = self._folder.stat().st_mtime_ns
         if changed_ns == self._listed_ns:
             return None
-        with os.scandir(self._folder) as entries:
-            found = {bytes.fromhex(named[1]) for entry in entries if (named := _FILE.fullmatch(entry.name))}
+        found = self._list()
         age_ns = self._clock.wall_ms() * 1_000_000 - changed_ns
         self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0
         return found
 
-    def _load(self, names: set[bytes]) -> dict[bytes, CatalogEntry]:
+    def _list(self) -> Listing:
+        found: dict[str, set[bytes]] = {SUFFIX: set(), GOING: set()}
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if named := _FILE.fullmatch(entry.name):
+                    found[named[2]].add(bytes.fromhex(named[1]))
+        # one that was renamed meanwhile may have been seen under both names
+        return Listing(frozenset(found[SUFFIX] - found[GOING]), frozenset(found[GOING]))
+
+    def stuck(self) -> set[bytes] | None:
+        """Names of refused files that the engine cannot remove; None if they are too many to be named."""
+        return read_stuck(self._pool.shared)
+
+    def remove_going(self, names: Iterable[bytes]) -> int:
+        """These files, as far as they still go, are removed, and the engine sees it; returns how many cannot be. About
+        10 us each. OSError if the lease cannot be written."""
+        failed = 0
+        for name in names:
+            try:
+                (self._folder / f"{name.hex()}{GOING}").unlink(missing_ok=True)
+            except OSError:
+                failed += 1
+        self.lease.count_removal()
+        return failed
+
+    def _load(self, names: frozenset[bytes]) -> dict[bytes, CatalogEntry]:
         """The entries of these files, as the catalogue has them, which then has no others."""
         path = self._folder / CATALOG_FILE
         try:

@@ -3,11 +3,15 @@
 1. The mirror of the worker's cache names blocks (`NamedBlock`). Of each follow a file's name and our hash: an entry of
    the catalogue. It waits for its file, in a bounded queue; the oldest go, and their files are announced when a
    request names them again.
-2. While the folder changes it is listed (`PoolFolder.names`) in a thread: every LIST_EVERY_S, or LIST_SHARE times as
+2. While the folder changes it is listed (`PoolFolder.listing`) in a thread: every LIST_EVERY_S, or LIST_SHARE times as
    long as a listing takes. Of a file with an entry the seal is read, and the entry goes into the catalogue; then the
    block is announced. Others are not.
-3. A block whose file is gone is announced as removed, with those behind it. Its entry waits again: the file may return.
-4. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
+3. A block whose file goes or is gone, or is one that the engine refused and cannot remove, is announced as removed,
+   with those behind it. Its entry waits again: the file may return.
+4. Files that go are removed FOLD_S after the log has acknowledged that. So a block that the log has as stored can be
+   read, but for a refused file, and for one that the engine removed after the end of the keeper's lease. The lease
+   (`keeper_lease`) is renewed before a listing, if the one before succeeded and the log has all that was announced.
+5. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.pool_folder import CatalogEntry, PoolFolder
+from actors.kv_blocks.pool_folder import CatalogEntry, Listing, PoolFolder
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
 from actors.kv_pool.pool_publisher import PoolPublisher
@@ -38,6 +42,11 @@ LIST_EVERY_S = 1.0
 """Between two listings of the folder …"""
 LIST_SHARE = 20
 """… and at least so many times as long as the last listing took."""
+ACKNOWLEDGED_S = 5.0
+"""So long a listing waits for the log before its files that go are left for the next one."""
+FOLD_S = 0.25
+"""Between the log's acknowledgement of removals and the removal of their files: replicas fold them, and requests that
+were sent before come to the engine."""
 ENTRIES_WAITING_MAX = 32_768
 """Entries whose files do not lie there yet, at some 250 bytes each."""
 
@@ -77,20 +86,29 @@ class PoolKeeper:
         """Of the files that are announced, or would be if those before them were."""
         self._waiting: OrderedDict[bytes, CatalogEntry] = OrderedDict()
         """Entries without a file that is known to be of this kind."""
-        self._names: set[bytes] = set(entries)
-        """Of all files at the last listing."""
+        self._listing = Listing(frozenset(entries))
+        """The last one, without the files that were removed since."""
+        self._stuck: set[bytes] | None = set()
+        """Refused files at the last listing that the engine cannot remove; None if they are all."""
         self._unproved: set[bytes] = set()
         """Files that are no blocks of this kind, since the folder changed last."""
         self._thread = ThreadPoolExecutor(1, "pool keeper")
         """One, so that what a cancelled task began there ends before the next call."""
+        self._refreshing = asyncio.Lock()
+        self._failed = False
+        """The last listing failed, or is under way."""
+        self._pause_s = LIST_EVERY_S
+        """Between the last listing and the next one."""
         self.entries_dropped = 0
         """Entries that had no room to wait."""
         self.failures = 0
         """Listings of the folder that failed."""
+        self.removals_failed = 0
+        """Tries to remove a file that goes; each is tried again with the next listing."""
         self.publisher = self._new_publisher()
 
     def __repr__(self) -> str:
-        return f"<PoolKeeper of {self.id}, {self.blocks} of {len(self._names)} blocks announced>"
+        return f"<PoolKeeper of {self.id}, {self.blocks} of {len(self._listing.stays)} blocks announced>"
 
     @property
     def id(self) -> str:
@@ -108,7 +126,9 @@ class PoolKeeper:
             "id": self.id,
             "source": self.publisher.id,
             "blocks": self.blocks,
-            "files": len(self._names),
+            "files": len(self._listing.stays),
+            "files_going": len(self._listing.goes),
+            "removals_failed": self.removals_failed,
             "entries": len(self._entries),
             "entries_waiting": len(self._waiting),
             "outbox": {"events": self.publisher.outbox.depth, "bytes": self.publisher.outbox.bytes},
@@ -135,21 +155,50 @@ class PoolKeeper:
                 self._wait(file, CatalogEntry(block, parent))
 
     async def refresh(self) -> None:
-        """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not."""
-        names = await self._in_thread(self._folder.names)
-        if names is not None:
-            self._names = names
+        """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not, and
+        those that go are removed, if the log acknowledges it in time."""
+        async with self._refreshing:  # else a file that goes again could be removed by the call before
+            before_ms = self._clock.monotonic_ms()
+            await self._list()
+            took_s = (self._clock.monotonic_ms() - before_ms) / 1000
+            self._pause_s = max(LIST_EVERY_S, LIST_SHARE * took_s)
+            if self._listing.goes and await self.publisher.acknowledged(ACKNOWLEDGED_S):
+                await asyncio.sleep(FOLD_S)
+                await self._remove_going()
+
+    async def _list(self) -> None:
+        failed_before, self._failed = self._failed, True
+        if self.publisher.holds_all and not failed_before:
+            await self._in_thread(partial(self._folder.lease.renew, self._pause_s))
+        listing = await self._in_thread(self._folder.listing)
+        stuck = await self._in_thread(self._folder.stuck)
+        if listing is not None or stuck != self._stuck:
+            self._listing, self._stuck = listing or self._listing, stuck
             self._unproved.clear()
-        gone = [file for file in self._entries if file not in self._names] if names is not None else []
-        removed = [self._entries.pop(file) for file in gone]
-        for file, entry in zip(gone, removed, strict=True):
-            self._wait(file, entry)
-        self.publisher.publish(self.mirror.remove(removed))
-        there = self._names - self._unproved
+            self._announce_gone()
+        there = self._readable() - self._unproved
         if ready := {file: entry for file, entry in self._waiting.items() if file in there}:
             await self._keep(ready)
         if self._folder.is_wasteful(len(self._entries)):
             await self._in_thread(partial(self._folder.rewrite, dict(self._entries)))
+        self._failed = False
+
+    def _readable(self) -> frozenset[bytes]:
+        return frozenset() if self._stuck is None else self._listing.stays - self._stuck
+
+    def _announce_gone(self) -> None:
+        there = self._readable()
+        gone = [file for file in self._entries if file not in there]
+        removed = [self._entries.pop(file) for file in gone]
+        for file, entry in zip(gone, removed, strict=True):
+            self._wait(file, entry)
+        self.publisher.publish(self.mirror.remove(removed))
+
+    async def _remove_going(self) -> None:
+        failed = await self._in_thread(partial(self._folder.remove_going, self._listing.goes))
+        self.removals_failed += failed
+        if not failed:
+            self._listing = Listing(self._listing.stays)
 
     async def leave(self, reason: str) -> None:
         """The catalogue has the files that lie there now, and PoolLeft is in the log, if that was possible in time."""
@@ -158,13 +207,12 @@ class PoolKeeper:
                 await self._try()
         self._thread.shutdown(wait=False)
         await self.publisher.leave(reason)
+        self._folder.lease.end()
 
     async def _follow(self) -> None:
         while True:
-            before_ms = self._clock.monotonic_ms()
             await self._try()
-            took_s = (self._clock.monotonic_ms() - before_ms) / 1000
-            await asyncio.sleep(max(LIST_EVERY_S, LIST_SHARE * took_s))
+            await asyncio.sleep(self._pause_s)
 
     async def _try(self) -> None:
         try:

@@ -57,6 +57,16 @@ class PoolPublisher:
     def __repr__(self) -> str:
         return f"<PoolPublisher {self.joined.pool} as {self.id}, {self.outbox.depth} events waiting>"
 
+    @property
+    def holds_all(self) -> bool:
+        """True if the log has all that was published under this id."""
+        return self.outbox.idle and not self.outbox.ended
+
+    async def acknowledged(self, timeout_s: float) -> bool:
+        """True once the log has all that was published; False if not in time, or never."""
+        await self.outbox.drain(timeout_s)
+        return self.holds_all
+
     def start(self) -> None:
         """PoolJoined is on its way to the log, with the content if there is any."""
         self.outbox.put(self.joined)

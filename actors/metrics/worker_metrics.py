@@ -21,6 +21,7 @@ TOTALS = {
     "cache_gaps": "Times that the engine's events were lost for good",
     "pool_entries_dropped": "Blocks that are not announced should they come to lie on the disk: too many waited",
     "pool_refreshes_failed": "Times that the disk tier's folder or its catalogue could not be read or written",
+    "pool_removals_failed": "Tries to remove a file of the disk tier that failed, after the log had its removal",
     "prefill_local": "Prompts that a decode worker chose to compute itself",
     "prefill_remote": "Prompts whose blocks it fetched from a prefill worker",
     "prefill_recomputed": "Prompts that it asked a prefill worker for and computed itself after all",
@@ -40,7 +41,9 @@ DISK_LEVELS = {"bytes": "Bytes of the disk tier's files", "blocks": "Blocks that
 DISK_TOTALS = {
     "loads": "Blocks read from the disk tier",
     "stores": "Blocks written to it",
-    "evictions": "Blocks that it removed to make room",
+    "evictions": "Blocks that went to make room",
+    "evictions_unannounced": "Those that went before the log had their removal: the pool's keeper or the log was away",
+    "stuck": "Refused files that could not be removed at once",
     "write_failures": "Blocks that could not be written",
     "stores_dropped": "Blocks not written: the queue was full, or the disk had failed",
     "loads_declined": "Blocks not read: others took the host's memory, or more than the request may load",

@@ -385,7 +385,11 @@ class Worker:
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
         if self.pool is not None:
-            counts |= {"pool_entries_dropped": self.pool.entries_dropped, "pool_refreshes_failed": self.pool.failures}
+            counts |= {
+                "pool_entries_dropped": self.pool.entries_dropped,
+                "pool_refreshes_failed": self.pool.failures,
+                "pool_removals_failed": self.pool.removals_failed,
+            }
         return counts | self.role.totals()
 
     def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:

@@ -80,6 +80,19 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/membership/test_continued_records.py",
         "tests/replay/verify/test_continued_decisions.py",
     ),
+    "pools": ("tests/projections/folds/test_pools.py",),
+    "pool files": (
+        "tests/actors/kv_blocks/test_block_seal.py",
+        "tests/actors/kv_blocks/test_weights_digest.py",
+        "tests/actors/kv_blocks/test_pool_folder.py",
+        "tests/actors/kv_blocks/test_block_store.py",
+    ),
+    "pool keeper": (
+        "tests/actors/kv_pool/test_pool_keeper.py",
+        "tests/actors/kv_pool/test_pool_of_worker.py",
+        "tests/actors/kv_pool/test_pool_lower_bound.py",
+    ),
+    "disk tier": ("tests/actors/engines/vllm/test_sealed_disk_tier.py",),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -121,6 +134,10 @@ NO_LATER = "The log has no map of a later version."
 NO_MIXTURE = "No message of the log has an unknown event beside a first token."
 UNREAD = "A verification does without cursors that it cannot read in part, and the examination exports nothing."
 TAKEN = '    """Prompt tokens that the engine took from its cache; CACHED_UNKNOWN if it had not said so by then."""\n'
+OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
+NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
+SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
+NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
 
@@ -2297,6 +2314,284 @@ MUTANTS: tuple[Mutant, ...] = (
             "share-of-a-nameless-cursor": (
                 "return event.cursor if event.d is None else cursor_of(event.d.cursor)",
                 "return event.cursor if event.d is None else event.d.cursor",
+            ),
+        },
+    ),
+    *_mutants(
+        "pools",
+        f"{FOLDS}/kv_fold.py",
+        {
+            "pool-ended-counts": ("            self.pools.pop(source, None)\n", "", NO_POOLS),
+            "pool-keeper-undigested": (
+                "mix(pool.pool, pool.keeper, pool.name,",
+                "mix(pool.pool, pool.name,",
+            ),
+            "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
+            "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n"),
+        },
+    ),
+    *_mutants(
+        "pools",
+        f"{FOLDS}/state.py",
+        {
+            "pool-of-dead-keeper": (" and pool.keeper in alive:", ":", NO_POOLS),
+            "pool-of-any-kind": (
+                "if kept := sources.get((pool_id, access.kind)):",
+                "if kept := next((kept for (known, _), kept in sources.items() if known == pool_id), []):",
+            ),
+            "pool-of-first-source": (
+                "next((source for keeper, source in kept if keeper == member.worker), kept[0][1])",
+                "kept[0][1]",
+                NO_POOLS,
+            ),
+            "pool-beyond-host": (
+                "min(in_pool, host + most, device + 2 * most)",
+                "min(in_pool, host + most)",
+                SMALL_HOSTS,
+            ),
+            "pool-beyond-loads": (
+                "min(in_pool, host + most, device + 2 * most)",
+                "min(in_pool, device + 2 * most)",
+            ),
+            "pool-on-the-host": ("(device, host, reach, max(", "(device, reach, reach, max("),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/block_seal.py",
+        {
+            "seal-unsummed": (
+                'return None if checksum == xxhash.xxh3_128_digest(payload) else "checksum"',
+                "return None",
+                NO_DISK,
+            ),
+            "seal-of-any-weights": (
+                "        if (magic, version, zero, digest) != (MAGIC, VERSION, 0, self._digest):\n",
+                "        if (magic, version, zero) != (MAGIC, VERSION, 0):\n",
+                NO_DISK,
+            ),
+            "seal-of-any-block": ("        if owner != name:\n", "        if False:\n", NO_DISK),
+            "seal-of-cut-file": ("owner == name and file_bytes == HEADER_BYTES + length", "owner == name", NO_DISK),
+            "facts-run-together": ('len(raw).to_bytes(8, "little") + raw', "raw", NO_DISK),
+            "block-name-unkeyed": (
+                "hashlib.blake2b(block, key=key, digest_size=DIGEST_BYTES)",
+                "hashlib.blake2b(block, digest_size=DIGEST_BYTES)",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/weights_digest.py",
+        {
+            "weights-unread": (
+                "        digest.update(bytes.fromhex(content))\n",
+                "        digest.update(b'')\n",
+                NO_DISK,
+            ),
+            "weights-of-before": ('if before.get(path, [""])[0] != state]', "if path not in before]", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/block_store.py",
+        {
+            "disk-keeper-not-awaited": (
+                "        if _holds(left_ns):\n            return\n",
+                "",
+                NO_DISK,
+            ),
+            "disk-over-budget": ("        return self._used <= room\n", "        return True\n", NO_DISK),
+            "disk-without-headroom": ("self._size_max // HEADROOM_SHARE if", "0 if", NO_DISK),
+            "disk-lets-all-go": (
+                "while self._used - self._going_bytes > room - headroom",
+                "while self._used > room - headroom",
+                NO_DISK,
+            ),
+            "disk-used-again-goes": (
+                " and (name not in self._going or self._take_back(name)):",
+                ":",
+                NO_DISK,
+            ),
+            "disk-written-again-goes": (
+                "            if name in self._going and self._take_back(name):\n",
+                "            if False:\n",
+                NO_DISK,
+            ),
+            "disk-taken-still-counts": ("        self._forget_taken()\n", "", NO_DISK),
+            "disk-removals-seen-once": (
+                "if removals == self._removals_seen:",
+                "if self._removals_seen:",
+                NO_DISK,
+            ),
+            "disk-taken-is-refused": (
+                'if reason == "missing" and name in self._going:',
+                "if False:",
+                NO_DISK,
+            ),
+            "disk-going-unread": (
+                "for suffix in (SUFFIX, GOING):\n            with",
+                "for suffix in (SUFFIX,):\n            with",
+                NO_DISK,
+            ),
+            "disk-going-of-before": ("if named[2] != SUFFIX:", "if named[2] == UNFINISHED:", NO_DISK),
+            "disk-unannounced-uncounted": ("            if left_ns is not None:\n", "            if False:\n", NO_DISK),
+            "disk-stuck-untold": ("        self._stuck.add(name, size)\n", "", NO_DISK),
+            "disk-stuck-is-free": ("        self._free(-size)\n", "", NO_DISK),
+            "disk-stuck-for-ever": (
+                "self._free(self._stuck.pop(name))\n                self._blocks",
+                "self._blocks",
+                NO_DISK,
+            ),
+            "disk-retries-for-ever": ("self._retries >= RETRIES_MAX or now_ms", "now_ms", NO_DISK),
+            "disk-newest-goes": (
+                "heapq.heappush(self._oldest, (stamp, name))\n                self._counts.add(stores=1",
+                "heapq.heappush(self._oldest, (-stamp, name))\n                self._counts.add(stores=1",
+                NO_DISK,
+            ),
+            "disk-stamps-unsaved": ("        self.save_stamps()\n        size =", "        size =", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/keeper_lease.py",
+        {
+            "lease-for-ever": (
+                "self._path.stat().st_mtime_ns - self._clock.monotonic_ns()",
+                "self._path.stat().st_mtime_ns",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/stuck_files.py",
+        {
+            "stuck-unbounded": ("if len(self._sizes) < STUCK_MAX:", "if True:", NO_DISK),
+            "stuck-beyond-bound-untold": ("            self._too_many = True\n", "            pass\n", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/pool_folder.py",
+        {
+            "pool-record-unproved": ('if self._digest(body, b"proof") != proof:', "if False:", NO_DISK),
+            "pool-records-of-any-kind": (
+                "hashlib.blake2b(pool.kind, key=pool.key, person",
+                "hashlib.blake2b(b'', key=pool.key, person",
+                NO_DISK,
+            ),
+            "pool-hashes-in-the-clear": (
+                '_xor(_BLOCKS.pack(entry.block, entry.parent or 0), self._digest(name, b"pad"))',
+                "_BLOCKS.pack(entry.block, entry.parent or 0)",
+                NO_DISK,
+            ),
+            "pool-of-a-copy": (" and place == inode:", ":", NO_DISK),
+            "pool-listed-before-lease": (
+                f"        self.lease.renew()\n        try:\n{OPENED}",
+                f"        try:\n{OPENED}            self.lease.renew()\n",
+                NO_DISK,
+            ),
+            "pool-removals-unseen": ("        self.lease.count_removal()\n", "", NO_DISK),
+            "pool-renamed-stays": ("found[SUFFIX] - found[GOING]", "found[SUFFIX]", NO_DISK),
+            "pool-listing-too-young": (
+                "self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0",
+                "self._listed_ns = changed_ns",
+                NO_DISK,
+            ),
+            "pool-torn-end-kept": (
+                "                os.ftruncate(file, end)\n                if os.pwrite(file, records, end)",
+                "                if os.pwrite(file, records, os.fstat(file).st_size)",
+                NO_DISK,
+            ),
+            "pool-stranger-kept": ("[name for name in entries if self._is_ours(name)]", "[*entries]", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "pool keeper",
+        "actors/kv_pool/pool_keeper.py",
+        {
+            "pool-removed-before-the-log": (
+                "if self._listing.goes and await self.publisher.acknowledged(ACKNOWLEDGED_S):",
+                "if self._listing.goes:",
+                NO_DISK,
+            ),
+            "pool-removed-before-folds": ("                await asyncio.sleep(FOLD_S)\n", "", NO_DISK),
+            "pool-lease-without-log": (
+                "if self.publisher.holds_all and not failed_before:",
+                "if not failed_before:",
+                NO_DISK,
+            ),
+            "pool-lease-without-listing": (
+                "if self.publisher.holds_all and not failed_before:",
+                "if self.publisher.holds_all:",
+                NO_DISK,
+            ),
+            "pool-lease-outlives": ("        self._folder.lease.end()\n", "", NO_DISK),
+            "pool-stuck-announced": ("self._listing.stays - self._stuck", "self._listing.stays", NO_DISK),
+            "pool-too-many-stuck": (
+                "frozenset() if self._stuck is None else",
+                "self._listing.stays if self._stuck is None else",
+                NO_DISK,
+            ),
+            "pool-gone-is-announced": ("        self.publisher.publish(self.mirror.remove(removed))\n", "", NO_DISK),
+            "pool-gone-waits-not": (
+                "            self._wait(file, entry)\n        self.publisher",
+                "            pass\n        self.publisher",
+                NO_DISK,
+            ),
+            "pool-stranger-announced": (
+                "for file, entry in ready.items() if file in proved}",
+                "for file, entry in ready.items()}",
+                NO_DISK,
+            ),
+            "pool-newest-entries-dropped": ("self._waiting.popitem(last=False)", "self._waiting.popitem()", NO_DISK),
+            "pool-removals-forgotten": ("        if not failed:\n", "        if True:\n", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "pool keeper",
+        "actors/kv_pool/pool_mirror.py",
+        {
+            "pool-prefixes-open": (
+                "self._plain_root if entry.parent is None else self._block(entry.parent)",
+                "self._plain_root",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "pool keeper",
+        "actors/kv_pool/pool_publisher.py",
+        {
+            "pool-ended-source-holds-all": (
+                "return self.outbox.idle and not self.outbox.ended",
+                "return self.outbox.idle",
+                NO_DISK,
+            ),
+            "pool-next-source-empty": (
+                "        if self._mirror.reported:\n            self.publish(self._content())\n",
+                "",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "disk tier",
+        "actors/engines/vllm/disk_tier.py",
+        {
+            "disk-stores-adapters": ("allowed = params.get(DISK_PARAMETER) is True", "allowed = True", NO_DISK),
+            "disk-tails-last": ("return request.stamp - (", "return request.stamp + (", NO_DISK),
+            "disk-loads-again": (" or key in request.promised:", ":", NO_DISK),
+            "disk-loads-unbounded": (
+                "if max(len(request.promised), self._loading + self._promised) >= self._loads_max:",
+                "if False:",
+                NO_DISK,
+            ),
+            "disk-layout-unsealed": (
+                "engine_digest(self._key, facts, layout_facts(config, self._row_bytes))",
+                "engine_digest(self._key, facts)",
+                NO_DISK,
             ),
         },
     ),

@@ -10,7 +10,7 @@ written and read in threads (`BlockStore`), whose number and queues are bounded.
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
    takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
-4. A block on the disk is announced to no index: what is predicted is never more than what is found.
+4. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from actors.engines.vllm.host_tier import HostTierWorker, check_room
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
-from actors.kv_blocks.disk_counts import DiskCounts
-from actors.kv_blocks.pool_facts import PoolFacts, write_pool
+from actors.kv_blocks.disk_counts import COUNTS_FILE, DiskCounts
+from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
@@ -163,8 +163,7 @@ class SealedDiskTier(SecondaryTierManager):
         folder: str,
         size: int,
         facts: str,
-        counts: str,
-        described: str,
+        shared: str,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -177,10 +176,12 @@ class SealedDiskTier(SecondaryTierManager):
         self._loads_max = max(1, chunks // LOADS_SHARE)
         self._stores_max = max(1, chunks // STORES_SHARE)
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
-        self._counts = DiskCounts(Path(counts))
+        self._counts = DiskCounts(Path(shared, COUNTS_FILE))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
-        self._store = BlockStore(Path(folder), size, self._seal(digest), self._counts, SystemClock())
-        write_pool(Path(described), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
+        self._store = BlockStore(
+            Path(folder), size, self._seal(digest), self._counts, Path(shared), SystemClock()
+        )  # before the keeper, which comes once the engine serves, announces what lies there
+        write_pool(Path(shared, FACTS_FILE), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
         self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
         self._changed = Condition()
@@ -189,7 +190,6 @@ class SealedDiskTier(SecondaryTierManager):
         self._promised = 0
         """Blocks that are to be read at the end of this step."""
         self._finished: deque[JobResult] = deque()
-        self._storers.submit(self._logged(self._store.scan))
 
     @staticmethod
     def _seal(digest: bytes) -> BlockSeal:

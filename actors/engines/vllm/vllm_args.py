@@ -176,14 +176,13 @@ class DiskTier(NamedTuple):
     """Keys the names and seals of the files."""
 
 
-def disk_tier(
-    tier: DiskTier, host_bytes: int, memory_bytes: int, counts: Path, described: Path, *, cpu: bool
-) -> dict[str, Any]:
-    """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`disk_facts`)."""
+def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool) -> dict[str, Any]:
+    """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`set_disk_facts`).
+    `shared` is a folder for small files between the engine's process and this one."""
     fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
-    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "counts": str(counts), "described": str(described)}
+    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared)}
     more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, "facts": "", **sealed}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 

@@ -42,8 +42,8 @@ from actors.engines.vllm.vllm_args import (
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
 from actors.kv_blocks.block_store import BlockFolderLock
-from actors.kv_blocks.disk_counts import read_counts
-from actors.kv_blocks.pool_facts import read_pool
+from actors.kv_blocks.disk_counts import COUNTS_FILE, read_counts
+from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
 from actors.kv_blocks.pool_folder import PoolDescription
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
 from core.errors import CallerError, EngineDead, Unavailable
@@ -247,7 +247,7 @@ class VllmEngine:
                 tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), cpu=cpu)
             else:
                 sizes = self._host_tier_bytes, _memory_bytes()
-                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._counts_file, self._pool_file, cpu=cpu)
+                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
@@ -282,28 +282,24 @@ class VllmEngine:
         return weights_files(Path(self._model_path))
 
     @property
-    def _counts_file(self) -> Path:
-        """The file of the disk tier's numbers."""
-        return Path(self._feed.folder, "disk-counts")
-
-    @property
-    def _pool_file(self) -> Path:
-        """The file in which the disk tier describes itself."""
-        return Path(self._feed.folder, "disk-pool")
+    def _shared(self) -> Path:
+        """The folder of small files between the disk tier, the pool's keeper and this process."""
+        return Path(self._feed.folder)
 
     def _pool(self, algorithm: str) -> PoolDescription | None:
         """The pool that the disk tier is; None if blocks in it cannot be announced."""
-        tier, facts = self._disk_tier, read_pool(self._pool_file)
+        tier, facts = self._disk_tier, read_pool(self._shared / FACTS_FILE)
         if tier is None or facts is None or facts.groups != 1 or algorithm not in HASH_BYTES:
             return None
         kind = bytes.fromhex(facts.kind)
-        return PoolDescription(tier.folder, tier.key, kind, facts.load_blocks, HASH_BYTES[algorithm], GROUP_SUFFIX)
+        hash_bytes = HASH_BYTES[algorithm]
+        return PoolDescription(tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared)
 
     def disk_counts(self) -> Mapping[str, int]:
         """The numbers of the disk tier (`actors.kv_blocks.disk_counts`), also after the engine's end; empty before its
         start. Reads a small file."""
         if self._feed is not None:
-            self._disk_counts = read_counts(self._counts_file) or self._disk_counts
+            self._disk_counts = read_counts(self._shared / COUNTS_FILE) or self._disk_counts
         return self._disk_counts
 
     def _note(self, stats: Any) -> None:

@@ -10,10 +10,23 @@ from pathlib import Path
 import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
-from actors.kv_blocks.block_store import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S, BlockFolderLock, BlockStore
+from actors.kv_blocks.block_store import (
+    ALLOCATION_BYTES,
+    FAILURES_MAX,
+    GOING,
+    HEADROOM_SHARE,
+    PAUSE_S,
+    RETRIES_MAX,
+    RETRY_S,
+    BlockFolderLock,
+    BlockStore,
+)
 from actors.kv_blocks.disk_counts import NAMES, DiskCounts, read_counts
+from actors.kv_blocks.keeper_lease import LEASE_S, KeeperLease
+from actors.kv_blocks.stuck_files import read_stuck
 from core.clock import ManualClock
 from core.errors import CallerError
+from tests.actors.kv_blocks.test_pool_folder import shared_by
 
 KEY = b"k" * 32
 PAYLOAD_BYTES = 8192
@@ -28,10 +41,11 @@ class Folder:
         self.path = path
         self.clock = ManualClock(now_ms)
         self.counts = DiskCounts(path.with_suffix(".counts"))
+        self.shared = shared_by(path)
+        self.lease = KeeperLease(self.shared, self.clock)
         self.store = BlockStore(
-            path, blocks * FILE_BYTES, BlockSeal(engine_digest(KEY, facts)), self.counts, self.clock
+            path, blocks * FILE_BYTES, BlockSeal(engine_digest(KEY, facts)), self.counts, self.shared, self.clock
         )
-        self.store.scan()
 
     def again(self, blocks: int, facts: str = "weights") -> Folder:
         """A new process over the same folder."""
@@ -53,6 +67,16 @@ class Folder:
 
     def file(self, block: bytes) -> Path:
         return self.path / f"{name(block).hex()}.kv"
+
+    def going(self) -> list[bytes]:
+        """Blocks whose files go, of those that are numbers."""
+        return [b"%d" % at for at in range(10) if self.file(b"%d" % at).with_suffix(GOING).exists()]
+
+    def remove_going(self) -> None:
+        """As the keeper does."""
+        for file in self.path.glob(f"*{GOING}"):
+            file.unlink()
+        self.lease.count_removal()
 
     def bytes_on_disk(self) -> int:
         return sum(-(-file.stat().st_size // 4096) * 4096 for file in self.path.iterdir() if file.suffix != ".txt")
@@ -160,16 +184,6 @@ def test_a_scan_takes_away_what_was_not_finished_and_leaves_strangers_alone(fold
     assert sorted(file.suffix for file in folder.path.iterdir()) == [".kv", ".kv", ".txt"]
 
 
-def test_before_the_scan_there_is_nothing(folder: Folder) -> None:
-    folder.put(b"a")
-    seal = BlockSeal(engine_digest(KEY, "weights"))
-    store = BlockStore(folder.path, 8 * FILE_BYTES, seal, folder.counts, folder.clock)
-    assert not store.holds(name(b"a"))
-    assert not store.put(name(b"b"), payload(b"b"), 1)
-    store.scan()
-    assert store.holds(name(b"a"))
-
-
 def test_a_block_larger_than_the_store_is_not_stored(folder: Folder) -> None:
     small = folder.again(0)
     assert not small.put(b"a")
@@ -219,6 +233,147 @@ def test_an_unreadable_file_is_a_miss(folder: Folder) -> None:
     folder.file(b"a").symlink_to("/etc/hostname")
     assert not folder.load(b"a")
     assert folder.counts["refused_unreadable"] == 1
+
+
+@pytest.fixture
+def kept(folder: Folder) -> Folder:
+    """A full store whose keeper has its lease: eight blocks, of which the oldest is `0`."""
+    for number in range(8):
+        folder.put(b"%d" % number)
+    folder.lease.renew()
+    return folder
+
+
+def test_with_a_keeper_a_file_goes_before_it_is_removed(kept: Folder) -> None:
+    """It is read meanwhile. A new block is not written, as the bytes hold, until the keeper has removed files."""
+    for _ in range(2):
+        assert not kept.put(b"x")
+        assert kept.going() == [b"0", b"1"], "room for the block and the headroom, and no more"
+        assert kept.load(b"0")
+        assert kept.store.holds(name(b"0"))
+        assert kept.bytes_on_disk() == kept.store.used_bytes == kept.counts["bytes"] == 8 * FILE_BYTES
+    kept.remove_going()
+    assert kept.put(b"x")
+    assert not kept.store.holds(name(b"0"))
+    assert (kept.counts["evictions"], kept.counts["evictions_unannounced"], kept.counts["stores_dropped"]) == (2, 0, 2)
+    assert kept.bytes_on_disk() == kept.store.used_bytes == 7 * FILE_BYTES
+
+
+def test_room_is_left_while_files_go(tmp_path: Path) -> None:
+    """With a keeper that is not slower than the headroom, every block is written."""
+    path = tmp_path / "blocks"
+    path.mkdir()
+    folder = Folder(path, 2 * HEADROOM_SHARE)
+    folder.lease.renew()
+    for number in range(5 * HEADROOM_SHARE):
+        assert folder.put(b"%d" % number)
+        assert folder.bytes_on_disk() == folder.store.used_bytes <= 2 * HEADROOM_SHARE * FILE_BYTES
+        if number % 2:
+            folder.remove_going()
+    assert folder.counts["stores_dropped"] == 0
+    assert folder.counts["blocks"] >= 2 * HEADROOM_SHARE - 2
+
+
+def test_a_block_that_is_used_again_stays(kept: Folder) -> None:
+    """Also if it is written again; one whose file is gone does not, and is written."""
+    assert not kept.put(b"x")
+    kept.touch([b"0", b"1"], kept.store.stamp_now() + 1)
+    assert kept.going() == []
+    kept.remove_going()
+    assert kept.load(b"0")
+    assert not kept.put(b"x")
+    assert kept.going() == [b"2", b"3"]
+    assert kept.put(b"2")
+    assert (kept.going(), kept.counts["stores"]) == ([b"3"], 8)
+    assert not kept.put(b"x")
+    assert kept.going() == [b"2", b"3"], "written again, it is no newer"
+    kept.remove_going()
+    kept.touch([b"2"], kept.store.stamp_now())
+    assert not kept.store.holds(name(b"2"))
+    assert kept.put(b"2")
+    assert kept.load(b"2")
+
+
+def test_a_block_that_the_keeper_took_is_a_miss_and_not_refused(kept: Folder) -> None:
+    kept.put(b"x")
+    kept.remove_going()
+    assert kept.store.holds(name(b"0")), "nothing was written since"
+    assert not kept.load(b"0")
+    assert not kept.store.holds(name(b"0"))
+    assert (kept.counts["evictions"], kept.counts["refused_missing"]) == (1, 0)
+    assert kept.counts["bytes"] == 7 * FILE_BYTES
+
+
+@pytest.mark.parametrize(("ends", "unannounced"), [("left", 0), ("away", 1)])
+def test_without_a_keeper_files_are_removed_at_once(kept: Folder, ends: str, unannounced: int) -> None:
+    """One that left announces nothing; of one that is away longer than its lease, the index still has the block."""
+    if ends == "left":
+        kept.lease.end()
+    else:
+        kept.clock.advance(round(LEASE_S * 1000))
+    assert kept.put(b"x")
+    assert kept.going() == []
+    assert (kept.counts["evictions"], kept.counts["evictions_unannounced"]) == (1, unannounced)
+
+
+def test_a_keeper_that_comes_between_is_waited_for(kept: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is looked at after the file has its other name, which the keeper lists."""
+    kept.lease.end()
+    real = Path.rename
+
+    def rename(self: Path, target: Path) -> Path:
+        if target.suffix == GOING:
+            kept.lease.renew()
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert not kept.put(b"x")
+    assert kept.going() == [b"0"]
+    assert kept.load(b"0")
+
+
+def test_a_next_life_removes_what_goes(kept: Folder) -> None:
+    """No keeper announced it since."""
+    kept.put(b"x")
+    next_one = kept.again(8)
+    assert kept.going() == []
+    assert next_one.counts["blocks"] == 6
+    assert next_one.counts["bytes"] == next_one.bytes_on_disk()
+
+
+def test_a_refused_file_that_cannot_be_removed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its block is a miss, its bytes count, the keeper knows, and its removal is tried so many times. A later one
+    starts anew, and a block that is written in its place is no more stuck."""
+    for block in (b"a", b"b"):
+        folder.put(block)
+        folder.file(block).write_bytes(b"x" * FILE_BYTES)
+    calls = 0
+
+    def denied(self: Path, **_: object) -> None:
+        nonlocal calls
+        calls += self.suffix == ".kv"
+        raise PermissionError(13, "denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", denied)
+        assert not folder.load(b"a")
+        assert not folder.store.holds(name(b"a"))
+        assert read_stuck(folder.shared) == {name(b"a")}
+        for _ in range(RETRIES_MAX + 5):
+            folder.clock.advance(RETRY_S * 1000)
+            assert folder.put(b"c")
+        assert calls == 1 + RETRIES_MAX
+        assert folder.store.used_bytes == folder.bytes_on_disk() == 3 * FILE_BYTES
+        assert not folder.load(b"b")
+        assert read_stuck(folder.shared) == {name(b"a"), name(b"b")}
+        assert folder.counts["stuck"] == 2
+    assert folder.put(b"a")
+    assert read_stuck(folder.shared) == {name(b"b")}
+    folder.clock.advance(RETRY_S * 1000)
+    assert folder.put(b"d")
+    assert read_stuck(folder.shared) == set()
+    assert folder.load(b"a")
+    assert folder.counts["bytes"] == folder.bytes_on_disk() == 3 * FILE_BYTES
 
 
 class _Crash(BaseException):

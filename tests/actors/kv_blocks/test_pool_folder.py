@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from actors.kv_blocks import pool_folder
+from actors.kv_blocks import pool_folder, stuck_files
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
+from actors.kv_blocks.block_store import GOING
+from actors.kv_blocks.keeper_lease import LEASE_S, KeeperLease
 from actors.kv_blocks.pool_folder import (
     CATALOG_FILE,
     RECORD_BYTES,
     SETTLED_NS,
     SLACK,
     CatalogEntry,
+    Listing,
     PoolDescription,
     PoolFolder,
 )
+from actors.kv_blocks.stuck_files import StuckFiles
 from core.clock import ManualClock
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -27,7 +31,14 @@ NOW_MS = 10**9
 
 
 def described(folder: Path, key: bytes = KEY, kind: bytes = KIND) -> PoolDescription:
-    return PoolDescription(folder, key, kind, 8, 32, bytes(4))
+    return PoolDescription(folder, key, kind, 8, 32, bytes(4), shared_by(folder))
+
+
+def shared_by(folder: Path) -> Path:
+    """The folder beside it in which its engine and its keeper have small files."""
+    shared = folder.with_name(f"{folder.name} of the engine")
+    shared.mkdir(exist_ok=True)
+    return shared
 
 
 def opened(folder: Path, **more: bytes) -> PoolFolder:
@@ -208,9 +219,12 @@ def test_the_folder_is_listed_while_it_changes(tmp_path: Path) -> None:
     for age_ns, listed in ((SETTLED_NS, True), (SETTLED_NS + 10**6, True), (SETTLED_NS + 10**6, False)):
         at_ns = clock.wall_ms() * 10**6 - age_ns
         os.utime(tmp_path, ns=(at_ns, at_ns))
-        assert it.names() == ({name(0)} if listed else None)
+        assert it.listing() == (Listing(frozenset({name(0)})) if listed else None)
+    os.utime(tmp_path, ns=(at_ns := (clock.wall_ms() - 1) * 10**6, at_ns))
+    for _ in range(2):
+        assert it.listing() is not None, "a change within the same step of the folder's time is not seen otherwise"
     put(tmp_path, 3)
-    assert it.names() == {name(0), name(3)}
+    assert it.listing() == Listing(frozenset({name(0), name(3)}))
 
 
 def test_the_catalogue_does_not_grow_for_ever(tmp_path: Path) -> None:
@@ -241,6 +255,116 @@ def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: 
             it.keep(entries(1))
         full.setattr(pool_folder, "_replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
         it.rewrite({})
-    assert opened(tmp_path).open()[1] == entries(0)
+        assert opened(tmp_path).open()[1] == entries(0)
     assert it.keep(entries(1)) == {name(1)}
     assert opened(tmp_path).open()[1] == entries(0, 1)
+
+
+def going(folder: Path, number: int) -> Path:
+    """The block's file, which goes."""
+    file = folder / f"{put(folder, number).hex()}.kv"
+    return file.rename(file.with_suffix(GOING))
+
+
+def test_a_file_that_goes_is_listed_apart(tmp_path: Path) -> None:
+    """One that was renamed during the listing is seen under both names, and goes."""
+    it = opened(tmp_path)
+    put(tmp_path, 1)
+    going(tmp_path, 2)
+    going(tmp_path, 3)
+    put(tmp_path, 3)
+    assert it.listing() == Listing(frozenset({name(1)}), frozenset({name(2), name(3)}))
+
+
+def test_files_that_go_are_removed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stays after all, or that is gone, is no failure; one that cannot be removed is."""
+    it = opened(tmp_path)
+    it.lease.renew()
+    put(tmp_path, 1)
+    file = going(tmp_path, 2)
+    assert it.remove_going([name(1), name(2), name(3)]) == 0
+    assert not file.exists()
+    assert it.lease.removals() == 1, "the engine sees it"
+    assert [each.stem for each in tmp_path.glob("*.kv")] == [name(1).hex()]
+    going(tmp_path, 4)
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "denied")
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    assert it.remove_going([name(4)]) == 1
+
+
+def test_the_lease_is_taken_before_the_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the engine could remove at once what is announced a moment later. A keeper that fails has none."""
+    kept(tmp_path, 1)
+    it, seen = opened(tmp_path), list[int | None]()
+    real = PoolFolder._list
+
+    def watched(self: PoolFolder) -> Listing:
+        seen.append(self.lease.left_ns())
+        return real(self)
+
+    monkeypatch.setattr(PoolFolder, "_list", watched)
+    it.lease.end()
+    assert it.lease.left_ns() is None
+    it.open()
+    assert seen == [LEASE_S * 1e9]
+
+    def fails(_: PoolFolder) -> Listing:
+        raise OSError("no such disk")
+
+    monkeypatch.setattr(PoolFolder, "_list", fails)
+    with pytest.raises(OSError, match="no such disk"):
+        it.open()
+    assert it.lease.left_ns() is None
+
+
+def test_a_lease_ends(tmp_path: Path) -> None:
+    """Of two clocks of one machine; a longer one holds so much longer."""
+    clock = ManualClock(NOW_MS)
+    keeper, engine = KeeperLease(tmp_path, clock), KeeperLease(tmp_path, clock)
+    assert engine.left_ns() is None
+    keeper.renew(2.5)
+    assert engine.left_ns() == (LEASE_S + 2.5) * 1e9
+    clock.advance(round(LEASE_S * 1000) + 2600)
+    assert engine.left_ns() == -0.1e9
+    keeper.renew()
+    assert (engine.left_ns(), engine.removals()) == (LEASE_S * 1e9, 0)
+    for number in (1, 2):
+        keeper.count_removal()
+        assert (engine.left_ns(), engine.removals()) == (LEASE_S * 1e9, number)
+    keeper.renew()
+    assert engine.removals() == 2
+    keeper.end()
+    keeper.end()
+    assert engine.left_ns() is None
+
+
+def test_a_lease_that_cannot_be_taken_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the engine would wait for a keeper that never comes."""
+    lease = KeeperLease(tmp_path, ManualClock(NOW_MS))
+
+    def fails(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "no such file") if not list(tmp_path.iterdir()) else OSError(5, "no such disk")
+
+    monkeypatch.setattr(os, "utime", fails)
+    with pytest.raises(OSError, match="no such disk"):
+        lease.renew()
+    assert lease.left_ns() is None
+
+
+def test_stuck_files_are_named_to_the_keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a bound, beyond which all count as stuck."""
+    monkeypatch.setattr(stuck_files, "STUCK_MAX", 2)
+    stuck, it = StuckFiles(shared_by(tmp_path)), opened(tmp_path)
+    assert it.stuck() == set()
+    stuck.add(name(1), 10)
+    stuck.add(name(2), 20)
+    assert it.stuck() == {name(1), name(2)}
+    assert (stuck.pop(name(1)), stuck.pop(name(1))) == (10, 0)
+    assert it.stuck() == {name(2)}
+    stuck.add(name(3), 30)
+    stuck.add(name(4), 40)
+    assert it.stuck() is None
+    assert stuck.names() == [name(2), name(3)]

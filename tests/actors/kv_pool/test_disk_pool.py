@@ -70,10 +70,11 @@ class Served:
         cached = next(each.cached_tokens for each in outputs if each.cached_tokens is not None)
         return tokens, cached
 
-    async def told(self) -> None:
-        """The router knows all that the worker's engine and its pool hold."""
+    async def told(self, *, listed: bool = True) -> None:
+        """The router knows all that the worker's engine holds, and its pool, if its folder is to be listed now."""
         await self.worker.engine.settle()
-        await self.pool.refresh()
+        if listed:
+            await self.pool.refresh()
         await eventually(
             lambda: self.worker.current_publisher().kv.idle and self.pool.publisher.outbox.idle, "all is in the log"
         )

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.kv_blocks.block_seal import BlockSeal
+from actors.kv_blocks.block_store import GOING, BlockStore
+from actors.kv_blocks.disk_counts import DiskCounts
+from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
 from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES, PoolFolder
+from actors.kv_blocks.stuck_files import STUCK_FILE, StuckFiles
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool import pool_keeper
-from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_keeper import FOLD_S, PoolKeeper
 from core.block_spans import unpacked
 from core.clock import SystemClock
 from core.codec import decode_message
@@ -26,13 +31,15 @@ from core.prompt import hashes_from_bytes
 from core.subjects import subject
 from projections.folds.state import State
 from streams.memory.memory_log import MemoryLog
-from tests.actors.kv_blocks.test_pool_folder import KIND, OTHER_KIND, described, name, put
+from tests.actors.kv_blocks.test_pool_folder import KIND, OTHER_KIND, described, name, put, shared_by
 from tests.fixtures.eventually import eventually
 from tests.projections.speaker import Speaker
 
 KV = StreamName("kv_0")
 WORKER, LATER = WorkerId("0a" * 8), WorkerId("0b" * 8)
 DEPLOYMENT = DeploymentKey(bytes(32))
+CALLS = 5
+"""Of a listing in its thread: renew, list, stuck, keep, remove."""
 
 
 class Kept:
@@ -60,6 +67,10 @@ class Kept:
             parent = 1000 + number
         self.keeper.note(named)
 
+    def lease_end_ns(self) -> int:
+        """When the keeper's lease ends, by the clock that never goes back."""
+        return (shared_by(self.folder) / LEASE_FILE).stat().st_mtime_ns
+
     async def events(self) -> list[Event | UnknownEvent]:
         """All that this keeper's source told, once it is in the log."""
         await eventually(lambda: self.keeper.publisher.outbox.idle, "all is in the log")
@@ -72,6 +83,10 @@ class Kept:
     async def announced(self) -> set[int]:
         """What the log says that lies there, in each prefix of it closed under prefixes."""
         await self.events()
+        return await self.folded()
+
+    async def folded(self) -> set[int]:
+        """The same, of what the log has now."""
         state = State(DEPLOYMENT.chain_key)
         state.open(KV, Epoch(1))
         async for record in self.log.read(KV, StreamSeq(1)):
@@ -248,7 +263,7 @@ async def test_a_disk_that_fails_is_tried_again(
         def fails(*_: Any) -> Any:
             raise OSError("full")
 
-        for method in ("keep", "names"):
+        for method in ("keep", "listing"):
             with monkeypatch.context() as full:
                 full.setattr(PoolFolder, method, fails)
                 await it.keeper._try()
@@ -314,10 +329,197 @@ async def test_a_disk_that_hangs_holds_up_no_leave(
     monkeypatch.setattr(pool_keeper, "LEAVE_TIMEOUT_S", 0.2)
     answers = threading.Event()
     async with keeping(tmp_path, log) as it:
-        monkeypatch.setattr(it.keeper._folder, "names", answers.wait)
+        monkeypatch.setattr(it.keeper._folder, "listing", answers.wait)
         try:
             async with asyncio.timeout(2):
                 await it.keeper.leave("over")
         finally:
             answers.set()
         assert isinstance((await it.events())[-1], PoolLeft)
+
+
+def let_go(folder: Path, number: int) -> Path:
+    """The engine has no room for the block: its file goes. Returns the file."""
+    file = folder / f"{name(number).hex()}.kv"
+    return file.rename(file.with_suffix(GOING))
+
+
+async def test_a_file_that_goes_is_removed_once_the_log_has_it(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the log is away; nor does the keeper's lease go on then."""
+    monkeypatch.setattr(pool_keeper, "ACKNOWLEDGED_S", 0.1)
+    monkeypatch.setattr(pool_keeper, "FOLD_S", 0.0)
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3)
+        for number in (1, 2, 3):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 3)
+        file = let_go(tmp_path, 3)
+        log.away = True
+        await it.keeper.refresh()
+        ends_ns = it.lease_end_ns()
+        for _ in range(2):
+            await it.keeper.refresh()
+            assert file.exists()
+        assert it.lease_end_ns() == ends_ns
+        assert it.keeper.describe()["files_going"] == 1
+        log.away = False
+        await eventually(lambda: it.keeper.publisher.holds_all, "the removal is in the log")
+        await it.keeper.refresh()
+        assert not file.exists()
+        assert it.lease_end_ns() > ends_ns
+        assert await it.announced() == blocks(1, 2)
+        assert it.keeper.describe()["files_going"] == 0
+
+
+async def test_replicas_have_time_before_a_file_is_removed(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path, log) as it:
+        it.name(1)
+        put(tmp_path, 1)
+        await it.keeper.refresh()
+        file, waits = let_go(tmp_path, 1), list[tuple[float, bool]]()
+
+        async def sleep(seconds: float) -> None:
+            if seconds:
+                waits.append((seconds, file.exists() and it.keeper.publisher.holds_all))
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await it.keeper.refresh()
+        monkeypatch.undo()
+        assert waits == [(FOLD_S, True)]
+        assert not file.exists()
+
+
+async def test_a_source_that_was_ended_acknowledges_nothing(tmp_path: Path, log: MemoryLog) -> None:
+    """Its last events are dropped, so that none waits. The next source tells the removal."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2)
+        for number in (1, 2):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        await it.events()
+        it.keeper.publisher.outbox.close()
+        file = let_go(tmp_path, 2)
+        await it.keeper.refresh()
+        assert it.keeper.publisher.outbox.idle
+        assert file.exists()
+        it.keeper._rejoin()
+        await it.events()
+        await it.keeper.refresh()
+        assert not file.exists()
+        assert await it.announced() == blocks(1)
+
+
+async def test_a_file_that_goes_and_cannot_be_removed(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again with the next listing; its block is announced as removed, once."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2)
+        for number in (1, 2):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        file = let_go(tmp_path, 2)
+
+        def denied(*_: object, **__: object) -> None:
+            raise PermissionError(13, "denied")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", denied)
+            for failed in (1, 2):
+                await it.keeper.refresh()
+                patched.setattr(PoolFolder, "listing", lambda _: None)  # as nothing changed since
+                assert it.keeper.describe()["removals_failed"] == failed
+        assert await it.announced() == blocks(1)
+        await it.keeper.refresh()
+        assert not file.exists()
+        assert sum(isinstance(event, BlocksRemoved) for event in await it.events()) == 1
+
+
+async def test_a_refused_file_that_cannot_be_removed_is_not_announced(tmp_path: Path, log: MemoryLog) -> None:
+    """Nor what lies behind it, until it is written anew. If they are too many to be named, nothing is announced."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3)
+        for number in (1, 2, 3):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        stuck = StuckFiles(shared_by(tmp_path))
+        stuck.add(name(2), 1)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1)
+        stuck.pop(name(2))
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 3)
+        (shared_by(tmp_path) / STUCK_FILE).write_bytes(b"*")
+        await it.keeper.refresh()
+        assert await it.announced() == set()
+
+
+async def test_its_lease_needs_listings_and_ends_with_it(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that cannot be listed has no keeper that removes files."""
+    async with keeping(tmp_path, log) as it:
+        await it.events()
+        await it.keeper.refresh()
+
+        def fails(*_: Any) -> Any:
+            raise OSError("no such disk")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(PoolFolder, "listing", fails)
+            await it.keeper._try()  # renewed before it failed
+            ends_ns = it.lease_end_ns()
+            await it.keeper._try()
+            assert it.lease_end_ns() == ends_ns
+        await it.keeper._try()
+        assert it.lease_end_ns() == ends_ns
+        await it.keeper._try()
+        assert it.lease_end_ns() > ends_ns
+        await it.keeper.leave("over")
+        assert KeeperLease(shared_by(tmp_path), SystemClock()).left_ns() is None
+
+
+@pytest.mark.parametrize("point", range(12))
+async def test_a_kill_at_any_step(tmp_path: Path, log: MemoryLog, point: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper ends right before or right after one of its calls, while a file goes and another comes. What the log
+    has as stored lies there then; the next engine and the next keeper go on by the files alone."""
+    monkeypatch.setattr(pool_keeper, "FOLD_S", 0.0)
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, 3)
+        for number in (1, 2, 3):
+            put(tmp_path, number)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 3)
+        let_go(tmp_path, 3)
+        it.name(4, parent=1002)
+        put(tmp_path, 4)
+        calls, real = 0, it.keeper._in_thread
+
+        async def dies(call: Callable[[], Any]) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls - 1 == point // 2 and not point % 2:
+                raise asyncio.CancelledError
+            done = await real(call)
+            if calls - 1 == point // 2:
+                raise asyncio.CancelledError
+            return done
+
+        monkeypatch.setattr(it.keeper, "_in_thread", dies)
+        with suppress(asyncio.CancelledError):
+            await it.keeper.refresh()
+        files = {file.stem for file in tmp_path.iterdir() if file.suffix in {".kv", GOING}}
+        assert {block for block in await it.announced() if name(block - 1000).hex() not in files} == set()
+        assert calls == min(point // 2 + 1, CALLS)
+    BlockStore(tmp_path, 1 << 20, BlockSeal(KIND), DiskCounts(tmp_path / "counts"), shared_by(tmp_path), SystemClock())
+    async with keeping(tmp_path, log) as it:
+        assert not list(tmp_path.glob(f"*{GOING}"))
+        assert await it.announced() >= blocks(1, 2)
+        it.name(4, parent=1002)
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 4)

@@ -195,7 +195,7 @@ async def test_a_folder_that_cannot_be_read_is_not_announced(
     def fails(*_: object) -> None:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(PoolFolder, "names", fails)
+    monkeypatch.setattr(PoolFolder, "_list", fails)
     async with world() as it:
         worker = await pooled(it, tmp_path)
         router = await it.router()

@@ -56,12 +56,13 @@ def engine_over(
     folder: Path,
     kind: type[RecordedEngine] = RecordedEngine,
     host_blocks: int = HOST_BLOCKS,
+    disk_bytes: int = DISK_BYTES,
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
     if more:
         arguments |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": 8}
-    tier = DiskTier(folder, DISK_BYTES, b"k" * 32)
+    tier = DiskTier(folder, disk_bytes, b"k" * 32)
     return kind("tiny", str(model), arguments, host_tier_bytes=host_blocks * BLOCK_BYTES, disk_tier=tier, **more)
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_store import BlockStore
+from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
+from tests.actors.kv_blocks.test_pool_folder import shared_by
 from tests.fixtures.eventually import eventually
 
 CHUNKS, ROW_BYTES, TOKENS = 8, 4096, 32
@@ -23,7 +25,7 @@ PLAIN = {DISK_PARAMETER: True}
 class Tier:
     """A tier over a host of eight chunks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: str = "float32") -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             from vllm.v1.kv_offload import base, config  # noqa: PLC0415
@@ -39,21 +41,16 @@ class Tier:
             enable_kv_cache_events=True,
             extra_config={},
             engine_id="contrail-test",
-            model=config.OffloadingModelConfig("tiny", "float32"),
+            model=config.OffloadingModelConfig("tiny", dtype),
             cache=config.OffloadingCacheConfig(TOKENS, 1),
             parallel=parallel,
         )
         self.host = np.random.default_rng(1).integers(-128, 127, (CHUNKS, ROW_BYTES), dtype=np.int8)
         spec: Any = SimpleNamespace(config=self.config)
         folder.mkdir(exist_ok=True)
-        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "counts": str(folder / "counts")}
-        options["described"] = str(folder / "described")
+        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "shared": str(shared_by(folder))}
         self.tier: Any = disk_tier.SealedDiskTier(spec, memoryview(self.host), "disk", **options)  # type: ignore[arg-type]
         self.jobs = 0
-
-    async def ready(self) -> Tier:
-        await eventually(lambda: self.tier._store._scanned, "the scan")
-        return self
 
     def request(self, name: str, keys: list[bytes], params: dict[str, Any] | None) -> Any:
         context = self.base.ReqContext(name, params)
@@ -79,7 +76,7 @@ class Tier:
 @pytest.fixture
 async def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
-    made = await Tier(tmp_path / "decode-0").ready()
+    made = Tier(tmp_path / "decode-0")
     yield made
     made.tier.shutdown()
 
@@ -268,3 +265,22 @@ async def test_the_layout_is_part_of_the_seal(tier: Tier) -> None:
     assert len(said) == len(changed) + 2
     same = replace(tier.config, parallel=replace(parallel, rank=1))
     assert facts(same, ROW_BYTES) == facts(tier.config, ROW_BYTES)
+
+
+async def test_tiers_of_two_layouts_are_two_kinds(tier: Tier, tmp_path: Path) -> None:
+    """Over one folder: the second one refuses the first one's file. The keeper is told each one's kind."""
+    keys = names(1)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0], load=False)
+    tier.finished()
+    shared = shared_by(tmp_path / "decode-0")
+    first = read_pool(shared / FACTS_FILE)
+    other = Tier(tmp_path / "decode-0", "float16")
+    second = read_pool(shared / FACTS_FILE)
+    assert first is not None
+    assert second is not None
+    assert first.kind != second.kind
+    assert (first.load_blocks, first.groups) == (second.load_blocks, second.groups) == (CHUNKS // 2, 1)
+    other.job(other.request("b", keys, PLAIN.copy()), keys, [0], load=True)
+    assert [each.success for each in other.finished()] == [False]
+    assert other.tier._counts["refused_seal"] == 1
+    other.tier.shutdown()
