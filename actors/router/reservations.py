@@ -93,7 +93,7 @@ class Reservation:
     def __init__(self, intake: IntakeTimes | None) -> None:
         """`intake` is the time of the request in this front end."""
         self.live: LiveRequest
-        """Set as soon as the scheduler has the request."""
+        """Set before the scheduler has the request."""
         self.routed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the decision is made."""
         self.expiry: asyncio.TimerHandle | None = None
@@ -165,8 +165,7 @@ class Reservations:
         if len(self._open) >= self.bounds.open_max:
             raise Overloaded(f"{len(self._open)} reservations are open at this front end, and no more may be")
         reservation = Reservation(intake)
-        reservation.live = self._requests.begin(model, request, reservation, is_reserved=True)
-        task = asyncio.create_task(self._requests.serve(reservation.live))
+        task = asyncio.create_task(self._serve(reservation, model, request))
         self._open[reservation] = task
         task.add_done_callback(lambda _: self._on_ended(reservation))
         try:
@@ -181,6 +180,11 @@ class Reservations:
         loop = asyncio.get_running_loop()
         reservation.expiry = loop.call_later(self.bounds.expires_after_s, self._expire, reservation)
         return reservation
+
+    async def _serve(self, reservation: Reservation, model: str, request: GenerateRequest) -> None:
+        """The reservation is over. In one turn of the loop its id is chosen and taken."""
+        reservation.live = self._requests.begin(model, request, reservation, is_reserved=True)
+        await self._requests.serve(reservation.live)
 
     def preview(self, model: str, request: GenerateRequest) -> RoutedDecision:
         """The decision on the request as if it came now and waited for nothing. Nothing is recorded. The model must be
@@ -266,15 +270,17 @@ class Reservations:
         self._requests.feed(ReaderStopped(name, outcome, RESERVED, is_whole))
 
     def _forget(self, reservation: Reservation) -> None:
-        self._routed.pop(reservation.id, None)
+        if self._routed.get(reservation.id) is reservation:
+            del self._routed[reservation.id]
         if reservation.expiry is not None:
             reservation.expiry.cancel()
 
     def _on_ended(self, reservation: Reservation) -> None:
-        """The request is over. An error before the decision is raised by `reserve`; later there is none but a
-        defect."""
+        """The request is over. `reserve` raises what ended it before the decision; later, only a defect is an error."""
         task = self._open.pop(reservation)
-        if reservation.id in self._routed and self._routed[reservation.id] is reservation:
-            self._forget(reservation)
-        if not task.cancelled() and task.exception() is not None and reservation.routed.done():
-            _logger.error("a reservation failed inside", exc_info=task.exception())
+        error = None if task.cancelled() else task.exception()
+        if not reservation.routed.done():
+            return
+        self._forget(reservation)
+        if error is not None:
+            _logger.error("a reservation failed inside", exc_info=error)

@@ -74,13 +74,18 @@ class ReservationRoute(GenerationRoute[Body]):
             raise ApiError(400, "one prompt with one answer is routed at a time: send no list of prompts, and n = 1")
         (choice,) = prepared.choices
         request = request_of_caller(prepared.model, choice.request, isolate=self._isolate)
+        location = _location(exchange)
         if _is_dry(exchange.scope["query_string"]):
             decision = self._router.preview(prepared.model, request)
             await exchange.answer(orjson.dumps({"dry": True, **_decision_json(decision, request)}))
             return
         reservation = await self._router.reserve(prepared.model, request, exchange.intake.times())
         decision = self._router.reservations.describe_decision(reservation.decision)
-        exchange.extra_headers += _headers(reservation.id, decision.worker, exchange.headers.get(ACCEL_HEADER))
+        if location and not decision.worker.url:
+            self._router.reservations.end(reservation.id, "abort", None, None)
+            fault = f"the worker {decision.worker.name} is not attached: no proxy can send a request to it"
+            raise ApiError(503, fault, type="server_error", code="worker_not_attached")
+        exchange.extra_headers += _headers(reservation.id, decision.worker, location)
         kept = {
             "id": reservation.id,
             "frontend": self._router.options.name,
@@ -102,15 +107,23 @@ def _is_dry(query: bytes) -> bool:
     raise bad_parameter("dry", "must be true or false")
 
 
-def _headers(id: str, worker: RoutedWorker, location: bytes | None) -> list[tuple[bytes, bytes]]:
-    """The answer's headers for proxies that read no body; those of a URL are left out if the worker has none."""
-    found = [(b"x-contrail-route-id", id.encode())]
+def _location(exchange: HttpExchange) -> bytes:
+    """The location to which the answer is to lead nginx; empty if none is named. ApiError for what is no name."""
+    found = exchange.headers.get(ACCEL_HEADER, b"")
+    if found and not _LOCATION.fullmatch(found):
+        raise bad_parameter("x-contrail-accel", "must be @ and 1 to 64 of A-Z, a-z, 0-9, '_' and '-'")
+    return found
+
+
+def _headers(name: str, worker: RoutedWorker, location: bytes) -> list[tuple[bytes, bytes]]:
+    """The answer's headers for proxies that read no body."""
+    found = [(b"x-contrail-route-id", name.encode())]
     if worker.url:
         found.append((b"x-contrail-route-url", worker.url.encode()))
-        if location is not None and _LOCATION.fullmatch(location):
-            found.append((b"x-accel-redirect", location))
     if worker.rank is not None:
         found.append((b"x-contrail-route-rank", b"%d" % worker.rank))
+    if location:
+        found.append((b"x-accel-redirect", location))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -49,8 +49,8 @@ async def replica(
     return router
 
 
-async def reserve(router: Router, id: str = "r", **options: object) -> Reservation:
-    return await router.reserve("sim", request(TOKENS, id=id, **options), INTAKE)
+async def reserve(router: Router, id: str = "r", tenant: str | None = None) -> Reservation:
+    return await router.reserve("sim", request(TOKENS, id=id, tenant=tenant), INTAKE)
 
 
 def in_flight(router: Router) -> int:
@@ -201,12 +201,14 @@ async def test_wrong_reports_change_nothing(it: World) -> None:
     """An unknown id, more cached tokens than the prompt has, an answer beyond the context: refused, and still open."""
     router = await replica(it)
     await reserve(router)
-    for report in (
-        lambda: router.reservations.first_token("other", None),
-        lambda: router.reservations.first_token("r", 101),
-        lambda: router.reservations.end("r", "stop", 1, 101),
-        lambda: router.reservations.end("r", "stop", ENGINE.context_max + 1, None),
-    ):
+    reservations = router.reservations
+    wrong: list[Callable[[], None]] = [
+        lambda: reservations.first_token("other", None),
+        lambda: reservations.first_token("r", 101),
+        lambda: reservations.end("r", "stop", 1, 101),
+        lambda: reservations.end("r", "stop", ENGINE.context_max + 1, None),
+    ]
+    for report in wrong:
         with pytest.raises(CallerError):
             report()
     assert in_flight(router) == 1
@@ -230,9 +232,9 @@ async def test_a_client_that_goes_away_before_the_decision_leaves_nothing(it: Wo
 
 
 async def test_an_id_in_use_gets_another_name(it: World) -> None:
-    """Each is reported under its own."""
+    """Each is reported under its own, also if both come in one turn of the loop."""
     router = await replica(it)
-    first, second = await reserve(router, "same"), await reserve(router, "same")
+    first, second = await asyncio.gather(reserve(router, "same"), reserve(router, "same"))
     assert (first.id, second.id[:5]) == ("same", "same.")
     router.reservations.end("same", "stop", 1, None)
     router.reservations.end(second.id, "length", 2, None)

@@ -56,12 +56,17 @@ class Proxied(NamedTuple):
 
 @asynccontextmanager
 async def proxied(
-    *, policy: AccessPolicy | None = None, is_on: bool = True, settings: RoutingSettings | None = None, workers: int = 2
+    *,
+    policy: AccessPolicy | None = None,
+    is_on: bool = True,
+    settings: RoutingSettings | None = None,
+    workers: int = 2,
+    url: str = URL,
 ) -> AsyncIterator[Proxied]:
     async with world() as it:
         for number in range(workers):
             engine = SimulatedEngine("tiny", FAST)
-            engine.info = engine.info._replace(server=URL, rank=number)
+            engine.info = engine.info._replace(server=url, rank=number if url else None)
             worker = await it.worker(f"w{number}", engine=engine)
             worker._files = files()
         bounds = ReservationBounds(open_max=OPEN_MAX, expires_after_s=30)
@@ -126,6 +131,21 @@ async def test_a_body_is_routed_and_reported(front: Proxied) -> None:
     assert front.metrics.registry.get_sample_value("contrail_reservations_open") == 0
     labels = {"model": "tiny", "outcome": "answered"}
     assert front.metrics.registry.get_sample_value("contrail_requests_total", labels) == 1
+
+
+async def test_nginx_is_led_to_servers_alone() -> None:
+    """A worker that is not attached is a 503, and nothing of it stays in flight; a name of no location is a 400."""
+    async with proxied(url="") as front:
+        answer = await front.route(CHAT, **{"x-contrail-accel": "@worker"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "worker_not_attached")
+        assert "x-accel-redirect" not in answer.headers
+        await front.it.settled(front.router)
+        assert [end.outcome for end in await front.it.told(ROUTING, RequestFinished)] == ["abort"]
+        told = (await front.route(CHAT)).json()
+        assert (told["worker"]["url"], told["worker"]["name"][:1]) == (None, "w")
+        answer = await front.route(CHAT, **{"x-contrail-accel": "/etc"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-contrail-accel")
+        assert front.router.reservations.describe()["open"] == 1
 
 
 async def test_dry_tells_the_same_and_leaves_nothing(front: Proxied) -> None:
