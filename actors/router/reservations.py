@@ -31,8 +31,7 @@ from projections.folds.state import State
 CANDIDATES_SHOWN_MAX = 8
 """Candidates in the answer, the chosen one first."""
 WHOLE_OUTCOMES = frozenset({"stop", "length"})
-OUTCOMES = frozenset({*WHOLE_OUTCOMES, "abort", "error"})
-"""Those that an end may be reported with."""
+"""Those of answers that ended by themselves: from these alone the router learns how long answers take."""
 _PLACEHOLDER = 0
 """Stands for a token that only the proxy saw: its number counts, and nothing reads which one it is."""
 
@@ -201,8 +200,9 @@ class Reservations:
             self._feed_output(id, Output(tokens=(_PLACEHOLDER,), cached_tokens=cached_tokens))
 
     def end(self, id: str, outcome: str, output_tokens: int | None, cached_tokens: int | None) -> None:
-        """The log has the end of the reservation, with the tokens of its answer if they are told. `outcome` is of
-        OUTCOMES. Errors are those of `first_token`, and CallerError for an answer longer than the model's context."""
+        """The log has the end of the reservation, with the tokens of its answer if they are told. `outcome` is `stop`,
+        `length`, `abort` or `error`. Errors are those of `first_token`, and CallerError for an answer longer than the
+        model's context."""
         reservation = self._find(id, cached_tokens)
         request = reservation.live.request
         context_max = self._fleet.catalog.context_max(request.model)

@@ -29,7 +29,7 @@ class EndReport(msgspec.Struct, frozen=True, kw_only=True):
     """The request is over."""
 
     outcome: Literal["stop", "length", "abort", "error"]
-    """`actors.router.reservations.OUTCOMES`."""
+    """As in `core.events.RequestFinished`."""
     output_tokens: Tokens | None = None
     """Tokens of the answer; left out if the proxy does not count them."""
     cached_tokens: Tokens | None = None

@@ -6,20 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.metrics.frontend_metrics import FrontendMetrics
-from actors.router.reservations import OUTCOMES, ReservationBounds
+from actors.router.reservations import ReservationBounds
 from actors.router.router import Router
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy
 from api.auth.keyring import Keyring
 from api.route.proxy_routes import ProxyAccess
-from api.route.reservation_reports import EndReport
 from api.server.http_server import HttpServer
 from api.server.limits import ApiSettings
 from api.server.sockets import bind
@@ -245,11 +244,6 @@ async def test_reports_are_checked(front: Proxied) -> None:
         answer = await front.report("mine", what, **body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), body
     assert front.router.reservations.describe()["open"] == 1
-
-
-def test_reported_outcomes_are_those_of_reservations() -> None:
-    """The two lists are one."""
-    assert set(get_args(get_type_hints(EndReport)["outcome"])) == OUTCOMES
 
 
 async def test_keys_name_the_tenant_and_proxies_their_token(tmp_path: Path) -> None:
