@@ -36,6 +36,8 @@ from api.openapi import openapi_json
 from api.parsers.loaded_models import LoadedModels
 from api.responses.reasoning_seal import ReasoningSeal
 from api.responses.responses_encoder import responses_adapter
+from api.route.proxy_routes import ProxyAccess, proxy_routes
+from api.route.reservation_route import ReservationRoute
 from api.server.errors import AnthropicError, ApiError, error_for_path, http_status_error, internal_error, to_api_error
 from api.server.limits import ApiSettings
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
@@ -118,11 +120,12 @@ def post_routes(
     clock: Clock,
     seal: ReasoningSeal | None = None,
     texts: DigestStore | None = None,
+    proxies: ProxyAccess | None = None,
     *,
     isolate_tenants: bool = False,
 ) -> PostRoutes:
     """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back.
-    `texts` keeps tokenized texts, by default within the default bound."""
+    `texts` keeps tokenized texts, by default within the default bound. Without `proxies` nothing is routed for them."""
     models = LoadedModels(texts, isolate_tenants=isolate_tenants)
     intake = BodyIntake(settings, models.pool)
     preprocessor = Preprocessor(backend, settings, models, intake)
@@ -130,6 +133,10 @@ def post_routes(
     unary = partial(UnaryRoute, metrics, intake, clock)
     embeddings = Embeddings(backend, settings, models)
     tokenization = Tokenization(backend, settings, models)
+    proxied: dict[str, ASGIApp] = {}
+    if proxies is not None:
+        parts = (preprocessor, backend, metrics, settings, clock, intake)
+        proxied = proxy_routes(proxies, partial(ReservationRoute, proxies.router, isolate_tenants, *parts), unary)
     return PostRoutes(
         {
             "/v1/chat/completions": generation(CHAT),
@@ -142,6 +149,7 @@ def post_routes(
             "/v1/messages/count_tokens": unary(CountRequest, TokenCount(tokenization).answer, AnthropicError),
             "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
             "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),
+            **proxied,
         },
     )
 
@@ -174,15 +182,18 @@ def create_app(
     policy: AccessPolicy | None = None,
     seal: ReasoningSeal | None = None,
     texts: DigestStore | None = None,
+    proxies: ProxyAccess | None = None,
 ) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
-    answers /debug and what is below it. Without a policy every client is admitted; for `seal` and `texts` see
-    `post_routes`."""
+    answers /debug and what is below it. Without a policy every client is admitted; for `seal`, `texts` and `proxies`
+    see `post_routes`."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolates:
         backend = Tenancy(backend, isolate=policy.isolates)
-    direct, further = post_routes(backend, metrics, settings, clock, seal, texts, isolate_tenants=policy.isolates)
+    direct, further = post_routes(
+        backend, metrics, settings, clock, seal, texts, proxies, isolate_tenants=policy.isolates
+    )
     app = framework(backend, {**direct, **further}, page, policy)
     routes = DirectDispatch(direct, app, (*further, MODELS))
     return RequestIdMiddleware(

@@ -17,6 +17,10 @@ APPROXIMATE = "approximate"
 POLICIES = ("kv", "round-robin", "random", "least-loaded", "time", "power-of-two", "session", APPROXIMATE)
 TEXT_CACHE_BYTES = 512 * 2**20
 """Default bound of what a front end keeps of texts that come again: a thousand talks of 100 000 tokens."""
+RESERVATIONS_MAX = 1024
+"""Default bound of the reservations that are open at one front end (`actors.router.reservations`)."""
+RESERVATION_EXPIRES_S = 600
+"""Default time after which a reservation without a reported end expires."""
 WEIGHT_MAX = 1000.0
 COUNT_MAX = 1_000_000
 MAY_BE_ZERO = (

@@ -39,6 +39,11 @@ class EngineInfo(NamedTuple):
     """The numbers of its disk tier (`actors.kv_blocks.disk_counts`); None if it has none. Reads a small file."""
     group: str = ""
     """A name that the data-parallel ranks of one server share; empty of an engine alone."""
+    server: str = ""
+    """The URL of the running server that is the engine, to which others may send requests, too; empty of an engine of
+    ours."""
+    rank: int | None = None
+    """The rank that is the engine, of a server that has several; None else."""
     pool: PoolDescription | None = None
     """The pool of its disk tier; None if it has none, or one whose blocks cannot be announced."""
 

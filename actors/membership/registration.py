@@ -38,6 +38,10 @@ class Registration(msgspec.Struct, frozen=True):
     """Blocks of its engine's cache; 0 if unknown."""
     embedding_size: int = 0
     """Numbers in an embedding; 0 if the worker makes none, or is of a version that does not say."""
+    server: str = ""
+    """The URL of the running server that is its engine; empty if it started its engine itself."""
+    rank: int | None = None
+    """The rank of that server that is its engine; None if the server has one."""
 
     @property
     def kind(self) -> tuple[str, int, int]:

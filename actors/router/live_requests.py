@@ -56,7 +56,18 @@ SchedulerShell = MachineShell[SchedulerEvent, SchedulerCommand]
 class LiveRequest:
     """One request with its client and the stream of its present attempt."""
 
-    __slots__ = ("_clock", "_shell", "connection", "consumer", "done", "failure", "number", "progress", "request")
+    __slots__ = (
+        "_clock",
+        "_shell",
+        "connection",
+        "consumer",
+        "done",
+        "failure",
+        "is_reserved",
+        "number",
+        "progress",
+        "request",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -65,7 +76,11 @@ class LiveRequest:
         consumer: OutputConsumer,
         shell: SchedulerShell,
         clock: Clock,
+        *,
+        is_reserved: bool,
     ) -> None:
+        self.is_reserved = is_reserved
+        """A proxy sends the request to the worker, and reports what comes of it: no connection of ours has it."""
         self.request = request
         self.progress = progress
         self.consumer = consumer
@@ -196,11 +211,10 @@ class LiveRequests:
         can take it, GenerationFailed if its answer broke off and no worker could continue it; and what the consumer
         raises.
         """
-        if len(request.tokens) > FRAME_BYTES_MAX:  # its decision would be longer than the log takes, too
-            raise CallerError(
-                f"the prompt takes {len(request.tokens)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
-            )
-        live = self._begin(model, request, consumer)
+        await self.serve(self.begin(model, request, consumer))
+
+    async def serve(self, live: LiveRequest) -> None:
+        """The same of a request that `begin` returned in this turn of the loop."""
         self._live[live.request.id] = live
         try:
             self._shell.feed(Arrived(live.request))
@@ -213,8 +227,15 @@ class LiveRequests:
         finally:
             del self._live[live.request.id]
 
-    def _begin(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> LiveRequest:
-        """A second request under an id in progress gets another id."""
+    def begin(
+        self, model: str, request: GenerateRequest, consumer: OutputConsumer, *, is_reserved: bool = False
+    ) -> LiveRequest:
+        """The request as the scheduler takes it. A second request under an id in progress gets another id. CallerError
+        if its prompt is too long for a frame."""
+        if len(request.tokens) > FRAME_BYTES_MAX:  # its decision would be longer than the log takes, too
+            raise CallerError(
+                f"the prompt takes {len(request.tokens)} bytes; at most {FRAME_BYTES_MAX} can be sent to a worker"
+            )
         if request.id in self._live:
             request = msgspec.structs.replace(request, id=renamed(request.id))
         catalog, tenant = self._fleet.catalog, request.tenant or ""
@@ -234,7 +255,7 @@ class LiveRequests:
             deadline_ms=request.deadline_ms,
             intake=consumer.intake(),
         )
-        return LiveRequest(routed, progress, consumer, self._shell, self._clock)
+        return LiveRequest(routed, progress, consumer, self._shell, self._clock, is_reserved=is_reserved)
 
     def _session_key(self, tenant: str, name: str | None) -> str:
         """Key of the session; one name gives each tenant another key."""
@@ -270,18 +291,27 @@ class LiveRequests:
     def _send(self, command: Send) -> None:
         request, worker = command.request, command.worker
         self._membership.publisher.decisions_sent += 1
-        live, client = self._live[request.id], self._fleet.clients.get(worker)
-        live.connection = None if client is None else client.connection
-        if live.connection is None:
-            live.fail(WorkerDisconnected("no connection to the worker"))
-            return
-        try:
-            live.number = live.connection.open(live, request.model, command.payload, command.hint, live.progress.parts)
-        except CallerError as error:
-            live.fail(error)
+        live = self._live[request.id]
+        if not live.is_reserved and not self._open_stream(live, command):
             return
         member = self._state.member(worker)
         live.consumer.on_routed(member.joined.name if member is not None and member.joined is not None else worker)
+
+    def _open_stream(self, live: LiveRequest, command: Send) -> bool:
+        """True if the attempt is on its way to its worker; else it broke."""
+        client = self._fleet.clients.get(command.worker)
+        live.connection = None if client is None else client.connection
+        if live.connection is None:
+            live.fail(WorkerDisconnected("no connection to the worker"))
+            return False
+        try:
+            live.number = live.connection.open(
+                live, live.request.model, command.payload, command.hint, live.progress.parts
+            )
+        except CallerError as error:
+            live.fail(error)
+            return False
+        return True
 
     def _measure(self, command: Measure) -> None:
         took_us = self._clock.monotonic_us() - self._shell.step_began_us

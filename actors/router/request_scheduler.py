@@ -31,7 +31,7 @@ from actors.router.routed_request import Phase, RoutedRequest
 from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import Event, ReplicaRestated
+from core.events import Event, ReplicaRestated, RequestRouted
 from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId, WorkerId, to_column
@@ -50,7 +50,7 @@ from projections.policy.binding_plan import (
     tokens_in_progress,
 )
 from projections.policy.cost import ESTIMATING_POLICIES
-from projections.policy.decide import Decision, decide_newest, record, rejection
+from projections.policy.decide import Decision, decide_newest, record, rejection, rejection_reason
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.view import Local, RouteRequest, View
 
@@ -361,12 +361,27 @@ class RequestScheduler:
             **self.counts.describe(),
         }
 
+    def preview(self, request: RoutedRequest, now_us: int) -> RequestRouted:
+        """The decision on a request that never arrives, as if it came now and waited for nothing. Nothing changes, and
+        nothing is published. NoWorkers or Overloaded if no worker can take it. Costs what a decision does."""
+        view = self._inputs.view()
+        request.prepare(now_us, 0, self._learned_time(request.model))
+        asked = request.asked
+        assert asked is not None
+        decision = decide_newest(view, asked, self._settings, self._wall_ms_at(now_us), self._draw_seed(asked))
+        if decision.worker is None:
+            raise _no_worker(asked, decision, view)
+        return record(decision, asked, self._settings, self._revision)
+
     # --- time and load -----------------------------------------------------------------------------------------
 
     @property
     def _wall_ms(self) -> int:
         """The time that decisions read. After the first, it goes back only by more than CLOCK_STANDS_MS at once."""
-        return max(self._not_before_ms, self._wall_offset_ms + self._now_us // US_PER_MS)
+        return self._wall_ms_at(self._now_us)
+
+    def _wall_ms_at(self, now_us: int) -> int:
+        return max(self._not_before_ms, self._wall_offset_ms + now_us // US_PER_MS)
 
     def _on_tick(self, _: Tick) -> None:
         while (key := self._timers.pop_due(self._now_us)) is not None:
@@ -656,14 +671,8 @@ class RequestScheduler:
     def _reject(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, view: View) -> None:
         event = rejection(decision, asked, self._revision, 500 if request.answer.delivered else 503)
         self._do(Publish(event))
-        reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
-        text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-        if not text and has_prefill_workers(view.state, asked.model):
-            text = f"it {ONLY_PREFILL}"
-        text = f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})"
         request.outcome = event.reason
-        kind = Overloaded if event.reason == "overloaded" else NoWorkers
-        self._fail(request, request.client_error(kind(text)))
+        self._fail(request, request.client_error(_no_worker(asked, decision, view)))
 
     def _on_output(self, event: OutputArrived) -> None:
         request = self._running(event.id, event.attempt)
@@ -939,6 +948,16 @@ class RequestScheduler:
             queue.learn((self._now_us - request.slot_since_us) // US_PER_MS, request.answer.delivered)
         request.slot_since_us = -1
         self._refresh_is_due = self._refresh_is_due or len(queue.fair_queue) > 0
+
+
+def _no_worker(asked: RouteRequest, decision: Decision, view: View) -> NoWorkers:
+    """The error for the client of a request that no worker can take."""
+    reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
+    text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
+    if not text and has_prefill_workers(view.state, asked.model):
+        text = f"it {ONLY_PREFILL}"
+    text = f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})"
+    return Overloaded(text) if rejection_reason(decision.excluded) == OVERLOADED else NoWorkers(text)
 
 
 def _tenants(queue: RequestQueue) -> list[dict[str, Any]]:

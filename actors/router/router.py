@@ -31,6 +31,7 @@ from actors.router.request_scheduler import (
     RequestScheduler,
     SettingsReplaced,
 )
+from actors.router.reservations import Reservation, ReservationBounds, Reservations, RoutedDecision
 from actors.router.router_status import fold_status, prefill_status, publisher_status, rss_bytes
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from core.clock import Clock
@@ -45,7 +46,7 @@ from core.events.routing import (
     RequestTurnedAway,
 )
 from core.failure import detail_of, is_in_log
-from core.generation import GenerateRequest, OutputConsumer
+from core.generation import GenerateRequest, IntakeTimes, OutputConsumer
 from core.ids import WorkerId
 from core.keys import DeploymentKey
 from core.models import ModelCard, NoWorkers, unknown_model
@@ -95,6 +96,7 @@ class RouterOptions:
     link: LinkOptions = NO_LINK_OPTIONS
     texts: DigestStore = field(default_factory=DigestStore)
     """Keeps the block hashes of prompts; the API may keep the token ids of their texts there, too."""
+    reservations: ReservationBounds = field(default_factory=ReservationBounds)
 
 
 class Router:
@@ -158,6 +160,7 @@ class Router:
             membership=self.membership,
             decided=decided,
         )
+        self.reservations = Reservations(self.requests, self.fleet, self.state, self._clock, options.reservations)
         self._connected = ConnectedWorkers(self.state, self.fleet)
         self._log_watch = LogWatch(log, self._clock, self._on_clock_corrected)
         self.background_tasks = BackgroundTasks(
@@ -221,6 +224,7 @@ class Router:
             last_first.push_async_callback(self.membership.leave, reason)
             last_first.push_async_callback(self.background_tasks.stop)
             self.requests.feed(Draining())
+            self.reservations.close()
             for task in self._tasks:
                 task.cancel()
             if self._tasks:
@@ -289,6 +293,7 @@ class Router:
             "admission": self.scheduler.describe(),
             "held": len(self.scheduler.held),
             "declined": self.scheduler.busy_workers.count,
+            "reservations": self.reservations.describe(),
             "clock": self._clock.describe(),
             "link": self.link.describe(),
             "rss_bytes": rss_bytes(),
@@ -322,6 +327,16 @@ class Router:
         """The consumer has the answer: see `LiveRequests.run`; UnknownModel or NoWorkers if the model is not known."""
         self._check_known(model)
         await self.requests.run(model, request, consumer)
+
+    async def reserve(self, model: str, request: GenerateRequest, intake: IntakeTimes | None) -> Reservation:
+        """See `Reservations.reserve`; UnknownModel or NoWorkers if the model is not known."""
+        self._check_known(model)
+        return await self.reservations.reserve(model, request, intake)
+
+    def preview(self, model: str, request: GenerateRequest) -> RoutedDecision:
+        """See `Reservations.preview`; UnknownModel or NoWorkers if the model is not known."""
+        self._check_known(model)
+        return self.reservations.preview(model, request)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The log has the failure of the request inside this process, with its type and line, unless `run` reported it.

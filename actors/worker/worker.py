@@ -170,7 +170,8 @@ class Worker:
         kv = {"kv": msgspec.to_builtins(transfer.address)} if transfer is not None else {}
         named = {"aliases": self.options.aliases} if self.options.aliases else {}
         sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
-        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **details}
+        server: dict[str, object] = {"server": info.server, "rank": info.rank} if info.server else {}
+        self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **server, **details}
         self.pool = await self._open_pool()
         self.membership = self._new_membership(self.mirror)
         await self._log_watch.start()

@@ -1,4 +1,5 @@
-"""Authentication by API key: every request needs one, but for those of OPEN and the page (its own token)."""
+"""Authentication by API key: every request needs one, but for those of OPEN, the page and the reports of proxies.
+The last two have tokens of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from api.server.middleware import send_error
 OPEN = frozenset({"/health", "/openapi.json", "/docs", "/debug"})
 """Health, the API description in both forms, and the page, which has a token of its own.
 Every other route needs a key."""
-OPEN_BELOW = "/debug/"
+OPEN_BELOW = ("/debug/", "/v1/route/")
+"""The page, and the reports of `api.route.reservation_reports`: each has a token of its own."""
 MISSING = "no API key was given: send it as `Authorization: Bearer KEY`, or as `x-api-key`"
 WRONG = "this API key is not valid here: it is unknown, revoked or expired"
 UNREADABLE = "this server cannot read its API keys at the moment, and accepts none: its operator must mend their file"

@@ -46,13 +46,7 @@ class Tenancy:
     async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
         """The backend's, of the request in the name of the key's tenant; UnknownModel, or ApiError for a priority that
         the key does not allow, at once."""
-        caller = CALLER.get()
-        _check_allowed(caller, model, request.priority)
-        tenant = effective_tenant(request.tenant)
-        salt = salt_of(tenant, request.cache_salt) if self._isolate else request.cache_salt
-        if tenant != request.tenant or salt != request.cache_salt:
-            request = msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
-        await self._backend.run(model, request, consumer)
+        await self._backend.run(model, request_of_caller(model, request, isolate=self._isolate), consumer)
 
     def failed(self, request: str, model: str, tenant: str, error: Exception) -> None:
         """The backend's, of a request in the name of the key's tenant."""
@@ -65,6 +59,17 @@ class Tenancy:
     def ready(self) -> Readiness:
         """The backend's."""
         return self._backend.ready()
+
+
+def request_of_caller(model: str, request: GenerateRequest, *, isolate: bool) -> GenerateRequest:
+    """The request in the name of the caller's tenant, with `isolate` in a cache of that tenant. UnknownModel, or
+    ApiError for a priority that the key does not allow."""
+    _check_allowed(CALLER.get(), model, request.priority)
+    tenant = effective_tenant(request.tenant)
+    salt = salt_of(tenant, request.cache_salt) if isolate else request.cache_salt
+    if tenant == request.tenant and salt == request.cache_salt:
+        return request
+    return msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
 
 
 def salt_of(tenant: str | None, given: str | None) -> str:

@@ -12,7 +12,7 @@ import uvloop
 from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.config.schema import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls
+from api.config.schema import DRAIN_TIMEOUT_MAX_S, STOP_DELAY_MAX_S, FrontendSection, FrontendTls, RouteSection
 from api.debug.page import DebugPage
 from api.deployment.process_specs import SUPERVISED
 from api.process.frontend import FrontendArguments, serve_frontend
@@ -54,12 +54,18 @@ from core.errors import CallerError
 @click.option("--keys", metavar="FILE", help="API keys (`contrail keys`).  [default: the deployment's, else none]")
 @click.option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
 @click.option("--tls-key", metavar="FILE", help="Its key, if that is in another file.")
+@click.option(
+    "--route-token",
+    metavar="FILE",
+    help="Route for proxies that send the token in this file, at /v1/route.  [default: the deployment's, else off]",
+)
 @click.option(SUPERVISED, is_flag=True, hidden=True)
 def frontend(
     connection: DeploymentRef,
     supervised: bool,
     tls_cert: str | None,
     tls_key: str | None,
+    route_token: str | None,
     name: str,
     ops: str,
     ops_token: str | None,
@@ -85,6 +91,7 @@ def frontend(
     if tls_key and not tls_cert:
         raise CallerError("--tls-key: give --tls-cert with it, the certificate whose key it is")
     flags["tls"] = FrontendTls(cert=tls_cert, key=tls_key) if tls_cert else None
+    flags["route"] = _route_section(connection.deployment.frontend.route, route_token)
     arguments = FrontendArguments(
         name=name,
         ops=ops,
@@ -99,10 +106,19 @@ def frontend(
     uvloop.run(serve_frontend(connection, arguments, DebugPage(connection)))
 
 
+def _route_section(configured: RouteSection | None, token_file: str | None) -> RouteSection | None:
+    """The deployment's section of routing for proxies, with the file of --route-token if that is given."""
+    if token_file is None:
+        return configured
+    if configured is None:
+        return RouteSection(token_file=token_file)
+    return msgspec.structs.replace(configured, token_file=token_file)
+
+
 def _section(configured: FrontendSection, flags: dict[str, Any]) -> FrontendSection:
     """The deployment's section of front ends, with the flags given on the command line."""
     delays = {name: f"{flags[name]}s" for name in ("stop_delay", "drain_timeout") if flags[name] is not None}
-    more = {name: flags[name] for name in ("listen", "advertise", "keys", "tls") if flags[name]}
+    more = {name: flags[name] for name in ("listen", "advertise", "keys", "tls", "route") if flags[name]}
     try:
         split_address(more.get("listen", configured.listen))
     except ValueError as error:

@@ -74,6 +74,12 @@ BABBLES = """
 @click.option("--tls-cert", "frontend_tls_cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
 @click.option("--tls-key", "frontend_tls_key", metavar="FILE", help="Its key, if that is in another file.")
 @click.option(
+    "--route-token",
+    "frontend_route_token_file",
+    metavar="FILE",
+    help="Route for proxies that send the token in this file, at /v1/route.",
+)
+@click.option(
     "--policy", "routing_policy", type=click.Choice(POLICIES), help="How a worker is chosen.  [default: time]"
 )
 @click.option("--namespace", help="The deployment's name in the log.  [default: default]")

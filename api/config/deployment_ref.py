@@ -21,7 +21,7 @@ from api.config.data_folder import DataFolder
 from api.config.loading import load, urls
 from api.config.run_file import STOPPED, read_run
 from api.config.running_deployments import data_folder_of
-from api.config.schema import OFF, Deployment, EtcdAccess, NatsLogin, OperationsSection
+from api.config.schema import OFF, Deployment, EtcdAccess, NatsLogin, OperationsSection, RouteSection
 from api.config.units import duration_s, size_bytes
 from core.clock import Clock
 from core.errors import CallerError
@@ -216,20 +216,27 @@ REMEDY = "write one with `openssl rand -hex 32`"
 def operations_token(section: OperationsSection) -> str | None:
     """The token in the section's file; None without one. CallerError names the file's fault."""
     file = _path(section.token_file)
-    if file is None:
-        return None
+    return None if file is None else _token_in(file, "operations token")
+
+
+def route_token(section: RouteSection) -> str:
+    """The token in the section's file. CallerError names the file's fault."""
+    return _token_in(Path(section.token_file).expanduser(), "route token")
+
+
+def _token_in(file: Path, name: str) -> str:
     try:
         with file.open("rb") as opened:
             content = opened.read(TOKEN_BYTES_MAX + 1)
         token = content.decode("ascii").strip()
     except OSError as error:
-        raise CallerError(f"cannot read the operations token in {file}: {error.strerror}") from error
+        raise CallerError(f"cannot read the {name} in {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CallerError(f"the operations token in {file} is not ASCII: {REMEDY}") from error
+        raise CallerError(f"the {name} in {file} is not ASCII: {REMEDY}") from error
     if len(content) > TOKEN_BYTES_MAX:
-        raise CallerError(f"the operations token in {file} is longer than {TOKEN_BYTES_MAX} bytes: {REMEDY}")
+        raise CallerError(f"the {name} in {file} is longer than {TOKEN_BYTES_MAX} bytes: {REMEDY}")
     if len(token.split()) != 1:
-        raise CallerError(f"the operations token in {file} is not one word: {REMEDY}")
+        raise CallerError(f"the {name} in {file} is not one word: {REMEDY}")
     return token
 
 

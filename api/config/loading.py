@@ -108,6 +108,7 @@ SETTINGS = (
     Setting("frontend.keys", "--keys", "CONTRAIL_KEYS"),
     Setting("frontend.tls.cert", "--tls-cert", "CONTRAIL_TLS_CERT"),
     Setting("frontend.tls.key", "--tls-key", "CONTRAIL_TLS_KEY"),
+    Setting("frontend.route.token_file", "--route-token", "CONTRAIL_ROUTE_TOKEN"),
     Setting("workers.model", "--model", "CONTRAIL_MODEL"),
     Setting("workers.served_name", "--served-name", "CONTRAIL_SERVED_NAME", urls),
     Setting("workers.count", "--workers", "CONTRAIL_WORKERS", int),

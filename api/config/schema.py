@@ -25,7 +25,7 @@ from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
 from core.served_names import check_names
-from core.settings import TEXT_CACHE_BYTES, RoutingSettings
+from core.settings import RESERVATION_EXPIRES_S, RESERVATIONS_MAX, TEXT_CACHE_BYTES, RoutingSettings
 from core.subjects import check_namespace
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -57,6 +57,8 @@ STOP_DELAY_MAX_S = 300
 """A front end that was told to end goes on as before for so long at most."""
 ENGINE_STALL_MAX_S = 3600
 """A hang that is found later than that is found by people."""
+RESERVATION_EXPIRES_MAX_S = 24 * 3600
+"""No answer takes longer."""
 DRAIN_TIMEOUT_MAX_S = 3600
 """A worker waits for its requests for so long at most."""
 MANNER = ("tool_call_parser", "reasoning_parser", "chat_template")
@@ -182,6 +184,29 @@ class FrontendTls(Section, frozen=True, kw_only=True):
     """Its private key; not given, it stands in `cert`."""
 
 
+class RouteSection(Section, frozen=True, kw_only=True):
+    """Routing for proxies that send requests to attached servers themselves (`/v1/route`)."""
+
+    token_file: str
+    """File with the token that a proxy must send."""
+    reservations_max: Annotated[int, Meta(ge=1, le=65_536)] = RESERVATIONS_MAX
+    """Reservations that may be open at one front end."""
+    expires_after: str = f"{RESERVATION_EXPIRES_S}s"
+    """Time from a decision until its reservation expires, if its end is not reported."""
+
+    def __post_init__(self) -> None:
+        _check("expires_after", duration_s, self.expires_after)
+        if duration_s(self.expires_after) > RESERVATION_EXPIRES_MAX_S:
+            raise ValueError(
+                f"expires_after: {self.expires_after} is too long; {RESERVATION_EXPIRES_MAX_S}s is the most"
+            )
+
+    @property
+    def expires_after_s(self) -> int:
+        """`expires_after` in seconds."""
+        return duration_s(self.expires_after)
+
+
 class FrontendSection(Section, frozen=True, kw_only=True):
     """The front ends: all on one port."""
 
@@ -210,6 +235,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     keys, and to all elsewhere."""
     tls: FrontendTls | None = None
     """Not given, they speak plain HTTP."""
+    route: RouteSection | None = None
+    """Not given, there is no /v1/route."""
     stop_delay: str = "0s"
     """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
     drain_timeout: str = "30s"

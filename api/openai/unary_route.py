@@ -25,6 +25,7 @@ class UnaryRequest:
     """One request of such a route, and what is counted of it."""
 
     def __init__(self, exchange: HttpExchange) -> None:
+        self.path: str = exchange.scope["path"]
         self.headers = exchange.headers
         self.request_id = exchange.request_id
         self.on_routed = exchange.on_routed

@@ -21,12 +21,13 @@ from starlette.types import ASGIApp
 
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.prompt_cache.digest_store import DigestStore
+from actors.router.reservations import ReservationBounds
 from actors.router.router import Router, RouterOptions
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy, policy_of
 from api.config.addresses import join_address, reachable, split_address
 from api.config.data_folder import DataFolder
-from api.config.deployment_ref import DeploymentRef
+from api.config.deployment_ref import DeploymentRef, route_token
 from api.config.run_file import announce_if_supervised
 from api.config.running_deployments import DEFAULT_DATA
 from api.config.schema import FrontendSection, OperationsSection
@@ -35,6 +36,7 @@ from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
 from api.process.planes import LEASE_S, Planes, open_planes
 from api.responses.reasoning_seal import ReasoningSeal
+from api.route.proxy_routes import ProxyAccess
 from api.server.http_server import HttpServer
 from api.server.limits import ApiSettings, HttpLimits, connections_for
 from api.server.sockets import bind, inherited_socket, socket_activation_fd, tls_context
@@ -132,11 +134,14 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             metrics = FrontendMetrics()
             address = join_address(section.advertise or host, listener.getsockname()[1])
             texts = DigestStore(section.text_cache_bytes)
-            router = _router(connection, arguments.name, address, _journal(connection, arguments), texts, both, metrics)
+            router = _router(connection, arguments, address, texts, both, metrics)
             settings = ApiSettings(body_bytes_max=section.body_bytes_max)
             seal = ReasoningSeal(connection.key.reasoning_key, connection.key.older_reasoning_keys)
             page_app = page.app(with_token=not policy.local)
-            app = create_app(router, metrics, settings, page=page_app, policy=policy, seal=seal, texts=texts)
+            proxies = None if section.route is None else ProxyAccess(router, route_token(section.route))
+            app = create_app(
+                router, metrics, settings, page=page_app, policy=policy, seal=seal, texts=texts, proxies=proxies
+            )
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ready = partial(_ready, router, policy)
@@ -209,25 +214,25 @@ async def _wait_until_ready(router: Router, ending: asyncio.Future[str]) -> None
 
 def _router(
     connection: DeploymentRef,
-    name: str,
+    arguments: FrontendArguments,
     address: str,
-    journal: Path,
     texts: DigestStore,
     both: Planes,
     metrics: FrontendMetrics,
 ) -> Router:
     options = RouterOptions(
         namespace=connection.namespace,
-        name=name,
+        name=arguments.name,
         address=address,
         restate_every_s=connection.restate_every_s,
         lease_ms=LEASE_S * 1000,
-        journal=journal,
+        journal=_journal(connection, arguments),
         journal_bytes=connection.deployment.frontend.journal_bytes,
         snapshot_every_s=connection.snapshot_every_s or 0,
         take_snapshot=partial(run_snapshot_process, connection.words) if connection.snapshot_every_s else None,
         link=connection.link(SystemClock()),
         texts=texts,
+        reservations=_reservation_bounds(arguments.section),
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)
@@ -238,6 +243,13 @@ def _router(
     for model in {group.client_name for group in connection.deployment.workers}:
         metrics.watch_workers(model, partial(_workers, router, model))
     return router
+
+
+def _reservation_bounds(section: FrontendSection) -> ReservationBounds:
+    """Those of the section; the defaults where nothing is reserved."""
+    if section.route is None:
+        return ReservationBounds()
+    return ReservationBounds(open_max=section.route.reservations_max, expires_after_s=section.route.expires_after_s)
 
 
 def _lag(router: Router, stream: StreamName) -> int:

@@ -379,6 +379,11 @@ PROGRESS_VERSION = 2
 
 CACHED_UNKNOWN = -1
 """An attached server says only at the end how many tokens it took from its cache, or not at all."""
+EXPIRED = "expired"
+"""The outcome of a reservation of which no end was reported in time."""
+RESERVED = "reserved"
+"""The detail of each end of a reservation: a proxy sent the request to the worker, and its reports are the times and
+counts."""
 
 
 class RequestPrefilled(EventBase, frozen=True, array_like=True, tag=False):
@@ -401,7 +406,8 @@ class _FinishedValues(EventBase, frozen=True, array_like=True, tag=False):
     attempt: int
     outcome: str
     """`stop`, `length`, `abort` (the client hung up), `error`, `worker_lost`, `declined` (the worker was to take it
-    only if it fits into one pass with other replicas' prompts)."""
+    only if it fits into one pass with other replicas' prompts), `expired` (the end of a reservation was not
+    reported)."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int

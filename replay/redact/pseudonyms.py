@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
+from core.events.routing import EXPIRED, HELD, RESERVED, TURNED_AWAY, WAITS_FOR
 from core.ids import LOST_SUFFIX
 from core.settings import POLICIES
 
@@ -33,11 +33,12 @@ PLAIN_TEXTS = frozenset(
         "no_workers",
         *WAITS_FOR,
         HELD,
+        RESERVED,
         *TURNED_AWAY,
     }
 )
 """Texts of this program that contain no name."""
-REQUEST_OUTCOMES = frozenset({"stop", "length", "abort", "error", "worker_lost", "declined"})
+REQUEST_OUTCOMES = frozenset({"stop", "length", "abort", "error", "worker_lost", "declined", EXPIRED})
 OPERATOR = "contrail "
 """Prefix of the commands of this program; such an author of a snapshot is no name to replace."""
 

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from core.errors import CallerError
 from core.events import RequestRouted
+from core.events.routing import EXPIRED
 from core.ids import RequestId
 from core.prompt import HASH_BYTES
 from replay.recording.recording import Recording
@@ -95,7 +96,7 @@ UNDER_WAY = "the record ends before they do"
 END_UNKNOWN = "the log lacks their end: their replica is gone, or its messages are lost"
 UNANSWERED = "they ended without a token"
 UNHASHED = "the record lacks hashes of their prompts"
-CUT_SHORT = frozenset({"abort", "error", "worker_lost"})
+CUT_SHORT = frozenset({"abort", "error", "worker_lost", EXPIRED})
 """Outcomes of answers that would have been longer."""
 
 

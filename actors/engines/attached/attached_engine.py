@@ -127,6 +127,8 @@ class AttachedEngine:
             context_max=facts.context_max,
             slots=self._options.slots,
             group=str(self._client.address) if facts.ranks > 1 else "",
+            server=str(self._client.address),
+            rank=self._options.rank if facts.ranks > 1 else None,
         )
 
         def on_change(change: CacheChange) -> None:

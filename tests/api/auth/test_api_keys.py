@@ -10,7 +10,8 @@ import pytest
 from api.auth.access_policy import exposure_warnings, isolation_note, with_checked_files
 from api.auth.api_keys import KEYS_BYTES_MAX, read_keys
 from api.auth.keyring import CHECK_EVERY_MS, Keyring
-from api.config.schema import Deployment, FrontendSection, FrontendTls
+from api.config.deployment_ref import route_token
+from api.config.schema import Deployment, FrontendSection, FrontendTls, RouteSection
 from core.clock import ManualClock
 from core.errors import CallerError
 from tests.api.guarded import NOON_MS, made, run
@@ -180,7 +181,17 @@ def test_a_deployment_is_looked_at_before_it_starts(
     assert whole.frontend.tls is not None
     assert Path(whole.frontend.tls.cert).is_absolute()
     assert with_checked_files(Deployment(), ManualClock()) == Deployment()
-    for broken in (FrontendSection(keys="none"), FrontendSection(tls=FrontendTls(cert="none"))):
+    Path("token").write_text("word\n")
+    routed = with_checked_files(
+        Deployment(frontend=FrontendSection(route=RouteSection(token_file="token"))), ManualClock()
+    )
+    assert routed.frontend.route == RouteSection(token_file=str(file.with_name("token")))
+    assert route_token(routed.frontend.route) == "word"
+    for broken in (
+        FrontendSection(keys="none"),
+        FrontendSection(tls=FrontendTls(cert="none")),
+        FrontendSection(route=RouteSection(token_file="none")),
+    ):
         with pytest.raises(CallerError, match="none"):
             with_checked_files(Deployment(frontend=broken), ManualClock())
 

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 
 from api.cli.up import up
 from api.config.loading import load
-from api.config.schema import Deployment
+from api.config.schema import Deployment, RouteSection
 from core.errors import CallerError
+from core.settings import RESERVATION_EXPIRES_S, RESERVATIONS_MAX
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -53,6 +54,22 @@ def test_flags_beat_environment_beats_file_beats_defaults(tmp_path: Path) -> Non
         "frontend.replicas": "CONTRAIL_REPLICAS",
         "workers.0.model": "--model",
     } == loaded.origins
+
+
+def test_routing_for_proxies_is_asked_for_and_bounded(tmp_path: Path) -> None:
+    """Off by default; the file, the environment and the flag name the token."""
+    assert Deployment().frontend.route is None
+    file = written(tmp_path, "{version: 1, frontend: {route: {token_file: filed, expires_after: 2m}}}")
+    route = load(file, environment={"CONTRAIL_ROUTE_TOKEN": "named"}).deployment.frontend.route
+    assert route == RouteSection(token_file="named", expires_after="2m")
+    assert (route.expires_after_s, route.reservations_max) == (120, RESERVATIONS_MAX)
+    assert load(flags={"frontend.route.token_file": "t"}, environment={}).deployment.frontend.route == RouteSection(
+        token_file="t", expires_after=f"{RESERVATION_EXPIRES_S}s"
+    )
+    for wrong in ("expires_after: 2d", "expires_after: soon", "reservations_max: 0", "reservations_max: 65537"):
+        written(tmp_path, f"{{version: 1, frontend: {{route: {{token_file: t, {wrong}}}}}}}")
+        with pytest.raises(CallerError, match=wrong.partition(":")[0]):
+            load(file, environment={})
 
 
 @pytest.mark.parametrize(

@@ -319,6 +319,7 @@ async def test_a_rank_of_a_data_parallel_server(server: FakeVllmServer) -> None:
     await engine.start(lambda _: None)
     assert (engine.info.group, engine.info.block_size) == (server.url, BLOCK_SIZE)
     assert engine.info.capacity_blocks == BLOCKS
+    assert (engine.info.server, engine.info.rank) == (server.url, 1)
     assert engine.load().running == 3
     await outputs_of(engine, request())
     await engine.stop()
@@ -329,6 +330,7 @@ async def test_a_rank_of_a_data_parallel_server(server: FakeVllmServer) -> None:
     await alone.start(lambda _: None)
     await alone.stop()
     assert (alone.info.group, server.ranks_asked[2:]) == ("", [None])
+    assert (alone.info.server, alone.info.rank) == (server.url, None)
 
 
 async def test_key_and_choice_of_model(server: FakeVllmServer) -> None:
