@@ -87,6 +87,13 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_blocks/test_pool_folder.py",
         "tests/actors/kv_blocks/test_block_store.py",
     ),
+    "planner": (
+        "tests/actors/planning/test_demand_reader.py",
+        "tests/actors/planning/test_scale_writer.py",
+        "tests/actors/planning/test_planner_service.py",
+        "tests/api/deployment/test_fleet_scaler.py",
+        "tests/projections/scaling/test_speed_model.py",
+    ),
     "pool keeper": (
         "tests/actors/kv_pool/test_pool_keeper.py",
         "tests/actors/kv_pool/test_pool_of_worker.py",
@@ -137,6 +144,7 @@ TAKEN = '    """Prompt tokens that the engine took from its cache; CACHED_UNKNOW
 OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
 NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
+NO_SCALE = "The log has no planner."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2593,6 +2601,72 @@ MUTANTS: tuple[Mutant, ...] = (
                 "engine_digest(self._key, facts)",
                 NO_DISK,
             ),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/demand_reader.py",
+        {
+            "demand-counted-twice": (
+                "            self._demand.skip(self._rolled[2])\n",
+                "",
+                NO_SCALE,
+            ),
+            "demand-start-untold": (
+                "            rolled = replace(rolled, since=int(self._since))\n",
+                "            pass\n",
+                NO_SCALE,
+            ),
+            "demand-open-unknown": ("rolled_ms - OPEN_MS", "rolled_ms", NO_SCALE),
+            "demand-of-any-absence": (
+                "is_there and self._now_ms() - rolled_ms <= ABSENCE_MAX_MS",
+                "is_there",
+                NO_SCALE,
+            ),
+            "period-always-short": ("round((at_ms - self._began_ms) / 1000)", "self._settings.period_s", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/scale_writer.py",
+        {
+            "planner-chain-unread": ("if not is_first and (message.n", "if False and (message.n", NO_SCALE),
+            "planner-takes-others-message": ("last.payload == payload", "last.payload", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/planner_service.py",
+        {
+            "order-before-decision": (
+                "        seq = await writer.append(events)\n        self.rolled = rolled\n",
+                "        seq = writer._last_seq + 1\n        self.rolled = rolled\n",
+                NO_SCALE,
+            ),
+            "advice-orders": ("if self.options.acts and self.last is not None", "if self.last is not None", NO_SCALE),
+            "planner-counts-prefill-workers": ("found.role != DECODE or ", "", NO_SCALE),
+            "successor-orders-again": ("coming=coming, now_ms", "coming=0, now_ms", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "api/deployment/fleet_scaler.py",
+        {
+            "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
+            "target-unbounded": ("min(max(target.workers, self._least), self._most)", "target.workers", NO_SCALE),
+            "lost-registry-ignored": ("            self._order = NO_ORDER\n", "", NO_SCALE),
+            "lowest-number-drains": ("part = max(self._workers,", "part = min(self._workers,", NO_SCALE),
+            "number-taken-twice": ("(*self._workers, *self._beside)}", "self._workers}", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/speed_model.py",
+        {
+            "speed-of-unknown-counts": ("event.cached_tokens != CACHED_UNKNOWN and ", "", NO_SCALE),
+            "speed-of-remote-prompts": (" and not stages.remote", "", NO_SCALE),
+            "speed-of-failed-requests": (" or event.outcome not in SERVED", "", NO_SCALE),
+            "speed-without-held-tokens": ("held + event.output_tokens // 2", "event.output_tokens // 2", NO_SCALE),
         },
     ),
 )

@@ -15,7 +15,7 @@ from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerServic
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.errors import PeerError, Unavailable
-from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, ScaleSettingsChanged
+from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, ScaleSettingsChanged, WorkerStarting
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
@@ -135,6 +135,7 @@ async def test_one_leads_and_another_goes_on(site: Site) -> None:
             assert site.target.workers == before.workers, "what is on its way is not ordered twice"
     events = [event for _, event in await site.events()]
     assert sum(isinstance(event, ScaleSettingsChanged) for event in events) == 1
+    assert sum(isinstance(event, WorkerStarting) for event in events) == 1, "the order of the first planner"
     since = [event.since for event in events if isinstance(event, DemandRolled) and isinstance(event.since, int)]
     assert len(since) == 2
     assert max(event.periods for event in events if isinstance(event, ScaleDecided)) == sum(

@@ -32,6 +32,8 @@ class Fleet:
         self.data.make()
         self.told: list[str] = []
         self.made: list[int] = []
+        self.drained_by_then: list[str] = []
+        """Workers that still drained when the last one was made."""
         self.workers: list[ManagedProcess] = []
         self.beside: list[ManagedProcess] = []
         self.program = SERVE
@@ -45,6 +47,7 @@ class Fleet:
         if self.fault:
             raise CallerError(self.fault)
         self.made.append(number)
+        self.drained_by_then = [part.name for part in self.beside]
         command = (sys.executable, "-c", self.program)
         return ManagedProcess(ProcessSpec(name=f"decode-{number}", kind="test", what="", command=command), self.data, 5)
 
@@ -136,6 +139,8 @@ async def test_a_number_is_free_when_its_worker_is_gone(fleet: Fleet) -> None:
     fleet.target(3, 3)
     await fleet.has("decode-0", "decode-1", "decode-2")
     assert not drained.running
+    assert fleet.made == [0, 1, 2, 2]
+    assert not fleet.drained_by_then
 
 
 async def test_no_worker_is_changed_while_others_are_exchanged(fleet: Fleet) -> None:

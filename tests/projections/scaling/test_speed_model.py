@@ -80,7 +80,8 @@ def test_requests_without_a_known_count_or_of_others_teach_nothing() -> None:
         model.apply(routed(name, worker_id(1), model="m" if number % 4 else "other"))
         model.apply([end(name, stages=stages), unknown, remote, failed][number % 4])
 
-    assert model.learned(BOUNDS, 0) is None
+    assert model._prefill.through(1, 2) is None
+    assert model._decode.through(1, 2) is None
 
 
 def test_open_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
