@@ -168,7 +168,7 @@ WRONG_INPUTS = (
     ),
     WrongInput(
         "explain --outcome failed --log small.contrail",
-        "contrail: --outcome failed: no request ends so; there are abort, declined, error, length, stop, "
+        "contrail: --outcome failed: no request ends so; there are abort, declined, error, expired, length, stop, "
         "worker_lost, rejected, replica_lost, under_way",
     ),
     WrongInput(
