@@ -59,7 +59,7 @@ class KeeperLease:
             return None
 
     def removals(self) -> int:
-        """How often the keeper has removed files; 0 if there is no keeper."""
+        """The number of times that the keeper removed files; 0 without a keeper."""
         try:
             return self._path.stat().st_atime_ns // 10**9
         except OSError:

@@ -284,3 +284,14 @@ async def test_tiers_of_two_layouts_are_two_kinds(tier: Tier, tmp_path: Path) ->
     assert [each.success for each in other.finished()] == [False]
     assert other.tier._counts["refused_seal"] == 1
     other.tier.shutdown()
+
+
+async def test_a_tier_that_is_made_knows_its_folder(tier: Tier, tmp_path: Path) -> None:
+    """So no keeper, which comes after it, announces a block that the engine would not ask for."""
+    keys = names(3)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2], load=False)
+    tier.finished()
+    later = Tier(tmp_path / "decode-0")
+    asked = later.request("b", keys, PLAIN.copy())
+    assert [later.hit(key, asked) for key in keys] == [True] * 3
+    later.tier.shutdown()
