@@ -17,11 +17,13 @@ ARGS :=
 # Tests of whole deployments wait more than they compute, and so do those that start engines or break parts: both run
 # beside all others.
 DEPLOYMENTS := tests/e2e tests/security
-ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/e2e/test_vllm.py tests/e2e/test_attach.py \
-  tests/chaos
+ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/actors/kv_pool/test_disk_pool.py tests/actors/kv_pool/test_small_disk.py \
+  tests/e2e/test_vllm.py tests/e2e/test_attach.py tests/chaos
+# Tests that compare times within a few per cent run when no other test does.
+TIMED := tests/e2e/test_stages.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-deployments test-engines test-parts test-page test-agents mutants bench check docs format clean
+.PHONY: help setup install serve test test-deployments test-engines test-parts test-timed test-page test-agents mutants bench check docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -50,23 +52,27 @@ install:
 serve: setup ## serve the tiny model from one command, until Ctrl-C
 	@$(PYTHON) -P -m api.cli up $(ARGS)
 
-test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once; with ARGS one after the other
+test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once, then those of times; with ARGS one after the other
 ifdef ARGS
 	@$(PYTHON) -m pytest $(ARGS)
 else
-	@echo 'Three groups of tests: those of whole deployments, and of engines and faults, print when all of them have run, all others as they run.'
+	@echo 'Three groups of tests: those of whole deployments, and of engines and faults, print when all of them have run, all others as they run. Then tests of times run alone.'
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts
+	@$(MAKE) --no-print-directory test-timed
 endif
 
 test-deployments: setup
-	@$(PYTHON) -m pytest $(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES))
+	@$(PYTHON) -m pytest $(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES) $(TIMED))
 
 test-engines: setup
-	@$(PYTHON) -m pytest $(ENGINES)
+	@$(PYTHON) -m pytest $(ENGINES) $(addprefix --ignore=,$(TIMED))
 
 # The plus, that of a nested make, lets it print as it goes.
 test-parts: setup
-	+@$(PYTHON) -m pytest $(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES))
+	+@$(PYTHON) -m pytest $(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES) $(TIMED))
+
+test-timed: setup
+	@$(PYTHON) -m pytest $(TIMED)
 
 test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
 	@$(PYTHON) -m pytest tests/page $(ARGS)

@@ -81,10 +81,18 @@ def explained(running: Running, name: str) -> dict[str, Any]:
     return json.loads(found.stdout) if found.returncode == 0 else {}
 
 
-async def explanation(running: Running, name: str) -> dict[str, Any]:
-    """Once its end is in the log."""
-    await eventually(lambda: explained(running, name).get("attempts", [{}])[-1].get("outcome"), f"the end of {name}")
-    return explained(running, name)
+async def explanation(running: Running, name: str, *parts: str) -> dict[str, Any]:
+    """Once its end is in the log, and these parts of its last attempt."""
+    found: dict[str, Any] = {}
+
+    def complete() -> bool:
+        nonlocal found
+        found = explained(running, name)
+        last = found.get("attempts", [{}])[-1]
+        return all(last.get(part) for part in ("outcome", *parts))
+
+    await eventually(complete, f"the end of {name}")
+    return found
 
 
 def assert_whole(found: dict[str, Any], timed: Timed) -> None:
@@ -281,8 +289,7 @@ async def _paused(running: Running, part: str, after_s: float, name: str, text: 
 async def _slow_reader(running: Running, name: str) -> None:
     """Its answer waits in the kernel of the front end's machine."""
     timed = await asyncio.to_thread(ask, running, name, f"{name} " * 40, max_tokens=800, reads_after_s=2.5)
-    await eventually(lambda: explained(running, name).get("attempts", [{}])[-1].get("delay"), f"the delay of {name}")
-    found = await explanation(running, name)
+    found = await explanation(running, name, "delay")
     assert_whole(found, timed)
     assert "it was slow to read" in found["summary"][0], found["summary"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from core.events import RequestFinished, RequestPrefilled, RequestRouted
+from core.events import PoolJoined, PoolLost, RequestFinished, RequestPrefilled, RequestRouted
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId, WorkerId
 from core.prompt import tokens_to_bytes
@@ -110,8 +110,8 @@ async def _text_is_vllms_own(running: Running, engine: RecordedEngine, talks: di
 
 
 async def test_prompts_that_left_the_device_come_from_the_host(tmp_path: Path) -> None:
-    """A worker with a small device and a host tier, killed once: no prompt is computed twice while the host has it,
-    each text is that of the first time, and the log says all of it."""
+    """A worker with a small device and a host tier: no prompt is computed twice while the host has it, each text is
+    that of the first time, and the log says all of it."""
     file = tmp_path / "tiers.yaml"
     group = {"count": 1, "engine_args": {"num_gpu_blocks_override": 65, "max_model_len": 1024}}
     file.write_text(json.dumps({"version": 1, "workers": [{**group, "kv_tiers": {"host": "64MiB"}}]}))
@@ -134,28 +134,30 @@ async def test_prompts_that_left_the_device_come_from_the_host(tmp_path: Path) -
         explained = await asyncio.to_thread(contrail, "explain", "--last", *data)
         assert ", 0 on device" in explained.stdout
 
-        await _killed(running)
-        cold = await _complete(running, 0)
-        assert cold == first[0], "the next life begins with empty tiers"
-        assert worker not in running.workers()
-        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
-        assert verified.returncode == 0
-        found = json.loads(verified.stdout)
-        assert found["verified"] == found["decisions"] >= 2 * PROMPTS + 1
+        await _assert_verified(running, 2 * PROMPTS)
 
 
 async def test_prompts_outlive_a_worker_on_its_disk(tmp_path: Path) -> None:
-    """A worker with a disk tier is killed: the next one computes none of its prompts again, and counts what it read."""
+    """A worker with a disk tier is killed: its blocks are known to be in the next one's pool before a request. None of
+    its prompts is computed again, as each decision predicts, the worker counts what it read, and the log verifies."""
     file = tmp_path / "tiers.yaml"
     group = {"count": 1, "engine_args": {"num_gpu_blocks_override": 65, "max_model_len": 1024}}
     tiers = {"host": "64MiB", "disk": {"path": "kv", "size": "1GiB"}}
-    file.write_text(json.dumps({"version": 1, "workers": [{**group, "kv_tiers": tiers}]}))
+    workers = [{**group, "kv_tiers": tiers}]
+    file.write_text(json.dumps({"version": 1, "workers": workers, "routing": {"policy": "kv"}}))
     async with up(tmp_path / "data", "-f", str(file)) as running:
         first = [await _complete(running, number) for number in range(PROMPTS)]
         folder, blocks = running.data / "kv" / "decode-0", PROMPTS * (PROMPT_TOKENS // 32)
         assert folder.stat().st_mode & 0o777 == 0o700
         await eventually(lambda: len(list(folder.glob("*.kv"))) >= blocks, "all blocks on the disk")
+        await eventually(lambda: _pool(running)["blocks"] == _pool(running)["files"] >= blocks, "all is announced")
+        before, (worker,) = _pool(running), running.workers()
         await _killed(running)
+        assert worker not in running.workers()
+        await eventually(lambda: _pool(running).get("source", before["source"]) != before["source"], "the next pool")
+        source = _pool(running)["source"]
+        await eventually(lambda: [each["source"] for each in _pools(running)] == [source], "the end of the pool before")
+        assert [(each["pool"], each["blocks"]) for each in _pools(running)] == [(before["id"], before["blocks"])]
         again = [await _complete(running, number) for number in range(PROMPTS)]
         assert [text for _, text in again] == [text for _, text in first]
         assert {cached for cached, _ in again} == {PROMPT_TOKENS // 32 * 32}
@@ -163,6 +165,38 @@ async def test_prompts_outlive_a_worker_on_its_disk(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://{running.part('decode-0')['ops']}/metrics", timeout=10) as answer:
             shown = f'contrail_worker_disk_loads_total{{model="tiny",worker="decode-0"}} {blocks}.0'
             assert shown in answer.read().decode()
+        kv = await running.events("kv_0")
+        assert len({event.keeper for event in kv if isinstance(event, PoolJoined)}) == 2
+        assert sum(isinstance(event, PoolLost) for event in kv) == 1
+        routed = [event for event in await running.events("routing") if isinstance(event, RequestRouted)]
+        predicted = [event.predicted_cached_tokens for event in routed]
+        assert predicted == [0] * PROMPTS + [PROMPT_TOKENS // 32 * 32] * PROMPTS
+        await _assert_verified(running, len(routed))
+
+
+def _pool(running: Running) -> dict[str, Any]:
+    """The pool as its worker describes it; empty while the worker is away."""
+    try:
+        found: dict[str, Any] = running.state("decode-0")["pool"] or {}
+    except (OSError, LookupError):
+        return {}
+    return found
+
+
+def _pools(running: Running) -> list[dict[str, Any]]:
+    """The pools that the front end knows by the log."""
+    found: list[dict[str, Any]] = running.state("frontend-0")["pools"]
+    return found
+
+
+async def _assert_verified(running: Running, decisions: int) -> None:
+    """Every decision in the log is made again, and so many at least are there."""
+    verified = await asyncio.to_thread(contrail, "replay", "verify", "--data", str(running.data), "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    found = json.loads(verified.stdout)
+    assert found["holds"]
+    assert found["different"] == 0
+    assert found["verified"] == found["decisions"] >= decisions
 
 
 async def _killed(running: Running) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from actors.kv_blocks.pool_folder import CATALOG_FILE
+from actors.kv_blocks.block_seal import DIGEST_BYTES
+from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.router.router import Router
 from actors.worker.worker import Worker
@@ -205,35 +206,44 @@ async def test_a_file_that_goes_takes_those_behind_it_along(served: Served) -> N
 
 
 async def test_the_next_life_has_them_at_once(served: Served, tiny_checkpoint: Path) -> None:
-    """Engine and worker are killed; the next worker has another id. Nothing was asked of it. With another catalogue,
-    nothing is known, and what is found is known again."""
-    found = await stored(served, 3)
+    """Engine and worker are killed; the next worker has another id. Nothing was asked of it. Of a prompt whose records
+    are damaged it knows nothing; the blocks that its engine finds are known again."""
+    *found, (damaged, cold) = await stored(served, 3)
+    files = [file_of(served, damaged, depth) for depth in range(1, BLOCKS + 1)]
     it, before = served.world, served.worker.current_publisher().id
-    await life(served, tiny_checkpoint)
+    await kill(served)
+    assert damage_records(served.folder / CATALOG_FILE, files) >= BLOCKS
+    await it.worker("decode-0", engine=engine_over(tiny_checkpoint, served.folder))
+    await it.ready(served.router)
     assert served.worker.current_publisher().id != before
-    for asked, tokens in found[:2]:
+    for asked, tokens in found:
         await eventually(lambda asked=asked: served.levels(asked) == (0, 0, BLOCKS, BLOCKS), "known")  # type: ignore[misc]
         assert await served.answer(asked) == (tokens, BLOCKS * SIZE)
     await eventually(lambda: len(served.router.state.pools()) == 1, "the end of the pool's source before")
     assert len(await it.told(kv_stream(0), PoolLost)) == 1
-    (served.folder / CATALOG_FILE).write_bytes(os.urandom(48 * 100 + 7))
-    await life(served, tiny_checkpoint)
-    asked, tokens = found[2]
     await served.told()
-    assert served.levels(asked) == (0,) * 4
-    assert await served.answer(asked) == (tokens, BLOCKS * SIZE)
+    assert served.levels(damaged) == (0,) * 4
+    assert await served.answer(damaged) == (cold, BLOCKS * SIZE)
     await served.push_out()
     await served.told()
-    assert served.levels(asked) == (0, 0, BLOCKS, BLOCKS)
+    assert served.levels(damaged) == (0, 0, BLOCKS, BLOCKS)
 
 
-async def life(served: Served, model: Path) -> None:
-    """The worker is gone without a word, and another one serves from its folder."""
+async def kill(served: Served) -> None:
+    """The worker is gone without a word, and its engine with it."""
     it = served.world
     for pid in served.engine._processes.pids:
         os.kill(pid, signal.SIGKILL)
     await served.pool.publisher.end()
     dead = await it.crash("decode-0")
     it.store.expire(f"workers/{dead}")
-    await it.worker("decode-0", engine=engine_over(model, served.folder))
-    await it.ready(served.router)
+
+
+def damage_records(catalog: Path, files: list[Path]) -> int:
+    """One bit of each record of these files is another; returns the number of records."""
+    names, content = {bytes.fromhex(file.stem) for file in files}, bytearray(catalog.read_bytes())
+    places = [at for at in range(0, len(content), RECORD_BYTES) if bytes(content[at : at + DIGEST_BYTES]) in names]
+    for at in places:
+        content[at + RECORD_BYTES - 1] ^= 1
+    catalog.write_bytes(content)
+    return len(places)

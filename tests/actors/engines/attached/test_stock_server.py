@@ -81,6 +81,55 @@ def engine(attached: Attached) -> Engine:
     return attached.engine
 
 
+async def _metrics_of(server: VllmServer) -> ServerMetrics:
+    return read_metrics((await ServerClient(ServerAddress.parse(server.url)).get("/metrics", 10)).body)
+
+
+async def test_mirror_equals_that_of_an_engine_of_our_own(server: VllmServer, tiny_checkpoint: Path) -> None:
+    """The same requests, with evictions, to a server and an engine with empty caches: the same answers, the same hits
+    and the same blocks, digest for digest."""
+    assert not (await _metrics_of(server)).steps, "no test before this one asks the server"
+    changes: list[CacheChange] = []
+    theirs = AttachedEngine("tiny", ServerOptions(server.url))
+    await theirs.start(changes.append)
+    arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": KV_BLOCKS + 1, "block_size": BLOCK_SIZE}
+    ours = RecordedEngine("tiny", str(tiny_checkpoint), arguments)
+    await ours.start()
+    mirrors = [CacheMirror(BLOCK_SIZE, HASH_SEED) for _ in range(2)]
+    applied = [0, 0]
+    try:
+        trial = tokens_to_bytes([attached_engine.TRIAL_TOKEN] * (BLOCK_SIZE + 1))
+        await answer_to(ours, request(trial, 1, cache_salt="trial"))  # as the attached one did
+        fresh = random.Random(7)
+        trunks = [prompt(fresh.randrange(2, 12) * BLOCK_SIZE) for _ in range(12)]
+        salts = [None, "one", "two"]
+        for step in range(60):
+            tokens = fresh.choice(trunks) + prompt(fresh.randrange(1, 4 * BLOCK_SIZE))
+            sent = request(tokens, fresh.randrange(1, 40), cache_salt=fresh.choice(salts))
+            answers = [await answer_to(engine, sent) for engine in (theirs, ours)]
+            assert answers[0].tokens == answers[1].tokens
+            assert answers[0].cached_tokens == answers[1].cached_tokens
+            if step % 10 < 9:
+                continue
+            both: list[tuple[Engine, list[CacheChange]]] = [(theirs, changes), (ours, ours.changes)]
+            for number, (engine, told) in enumerate(both):
+                await engine.settle()
+                for change in told[applied[number] :]:
+                    mirrors[number].apply(change)
+                applied[number] = len(told)
+            held = [sorted(mirror.held("device")) for mirror in mirrors]
+            size = KV_BLOCKS if step > 20 else 0
+            assert len(held[0]) >= size // 2
+            # salts of the trials differ, and with them two hashes until they are evicted
+            assert len(set(held[0]) ^ set(held[1])) in {0, 2}
+        assert held[0] == held[1]
+        assert sum(isinstance(change, CacheRemoved) for change in changes) > KV_BLOCKS
+        assert [mirror.strangers for mirror in mirrors] == [0, 0]
+    finally:
+        await ours.stop()
+        await theirs.stop()
+
+
 class TestStockServer(EngineContract):
     @pytest.fixture
     async def started(self, attached: Attached) -> AsyncIterator[Started]:
@@ -141,10 +190,6 @@ async def test_facts(attached: Attached) -> None:
     assert info.engine.startswith("vllm 0.")
     assert (info.block_size, info.capacity_blocks, info.context_max) == (BLOCK_SIZE, KV_BLOCKS, CONTEXT)
     assert not any(isinstance(change, CacheGap) for change in attached.changes)
-
-
-async def _metrics_of(server: VllmServer) -> ServerMetrics:
-    return read_metrics((await ServerClient(ServerAddress.parse(server.url)).get("/metrics", 10)).body)
 
 
 async def test_hang_up_is_seen_at_once(attached: Attached, server: VllmServer) -> None:
@@ -241,51 +286,3 @@ async def test_killed_under_streams(server: VllmServer, tiny_checkpoint: Path, a
     _logger.info("attached again after %s s", [round(delay, 2) for delay in delays])
     assert max(delays) < 2
     await engine.stop()
-
-
-async def test_mirror_equals_that_of_an_engine_of_our_own(server: VllmServer, tiny_checkpoint: Path) -> None:
-    """The same requests, with evictions, to a server and an engine with empty caches: the same answers, the same hits
-    and the same blocks, digest for digest."""
-    if (await _metrics_of(server)).steps:
-        server.kill()
-        server.start()
-        await server.ready()
-    changes: list[CacheChange] = []
-    theirs = AttachedEngine("tiny", ServerOptions(server.url))
-    await theirs.start(changes.append)
-    arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": KV_BLOCKS + 1, "block_size": BLOCK_SIZE}
-    ours = RecordedEngine("tiny", str(tiny_checkpoint), arguments)
-    await ours.start()
-    mirrors = [CacheMirror(BLOCK_SIZE, HASH_SEED) for _ in range(2)]
-    applied = [0, 0]
-    try:
-        trial = tokens_to_bytes([attached_engine.TRIAL_TOKEN] * (BLOCK_SIZE + 1))
-        await answer_to(ours, request(trial, 1, cache_salt="trial"))  # as the attached one did
-        fresh = random.Random(7)
-        trunks = [prompt(fresh.randrange(2, 12) * BLOCK_SIZE) for _ in range(12)]
-        salts = [None, "one", "two"]
-        for step in range(60):
-            tokens = fresh.choice(trunks) + prompt(fresh.randrange(1, 4 * BLOCK_SIZE))
-            sent = request(tokens, fresh.randrange(1, 40), cache_salt=fresh.choice(salts))
-            answers = [await answer_to(engine, sent) for engine in (theirs, ours)]
-            assert answers[0].tokens == answers[1].tokens
-            assert answers[0].cached_tokens == answers[1].cached_tokens
-            if step % 10 < 9:
-                continue
-            both: list[tuple[Engine, list[CacheChange]]] = [(theirs, changes), (ours, ours.changes)]
-            for number, (engine, told) in enumerate(both):
-                await engine.settle()
-                for change in told[applied[number] :]:
-                    mirrors[number].apply(change)
-                applied[number] = len(told)
-            held = [sorted(mirror.held("device")) for mirror in mirrors]
-            size = KV_BLOCKS if step > 20 else 0
-            assert len(held[0]) >= size // 2
-            # salts of the trials differ, and with them two hashes until they are evicted
-            assert len(set(held[0]) ^ set(held[1])) in {0, 2}
-        assert held[0] == held[1]
-        assert sum(isinstance(change, CacheRemoved) for change in changes) > KV_BLOCKS
-        assert [mirror.strangers for mirror in mirrors] == [0, 0]
-    finally:
-        await ours.stop()
-        await theirs.stop()
