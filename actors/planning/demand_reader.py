@@ -49,6 +49,10 @@ class DemandReader:
     def __repr__(self) -> str:
         return f"<DemandReader at {self._seq}, {self._demand!r}>"
 
+    def use(self, settings: ScaleSettings) -> None:
+        """The bounds of service of the periods from here on; to be called right after `roll`."""
+        self._settings = self._demand.settings = settings
+
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
         """Epoch and sequence of the last message counted."""

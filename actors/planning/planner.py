@@ -56,6 +56,10 @@ class PeriodEnded(NamedTuple):
     draining: int
     speed: CapacityLearned | None = None
     """A worker's speed as the ends of requests show it; None if it is not learned from these, or nothing is known."""
+    settings: ScaleSettings | None = None
+    """The settings from here on, this period's decision included; None if they stay."""
+    acts: bool = True
+    """False if the decision is advice: then nothing is ordered, and no order is recorded."""
 
 
 class WorkerReady(NamedTuple):
@@ -167,6 +171,8 @@ class Planner:
         rolled, fold = ended.rolled, self.fold
         now_ms = rolled.at_ms
         self._record(rolled, commands)
+        if ended.settings is not None and ended.settings != fold.settings:
+            self._record(_changed_settings(fold, ended.settings), commands)
         self._note_hits(rolled, ended.ready)
         if fold.capacity is None or now_ms - self._learned_ms >= LEARN_EVERY_MS:
             self._learned_ms = now_ms
@@ -181,7 +187,8 @@ class Planner:
         foreseen = forecast(fold.history, fold.settings, now_ms, horizon_s)
         decided = decide_scale(fold.inputs(now_ms, fleet, foreseen))
         self._record(decided, commands)
-        self._apply(decided, fleet, commands)
+        if ended.acts:
+            self._apply(decided, fleet, commands)
 
     def _note_overdue(self, now_ms: int, commands: list[PlannerCommand]) -> None:
         """Workers that should have come long ago count no more; each is reported once, and serves if it comes."""
@@ -248,7 +255,7 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
     """The events before the first period: settings and profile, where the stream has others, or none."""
     found: list[ScaleEvent] = []
     if not fold.revision or fold.settings != settings:
-        found.append(ScaleSettingsChanged(revision=fold.revision + 1, settings=settings.to_mapping()))
+        found.append(_changed_settings(fold, settings))
     known = fold.capacity
     if profile is None:
         return found
@@ -257,6 +264,10 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
     elif known.origin == LEARNED or _speed(known) != _speed(profile):
         found.append(replace(profile, startup_ms=known.startup_ms, hits=known.hits, starts=known.starts))
     return found
+
+
+def _changed_settings(fold: ScaleFold, settings: ScaleSettings) -> ScaleSettingsChanged:
+    return ScaleSettingsChanged(revision=fold.revision + 1, settings=settings.to_mapping())
 
 
 def _speed(capacity: CapacityLearned) -> CapacityLearned:

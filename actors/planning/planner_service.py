@@ -23,6 +23,7 @@ from actors.membership.registration import registration_of
 from actors.planning.demand_reader import DemandReader
 from actors.planning.fleet_target import TARGET_KEY, FleetTarget
 from actors.planning.planner import PeriodEnded, Planner, RecordEvent, WorkerReady
+from actors.planning.planner_settings import PlannerSettings
 from actors.planning.scale_writer import ScaleWriter
 from core.clock import Clock
 from core.errors import ContrailError, PeerError
@@ -59,8 +60,9 @@ class PlannerOptions:
     model: str
     """Name of the group's model for clients."""
     settings: ScaleSettings
+    """Those of the deployment file …"""
     acts: bool
-    """Without it, the planner decides and tells, and orders nothing."""
+    """… and whether it lets the planner order workers."""
     profile: CapacityLearned | None
     """Speed of a worker; None if it is learned from requests."""
     pass_tokens: int
@@ -83,6 +85,7 @@ class PlannerService:
     ) -> None:
         """`on_event` is called for each event that the log has taken from this planner."""
         self.options = options
+        self.settings = PlannerSettings(options.settings, options.acts)
         self.clock = BrokerClock(clock)
         self.last: ScaleDecided | None = None
         """The newest decision of this planner."""
@@ -114,7 +117,9 @@ class PlannerService:
         return {
             "name": self.options.name,
             "leads": self.fence is not None,
-            "acts": self.options.acts,
+            "acts": self.settings.acts,
+            "settings": self.settings.current.to_mapping(),
+            "settings_refused": self.settings.refused,
             "group": self.options.group,
             "fault": self.fault,
             "ready": len(self._ready),
@@ -130,6 +135,7 @@ class PlannerService:
         await self._watch.start()
         await self._registry.watch(WORKERS, self._on_registered)
         await self._registry.watch(TARGET_KEY, self._on_target)
+        await self.settings.follow(self._registry)
         while True:
             try:
                 if await self._claimed():
@@ -163,11 +169,12 @@ class PlannerService:
 
     async def _lead(self) -> None:
         """Ends when another has the claim; an error says why the lead is given up."""
-        it, settings = self.options, self.options.settings
+        it, settings = self.options, self.settings.current
         writer = ScaleWriter(self._log, it.namespace, self._key, self.clock)
         fold = await writer.read()
         reader = DemandReader(self._log, settings, SpeedModel(it.model), self.clock.wall_ms)
-        coming = max(0, self._target.workers - len(self._ready)) if it.acts and self._target is not None else 0
+        target = self._target if self.settings.acts else None
+        coming = 0 if target is None else max(0, target.workers - len(self._ready))
         machine = self._machine = Planner(settings, it.profile, fold, coming=coming, now_ms=self.clock.wall_ms())
         try:
             await reader.start(fold.cursor, fold.rolled_ms)
@@ -179,12 +186,11 @@ class PlannerService:
             await reader.stop()
 
     async def _end_periods(self, machine: Planner, reader: DemandReader, writer: ScaleWriter) -> None:
-        period_s = self.options.settings.period_s
         loop = asyncio.get_running_loop()
         next_s = claimed_s = polled_s = loop.time()
         known = set(self._ready)
         while True:
-            next_s = max(next_s + period_s, loop.time())
+            next_s = max(next_s + self.settings.current.period_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             if loop.time() - claimed_s >= CLAIM_EVERY_S:
                 claimed_s = loop.time()
@@ -201,12 +207,14 @@ class PlannerService:
         rolled = reader.roll(now_ms)
         if rolled is None:
             return
+        settings = self.settings.current
+        reader.use(settings)
         now_us = self.clock.monotonic_us()
         for _ in range(len(self._ready.keys() - known)):
             if (order := machine.oldest_order) is not None:
                 machine.step(WorkerReady(order, now_ms), now_us)
         speed = reader.speed.learned(self._bounds(), now_ms) if self.options.profile is None else None
-        ended = PeriodEnded(rolled, len(self._ready), 0, speed)
+        ended = PeriodEnded(rolled, len(self._ready), 0, speed, settings, self.settings.acts)
         commands = machine.step(ended, now_us)
         events = [command.event for command in commands if isinstance(command, RecordEvent)]
         seq = await writer.append(events)
@@ -215,7 +223,7 @@ class PlannerService:
             if isinstance(event, ScaleDecided):
                 self.last = event
             self._on_event(event)
-        if self.options.acts and self.last is not None and self.last.at_ms == now_ms:
+        if self.settings.acts and self.last is not None and self.last.at_ms == now_ms:
             await self._order(machine, seq)
 
     async def _order(self, machine: Planner, seq: StreamSeq) -> None:

@@ -117,7 +117,7 @@ COMMANDS = {
         "api.cli.worker_commands:prefill_worker", "Start one that computes prompts for others."
     ),
     "planner": LazyCommand("api.cli.planner_command:planner", "Start one planner: it sizes the fleet."),
-    "scale": LazyCommand("api.cli.inspect.scale:scale", "Show what a planner decides: workers, demand and why."),
+    "scale": LazyCommand("api.cli.inspect.scale:scale", "Show what a planner decides, and change its limits."),
     "restart": LazyCommand("api.cli.restart:restart", "Restart parts one after the other while requests go on."),
     "events": LazyCommand("api.cli.inspect.events:events", "Print the log as JSON lines."),
     "replicas": LazyCommand(

@@ -17,6 +17,7 @@ from msgspec import Meta
 from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
+from actors.planning.planner_settings import ACT, ADVISE
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
@@ -43,7 +44,6 @@ COUNT = 2
 """Workers of a group, unless told."""
 ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
 """Keys of a group whose engines are started here."""
-ADVISE, ACT = "advise", "act"
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
 NAMES_TAKEN = ("frontend", "planner")

@@ -44,7 +44,7 @@ class FleetScaler:
         self.goal: int | None = None
         """Number of workers of the newest target; None before the first one."""
         self._group = group
-        self._least, self._most = max(1, settings.min), settings.max
+        self._most = settings.max
         self._workers = workers
         self._beside = beside
         self._supervisor = supervisor
@@ -95,7 +95,7 @@ class FleetScaler:
             _logger.warning("a target of a planner is not followed: %s", target)
             return
         self._order = target.order
-        self.goal = min(max(target.workers, self._least), self._most)
+        self.goal = min(max(target.workers, 1), self._most)
         self._changed.set()
 
     async def _run(self) -> None:

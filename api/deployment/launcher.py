@@ -16,11 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from actors.planning.planner_settings import ACT
 from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
-from api.config.schema import ACT, OFF, Deployment, WorkerGroup
+from api.config.schema import OFF, Deployment, WorkerGroup
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.fleet_scaler import FleetScaler
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks

@@ -13,9 +13,10 @@ from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.metrics.planner_metrics import PlannerMetrics
 from actors.planning.planner_service import PlannerOptions, PlannerService
+from actors.planning.planner_settings import ACT
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import announce_if_supervised
-from api.config.schema import ACT, OFF, OperationsSection, WorkerGroup
+from api.config.schema import OFF, OperationsSection, WorkerGroup
 from api.process.lifecycle import stop_requested
 from api.process.operations import OPERATIONS_GRACE_S, operations_server
 from api.process.planes import open_planes

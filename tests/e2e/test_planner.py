@@ -114,5 +114,13 @@ async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
         state = running.state("planner-0")
         assert (state["decision"]["target"], state["ordered"]) == (3, None)
         assert len(running.workers()) == 1
+        data = ("--data", str(running.data))
+        changed = await asyncio.to_thread(contrail, "scale", "set", "min", "2", *data)
+        assert (changed.returncode, changed.stdout) == (0, "live: min 2\n")
+        await eventually(lambda: running.state("planner-0")["decision"]["revision"] == 2, "a decision by it")
+        refused = await asyncio.to_thread(contrail, "scale", "set", "mode", "act", *data)
+        assert (refused.returncode, "says `advise`" in refused.stderr) == (2, True)
+        back = await asyncio.to_thread(contrail, "scale", "unset", "--all", *data)
+        assert (back.returncode, back.stdout) == (0, "live: nothing\n")
         found = await asyncio.to_thread(contrail, "doctor", "--data", str(running.data))
         assert found.returncode == 0, found.stdout

@@ -2643,7 +2643,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        seq = writer._last_seq + 1\n        self.rolled = rolled\n",
                 NO_SCALE,
             ),
-            "advice-orders": ("if self.options.acts and self.last is not None", "if self.last is not None", NO_SCALE),
+            "advice-orders": ("if self.settings.acts and self.last is not None", "if self.last is not None", NO_SCALE),
             "planner-counts-prefill-workers": ("found.role != DECODE or ", "", NO_SCALE),
             "successor-orders-again": ("coming=coming, now_ms", "coming=0, now_ms", NO_SCALE),
         },
@@ -2653,7 +2653,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "api/deployment/fleet_scaler.py",
         {
             "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(target.workers, self._least), self._most)", "target.workers", NO_SCALE),
+            "target-unbounded": ("min(max(target.workers, 1), self._most)", "target.workers", NO_SCALE),
             "lost-registry-ignored": ("            self._order = NO_ORDER\n", "", NO_SCALE),
             "lowest-number-drains": ("part = max(self._workers,", "part = min(self._workers,", NO_SCALE),
             "number-taken-twice": ("(*self._workers, *self._beside)}", "self._workers}", NO_SCALE),

@@ -1,18 +1,25 @@
-"""`contrail scale`: the newest decisions of a planner as a table, and the candidates of the last one."""
+"""`contrail scale`: the newest decisions of a planner as a table, and its settings, changed while it runs."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import click
 import msgspec
+import orjson
 
+from actors.planning.planner_settings import ACT, PLANNER_SETTINGS_KEY, merged, parsed
+from api.cli.inspect.settings import words_of
+from api.cli.main import DefaultGroup
+from api.cli.options import pairs_of
 from api.cli.output import print_result
 from api.cli.quantities import number_text
 from api.cli.renderer import Table, Text
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.process.planes import open_log
+from api.config.schema import OFF
+from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
 from core.event_json import time_text
@@ -20,6 +27,7 @@ from core.events.scale import DemandRolled, ScaleCandidate, ScaleDecided
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
+NO_PLANNER = "the deployment has no planner: give its file `planner: {mode: advise}`"
 LAST = 12
 LAST_MAX = 10_000
 HEADS = ("decided", "arrived/s", "forecast/s", "waiting", "ready", "starting", "overdue", "required", "target", "why")
@@ -34,25 +42,90 @@ class PlannedPeriod(NamedTuple):
     demand: DemandRolled
 
 
-@click.command()
+class ScaleGroup(DefaultGroup):
+    """Commands of a planner; `show` is the default."""
+
+    default: ClassVar[str] = "show"
+
+
+@click.group(cls=ScaleGroup)
+def scale() -> None:
+    """Show what a planner decides, or change its limits while it runs.
+
+    \b
+    contrail scale
+    contrail scale --data data --last 100
+    contrail scale set max 4 ttft_ms 800
+    contrail scale set mode advise              decide and tell, and order nothing
+    contrail scale unset --all                  as the deployment file says
+    """
+
+
+@scale.command()
 @deployment_options
 @click.option(
     "--last", type=click.IntRange(1, LAST_MAX), default=LAST, show_default=True, metavar="N", help="So many decisions."
 )
 @click.option("--json", "as_json", is_flag=True, help="All that is recorded of them, as JSON.")
-def scale(connection: DeploymentRef, last: int, as_json: bool) -> None:
-    """Show what a planner decides: the fleet, the demand, the size that it chose, and why.
+def show(connection: DeploymentRef, last: int, as_json: bool) -> None:
+    """Show the newest decisions: the fleet, the demand, the size that was chosen, and why.
 
     \b
-    contrail scale
-    contrail scale --data data --last 100
-    contrail scale --last 1 --json
+    contrail scale show --last 1 --json
 
     "why" is the reason of the target: `goal`, `burst`, `down_window` and so on; docs/planner.md has all.
     """
     found = asyncio.run(_read(connection, last))
     value = {"decisions": [msgspec.to_builtins(each.decided) for each in found]}
     print_result(scale_text(found), value, as_json=as_json)
+
+
+@scale.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
+@deployment_options
+@click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
+def set_command(connection: DeploymentRef, pairs: tuple[str, ...]) -> None:
+    """Change settings of the planner, all of them or none; they count from the next decision on.
+
+    Keys are those of the section `planner`: mode, min, max, ttft_ms, itl_ms, attainment and so on. `max` is at most
+    the file's.
+
+    \b
+    contrail scale set max 4
+    contrail scale set mode=advise
+    """
+    asyncio.run(_change(connection, pairs_of(words_of(pairs)), frozenset()))
+
+
+@scale.command()
+@deployment_options
+@click.argument("keys", nargs=-1, metavar="KEY [KEY ...]")
+@click.option("--all", "everything", is_flag=True, help="Every setting.")
+def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool) -> None:
+    """Let settings of the planner be as the deployment file says again.
+
+    \b
+    contrail scale unset max
+    contrail scale unset --all
+    """
+    if everything == bool(keys):
+        raise CallerError("name the settings to unset, or give --all")
+    asyncio.run(_change(connection, {}, None if everything else frozenset(keys)))
+
+
+async def _change(connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None) -> None:
+    """The registry has the settings with this change, or CallerError says what is wrong with them."""
+    deployment = connection.deployment
+    if deployment.planner_mode == OFF:
+        raise CallerError(NO_PLANNER)
+    async with open_registry(connection) as registry:
+        found = [change for change in await registry.get(PLANNER_SETTINGS_KEY) if change.key == PLANNER_SETTINGS_KEY]
+        before = parsed(found[0].value) if found and removed is not None else {}
+        if unknown := sorted((removed or frozenset()) - before.keys()):
+            raise CallerError(f"{unknown[0]}: not set live; live are {', '.join(before) or 'none'}")
+        after = {**{key: value for key, value in before.items() if key not in (removed or ())}, **given}
+        merged(deployment.scale_settings, deployment.planner_mode == ACT, after)
+        await registry.put(PLANNER_SETTINGS_KEY, orjson.dumps(after))
+    click.echo(f"live: {', '.join(f'{key} {value}' for key, value in after.items()) or 'nothing'}")
 
 
 def scale_text(found: list[PlannedPeriod]) -> Text:
@@ -97,7 +170,7 @@ async def _read(connection: DeploymentRef, last: int) -> list[PlannedPeriod]:
     """The newest decisions, oldest first. CallerError if there is no planner's stream."""
     async with open_log(connection) as log:
         if SCALE not in await log.streams():
-            raise CallerError("no planner has ever run here: give the deployment's file `planner: {mode: advise}`")
+            raise CallerError(NO_PLANNER)
         state = await log.state(SCALE)
         start = StreamSeq(max(state.first_seq, state.last_seq - last + 1))
         found: list[PlannedPeriod] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import orjson
 import pytest
@@ -12,10 +13,18 @@ import pytest
 from actors.planning import planner_service
 from actors.planning.fleet_target import TARGET_KEY, FleetTarget
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
+from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
 from core.clock import SystemClock
 from core.codec import decode_message
-from core.errors import PeerError, Unavailable
-from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, ScaleSettingsChanged, WorkerStarting
+from core.errors import CallerError, PeerError, Unavailable
+from core.events.scale import (
+    DemandRolled,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleEvent,
+    ScaleSettingsChanged,
+    WorkerStarting,
+)
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
@@ -149,7 +158,64 @@ async def test_advice_orders_nothing(site: Site) -> None:
         await eventually(decided(service), "a decision")
         assert service.last is not None
         assert service.last.target == 2
+        known = service.last
+        await eventually(lambda: service.last is not known, "another decision")
+        assert service.last.starting == 0
     assert site.target is None
+    assert not any(isinstance(event, WorkerStarting | ScaleApplied) for _, event in await site.events())
+
+
+async def test_limits_change_while_it_runs(site: Site) -> None:
+    """From the next decision on, as an event. One that the file does not allow is refused, and the last ones stay."""
+    async with site.planner("a") as service:
+        await eventually(lambda: site.target is not None, "an order")
+        site.store.put(PLANNER_SETTINGS_KEY, b'{"min": 3, "ttft_ms": 700}')
+        await eventually(lambda: site.target is not None and site.target.workers == 3, "an order by the new limits")
+        site.store.put(PLANNER_SETTINGS_KEY, b'{"max": 5}')
+        await eventually(lambda: bool(service.settings.refused), "the refusal")
+        assert "allows 4 at most" in service.describe()["settings_refused"]
+        assert service.settings.current.ttft_ms == 700
+        site.store.delete(PLANNER_SETTINGS_KEY)
+        await eventually(lambda: service.settings.current == SETTINGS, "the file's settings")
+    events = [event for _, event in await site.events()]
+    revisions = [(event.revision, event.settings["min"]) for event in events if isinstance(event, ScaleSettingsChanged)]
+    assert revisions[:2] == [(1, 2), (2, 3)]
+    place = next(
+        at for at, event in enumerate(events) if isinstance(event, ScaleSettingsChanged) and event.revision == 2
+    )
+    assert isinstance(events[place - 1], DemandRolled)
+    assert next(event for event in events[place:] if isinstance(event, ScaleDecided)).revision == 2
+
+
+async def test_advice_while_it_runs_stops_orders(site: Site) -> None:
+    """It goes on deciding."""
+    async with site.planner("a") as service:
+        await eventually(lambda: site.target is not None, "an order")
+        site.store.put(PLANNER_SETTINGS_KEY, b'{"mode": "advise", "min": 4}')
+        await eventually(lambda: service.last is not None and service.last.target == 4, "a decision by the new limits")
+        assert site.target is not None
+        assert site.target.workers == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"mode": "off"}, "neither advise nor act"),
+        ({"min": 0}, "planner.min: at least 1"),
+        ({"max": 5}, "allows 4 at most"),
+        ({"max": 1}, "planner.min"),
+        ({"itl": 5}, "planner.itl: no such setting"),
+        ({"ttft_ms": -1}, "planner.ttft_ms"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_sentence(given: dict[str, Any], told: str) -> None:
+    """So is an order where the file says `advise`."""
+    with pytest.raises(CallerError, match=told):
+        merged(SETTINGS, True, given)
+    with pytest.raises(CallerError, match="nobody would carry orders out"):
+        merged(SETTINGS, False, {"mode": "act"})
+    with pytest.raises(CallerError, match="no JSON object"):
+        parsed(b"[]")
 
 
 async def test_without_a_known_speed_demand_alone_is_counted(site: Site) -> None:

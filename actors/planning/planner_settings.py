@@ -1,0 +1,84 @@
+"""PlannerSettings: a planner's settings as they are now: those of the deployment file, and over them the registry's.
+
+A value in the registry that is no settings, or that the file does not allow, is refused, and the last ones stay.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from core.errors import CallerError
+from projections.scaling.scale_settings import SLO, SLO_KEYS, ScaleSettings
+from streams.registry import Change, Registry
+
+PLANNER_SETTINGS_KEY = "planner/settings"
+MODE, ADVISE, ACT = "mode", "advise", "act"
+
+_logger = logging.getLogger(__name__)
+
+
+class PlannerSettings:
+    """Followed from the registry; one event loop uses it."""
+
+    def __init__(self, configured: ScaleSettings, acts: bool) -> None:
+        self.current = configured
+        self.acts = acts
+        """False if the planner decides and tells, and orders nothing."""
+        self.refused = ""
+        """Why the registry's present value is not used; empty if it is."""
+        self._configured = configured
+        self._may_act = acts
+
+    def __repr__(self) -> str:
+        return f"<PlannerSettings of {self.current.min} to {self.current.max} workers>"
+
+    async def follow(self, registry: Registry) -> None:
+        """The registry's settings count, now and after each change. Unavailable if it is away."""
+        await registry.watch(PLANNER_SETTINGS_KEY, self.on_change)
+
+    def on_change(self, change: Change) -> None:
+        """The value counts, or is refused."""
+        if change.key != PLANNER_SETTINGS_KEY:
+            return
+        try:
+            self.current, self.acts = merged(self._configured, self._may_act, parsed(change.value))
+            self.refused = ""
+        except CallerError as error:
+            self.refused = str(error)
+            _logger.error("live settings of the planner are refused, the last ones stay: %s", error)  # noqa: TRY400
+
+
+def parsed(value: bytes | None) -> dict[str, Any]:
+    """The settings in a value of the registry; CallerError if it is no JSON object."""
+    try:
+        given = {} if value is None else orjson.loads(value)
+    except orjson.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict):
+        raise CallerError(
+            f"{PLANNER_SETTINGS_KEY} in the registry holds no JSON object: `contrail scale unset --all` mends it"
+        )
+    return given
+
+
+def merged(configured: ScaleSettings, may_act: bool, given: Mapping[str, Any]) -> tuple[ScaleSettings, bool]:
+    """The configured settings with those given over them, and whether the planner acts. CallerError if they are no
+    settings, or more than the deployment file allows: no more workers, and no orders where it says `advise`."""
+    values = configured.to_mapping()
+    slo = {**values.pop(SLO), **{key: given[key] for key in SLO_KEYS if key in given}}
+    mode = given.get(MODE, ACT if may_act else ADVISE)
+    rest = {key: value for key, value in given.items() if key != MODE and key not in SLO_KEYS}
+    found = ScaleSettings.parse({**values, **rest, SLO: slo})
+    if mode not in {ADVISE, ACT}:
+        raise CallerError(f"planner.mode: {mode!r} is neither {ADVISE} nor {ACT}")
+    if mode == ACT and not may_act:
+        raise CallerError("planner.mode: the deployment file says `advise`, so nobody would carry orders out")
+    if found.max > configured.max:
+        raise CallerError(f"planner.max: the deployment file allows {configured.max} at most")
+    if not found.min and configured.min:
+        raise CallerError("planner.min: at least 1, since front ends refuse requests without any worker")
+    return found, mode == ACT
