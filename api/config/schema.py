@@ -17,7 +17,7 @@ from msgspec import Meta
 from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
-from actors.planning.planner_settings import ACT, ADVISE
+from actors.planning.planner_settings import ACT, ADVISE, MODE
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
@@ -574,12 +574,12 @@ class Deployment(Section, frozen=True, kw_only=True):
     @property
     def planner_mode(self) -> str:
         """One of PLANNER_MODES."""
-        return str(self.planner.get("mode", OFF))
+        return str(self.planner.get(MODE, OFF))
 
     @property
     def scale_settings(self) -> ScaleSettings:
         """The planner section without its mode, parsed."""
-        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key != "mode"})
+        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key != MODE})
 
     @property
     def planned_group(self) -> WorkerGroup:
