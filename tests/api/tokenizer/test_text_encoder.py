@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -386,8 +386,9 @@ ASCII = st.text(st.one_of(st.sampled_from(" '.aZ9s\n\t\r/\x1c"), st.characters(m
 @example(spaced=["", "a", "b"])
 @example(spaced=["a", "b\n"])
 def test_words_have_the_tokens_of_the_library_wherever_white_space_stands(name: str, spaced: list[str]) -> None:
-    """Where the pattern leaves nothing of the text out."""
+    """Where the pattern leaves nothing of the text out. Special tokens are taken out of a text before its words."""
     text = " ".join(spaced)
+    assume(not any(special in text for special in SPECIAL))
     assert WORDS[name].of("").tokens(text) in {None, library(name, text, add_special_tokens=False)}
 
 
