@@ -60,15 +60,15 @@ PREFIX = "routing."
 """Keys may be written as in the deployment file."""
 
 
-def pairs_of(words: tuple[str, ...]) -> dict[str, Any]:
-    """Settings from `KEY VALUE KEY VALUE`; a value is a number if it parses as one.
+def pairs_of(words: tuple[str, ...], command: str = "contrail settings set") -> dict[str, Any]:
+    """Settings from `KEY VALUE KEY VALUE`; a value is a number if it parses as one. Errors name the command.
 
     CallerError if a value is missing, a key is given twice, or a word is an unknown option.
     """
     if option := next((word for word in words if word.startswith("--")), None):
-        raise CallerError(f"{option}: no such option; `contrail settings set --help` lists them")
+        raise CallerError(f"{option}: no such option; `{command} --help` lists them")
     if len(words) % 2:
-        raise CallerError(f"{words[-1]}: give a value for each setting: contrail settings set KEY VALUE")
+        raise CallerError(f"{words[-1]}: give a value for each setting: {command} KEY VALUE")
     keys = [key.removeprefix(PREFIX) for key in words[::2]]
     if len(set(keys)) != len(keys):
         raise CallerError("a setting is given twice")

@@ -8,7 +8,8 @@ that it ends before its claim does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,12 +55,20 @@ async def change_stored(
     not end; whether this one was made is then unknown.
     """
     RoutingSettings.parse({**configured.to_mapping(), **given})  # before another change has to wait for this one
+    async with change_claim(registry, "contrail settings"):
+        return await _change(registry, configured, given, removed)
+
+
+@asynccontextmanager
+async def change_claim(registry: Registry, command: str) -> AsyncIterator[None]:
+    """No other operator changes settings meanwhile. Unavailable if another change does not end, or this one takes more
+    than CHANGE_S; whether it was made is then unknown, and the command shows it."""
     await _lock(registry)
     try:
         async with asyncio.timeout(CHANGE_S):
-            return await _change(registry, configured, given, removed)
+            yield
     except TimeoutError as error:
-        raise Unavailable(f"the registry took more than {CHANGE_S:g} s: see `contrail settings`") from error
+        raise Unavailable(f"the registry took more than {CHANGE_S:g} s: see `{command}`") from error
     finally:
         await registry.unregister(LOCK_KEY)
 

@@ -11,6 +11,7 @@ import msgspec
 import orjson
 
 from actors.planning.planner_settings import ACT, PLANNER_SETTINGS_KEY, merged, parsed
+from api.cli.inspect.live_settings import change_claim
 from api.cli.inspect.settings import words_of
 from api.cli.main import DefaultGroup
 from api.cli.options import pairs_of
@@ -93,7 +94,7 @@ def set_command(connection: DeploymentRef, pairs: tuple[str, ...]) -> None:
     contrail scale set max 4
     contrail scale set mode=advise
     """
-    asyncio.run(_change(connection, pairs_of(words_of(pairs)), frozenset()))
+    asyncio.run(_change(connection, pairs_of(words_of(pairs), "contrail scale set"), frozenset()))
 
 
 @scale.command()
@@ -117,7 +118,7 @@ async def _change(connection: DeploymentRef, given: Mapping[str, Any], removed: 
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
         raise CallerError(NO_PLANNER)
-    async with open_registry(connection) as registry:
+    async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         found = [change for change in await registry.get(PLANNER_SETTINGS_KEY) if change.key == PLANNER_SETTINGS_KEY]
         before = parsed(found[0].value) if found and removed is not None else {}
         if unknown := sorted((removed or frozenset()) - before.keys()):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from api.cli.inspect.scale import PlannedPeriod, scale_text
+from api.cli.options import pairs_of
 from api.cli.renderer import Table
+from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import decided, rolled
 
@@ -27,3 +31,9 @@ def test_before_the_first_decision() -> None:
     (line,) = scale_text([])
 
     assert str(line).startswith("no decision yet")
+
+
+def test_a_setting_without_a_value_names_its_own_command() -> None:
+    """Not that of routing's settings."""
+    with pytest.raises(CallerError, match="contrail scale set KEY VALUE"):
+        pairs_of(("max",), "contrail scale set")
