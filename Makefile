@@ -21,6 +21,11 @@ ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/actors/
   tests/e2e/test_vllm.py tests/e2e/test_attach.py tests/chaos
 # Tests that compare times within a few per cent run when no other test does.
 TIMED := tests/e2e/test_stages.py
+# Where each group notes what failed, and that it passed.
+NOTES := .pytest_cache
+# A group's run. With AGAIN it runs only if it has not passed: its failed tests, or all of them if it broke off.
+group = $(if $(AGAIN),[ -e $(NOTES)/$(1)/passed ] ||,rm -rf $(NOTES)/$(1);) \
+  { $(PYTHON) -m pytest $(AGAIN) -o cache_dir=$(NOTES)/$(1) $(2) && touch $(NOTES)/$(1)/passed; }
 
 .DEFAULT_GOAL := help
 .PHONY: help setup install serve test test-deployments test-engines test-parts test-timed test-page test-agents mutants bench check docs format clean
@@ -52,24 +57,26 @@ install:
 serve: setup ## serve the tiny model from one command, until Ctrl-C
 	@$(PYTHON) -P -m api.cli up $(ARGS)
 
-test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once, then those of times; with ARGS one after the other
+test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once, then what failed again, then those of times; with ARGS one after the other
 ifdef ARGS
 	@$(PYTHON) -m pytest $(ARGS)
 else
 	@echo 'Three groups of tests: those of whole deployments, and of engines and faults, print when all of them have run, all others as they run. Then tests of times run alone.'
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts || { \
+	  echo 'What failed beside the other groups runs again, alone. Its failures above may be those of a busy machine, or rare.'; \
+	  $(MAKE) --no-print-directory AGAIN=--last-failed test-deployments test-engines test-parts; }
 	@$(MAKE) --no-print-directory test-timed
 endif
 
 test-deployments: setup
-	@$(PYTHON) -m pytest $(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES) $(TIMED))
+	@$(call group,deployments,$(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES) $(TIMED)))
 
 test-engines: setup
-	@$(PYTHON) -m pytest $(ENGINES) $(addprefix --ignore=,$(TIMED))
+	@$(call group,engines,$(ENGINES) $(addprefix --ignore=,$(TIMED)))
 
 # The plus, that of a nested make, lets it print as it goes.
 test-parts: setup
-	+@$(PYTHON) -m pytest $(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES) $(TIMED))
+	+@$(call group,parts,$(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES) $(TIMED)))
 
 test-timed: setup
 	@$(PYTHON) -m pytest $(TIMED)
