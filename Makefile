@@ -65,7 +65,7 @@ else
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts || { \
 	  echo 'What failed beside the other groups runs again, alone. Its failures above may be those of a busy machine, or rare.'; \
 	  $(MAKE) --no-print-directory AGAIN=--last-failed test-deployments test-engines test-parts; }
-	@$(MAKE) --no-print-directory test-timed
+	@$(MAKE) --no-print-directory test-timed || $(MAKE) --no-print-directory AGAIN=--last-failed test-timed
 endif
 
 test-deployments: setup
@@ -79,10 +79,10 @@ test-parts: setup
 	+@$(call group,parts,$(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES) $(TIMED)))
 
 test-timed: setup
-	@$(PYTHON) -m pytest $(TIMED)
+	@$(call group,timed,$(TIMED))
 
 test-page: setup ## the debug page in a real browser: /usr/bin/chromium, or what CHROMIUM names
-	@$(PYTHON) -m pytest tests/page $(ARGS)
+	@$(call group,page,tests/page $(ARGS))
 
 test-agents: setup ## coding agents' own programs against simulated models: installs them in .agents, needs npm
 	@$(PYTHON) -m pytest tests/agents $(ARGS)

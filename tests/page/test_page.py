@@ -487,12 +487,17 @@ def test_a_search_shows_all_of_the_request(page: Page) -> None:
     """It jumps there, and zooms to the request from its arrival to its end."""
     page.keyboard.press("Home")
     request = chosen_row(page).locator(".id").inner_text()
+    readout, span = page.locator("#readout"), re.compile(r"· ([\d.]+ m?s) shown")
+    expect(readout).to_contain_text(span)
+    whole = span.search(readout.inner_text())
     page.keyboard.press("/")
     page.keyboard.type(request)
     page.keyboard.press("Enter")
+    assert whole is not None
+    expect(readout).not_to_contain_text(whole[0])  # the request was chosen before the search, too
     expect(page.locator("#decision h3 code")).to_have_text(request)
     took = page.locator("#list .row[aria-selected=true] .took").inner_text()
-    shown = re.search(r"· ([\d.]+ m?s) shown", page.locator("#readout").inner_text())
+    shown = span.search(readout.inner_text())
     assert shown is not None
 
     def ms(text: str) -> float:
