@@ -6,38 +6,24 @@ decision itself is made again once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import aclosing
 from typing import NamedTuple
 
 from actors.planning.planner import OVERDUE_FACTOR, OVERDUE_MORE_MS
-from core.codec import decode_message
-from core.errors import CallerError, Corrupt
+from core.errors import CallerError
 from core.event_json import time_text
 from core.events import Event, UnknownEvent
 from core.events.scale import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
-from core.subjects import SCALE
 from projections.scaling.scale_decision import ScaleInputs
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, ScaleExplanation, ScaleOutcome, ScaleWindow
 from replay.explain.scale_sentences import outcome_sentences, scale_reason, verdict_sentence
-from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime, Moment, find_request
+from replay.recording.moment import Moment
+from replay.recording.scale_stream import NO_DECISION, Progress, ScalePlace, read_scale, scale_place
 from replay.verify.scale_checks import differing_field, judge_scale, recorded_inputs
 from streams.log import EventLog
-
-NO_STREAM = "the log has no stream of a planner; `planner: {mode: advise}` in the deployment's file starts one"
-NO_DECISION = "no decision yet: the speed of a worker is not known, or no planner leads"
-PROGRESS_EVERY = 1_000
-"""Messages between two reports of progress."""
-Progress = Callable[[int, int], None]
-"""Gets how many messages are read, and how many there are."""
-
-
-class ScalePlace(NamedTuple):
-    """The newest decision up to this time and up to this message is meant; None is open."""
-
-    time_ms: int | None = None
-    seq: int | None = None
 
 
 class _FoundDecision(NamedTuple):
@@ -57,7 +43,8 @@ class _FoundDecision(NamedTuple):
 class ScaleExplainer:
     """See the module's text. Memory is that of one `ScaleFold`."""
 
-    def __init__(self, place: ScalePlace) -> None:
+    def __init__(self, place: ScalePlace | None) -> None:
+        """The newest decision up to the place is explained, or the newest of all."""
         self._place = place
         self._fold = ScaleFold()
         self._next_seq = 1
@@ -123,8 +110,7 @@ class ScaleExplainer:
 
     def _add_decision(self, seq: int, event: ScaleDecided) -> None:
         self.first = self.first or f"{time_text(event.at_ms)} (scale:{seq})"
-        until_ms, until_seq = self._place
-        is_behind = (until_ms is not None and event.at_ms > until_ms) or (until_seq is not None and seq > until_seq)
+        is_behind = self._place is not None and self._place.is_before(seq, event)
         if self._later is None and not is_behind:
             fold = self._fold
             self._found = _FoundDecision(
@@ -173,51 +159,13 @@ async def explain_scale(
 ) -> ScaleExplanation:
     """The newest decision at the moment, or of all; the decision of `scale:N` is that of the message, or the one before
     it. CallerError says what there is if no decision was made by then, or the log does not know the moment."""
-    if SCALE not in await log.streams():
-        raise CallerError(NO_STREAM)
-    place = await _place(log, moment)
-    state = await log.state(SCALE)
-    explainer = ScaleExplainer(place)
-    async for record in log.read(SCALE, state.first_seq):
-        try:
-            message = decode_message(record.payload)
-        except Corrupt:
-            continue  # the decisions behind it are judged as behind a gap
-        explainer.add(record.seq, message.events)
-        if record.seq % PROGRESS_EVERY == 0:
-            progress(record.seq - state.first_seq, state.messages)
-        if explainer.is_done:
-            break
-    progress(1, 1)
-    found = explainer.explanation()
-    if found is not None:
-        return found
-    raise CallerError(
-        f"no decision was made by then; the first one is of {explainer.first}" if explainer.first else NO_DECISION
-    )
-
-
-async def _place(log: EventLog, moment: Moment | None) -> ScalePlace:
-    match moment:
-        case None:
-            return ScalePlace()
-        case AtTime(time_ms):
-            return ScalePlace(time_ms)
-        case AtRequest(request):
-            return ScalePlace((await find_request(log, request)).record.time_ms)
-        case AtSequence(stream, seq):
-            named = {stream: seq}
-        case AtCursor(seqs):
-            named = dict(seqs)
-    times = []
-    for stream, seq in named.items():
-        record = await log.at(stream, seq) if stream in await log.streams() else None
-        if record is None:
-            raise CallerError(f"{stream}:{seq} is not in the log{await _extent(log)}")
-        times.append(record.time_ms)
-    return ScalePlace(seq=named[SCALE]) if SCALE in named else ScalePlace(max(times))
-
-
-async def _extent(log: EventLog) -> str:
-    state = await log.state(SCALE)
-    return f"; of the planner's stream it has scale:{state.first_seq} to scale:{state.last_seq}"
+    explainer = ScaleExplainer(None if moment is None else await scale_place(log, moment))
+    async with aclosing(read_scale(log, progress)) as messages:
+        async for seq, events in messages:
+            explainer.add(seq, events)
+            if explainer.is_done:
+                break
+    found, first = explainer.explanation(), explainer.first
+    if found is None:
+        raise CallerError(f"no decision was made by then; the first one is of {first}" if first else NO_DECISION)
+    return found
