@@ -42,6 +42,11 @@ class ScalePlace(NamedTuple):
             return self.seq < seq
         return self.time_ms is not None and self.time_ms < decided.at_ms
 
+    @property
+    def previous(self) -> ScalePlace:
+        """The place right before it."""
+        return ScalePlace(*(None if each is None else each - 1 for each in self))
+
 
 async def read_scale(log: EventLog, progress: Progress = lambda _done, _of: None) -> AsyncIterator[ScaleMessage]:
     """The readable messages, oldest first; some 40 us each. CallerError without such a stream."""
