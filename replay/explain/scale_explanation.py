@@ -66,3 +66,13 @@ class ScaleExplanation(msgspec.Struct, frozen=True, kw_only=True):
     window: ScaleWindow | None
     """None if the log begins behind the capacity."""
     outcome: ScaleOutcome
+
+
+def as_objects(value: Any) -> Any:
+    """The value with structs as objects, also where the log has them as arrays."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return {name: as_objects(each) for name, each in fields.items() if each is not msgspec.UNSET}
+    if isinstance(value, list | tuple):
+        return [as_objects(each) for each in value]
+    return value

@@ -9,9 +9,9 @@ import click
 from api.cli.options import MOMENT, MomentCommand
 from api.cli.output import print_result, show_progress
 from api.cli.replay.recording_source import RecordingSource, recording_options
-from api.cli.replay.text.scale_text import explain_scale_json, explain_scale_text
+from api.cli.replay.text.scale_text import explain_scale_text
 from replay.explain.scale_explainer import explain_scale
-from replay.explain.scale_explanation import ScaleExplanation
+from replay.explain.scale_explanation import ScaleExplanation, as_objects
 from replay.recording.moment import Moment, parse_moment
 
 
@@ -34,7 +34,7 @@ def explain_scale_command(source: RecordingSource, moment: str | None, as_json: 
     contrail explain scale req-0123456789abcdef          the fleet when this request was routed
     """
     found = asyncio.run(_explained(source, None if moment is None else parse_moment(moment, source.now_ms)))
-    print_result(explain_scale_text(found), explain_scale_json(found), as_json=as_json)
+    print_result(explain_scale_text(found), as_objects(found), as_json=as_json)
 
 
 async def _explained(source: RecordingSource, moment: Moment | None) -> ScaleExplanation:

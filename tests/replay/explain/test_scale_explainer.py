@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from actors.planning.scale_writer import ScaleWriter
 from core.errors import CallerError
 from core.events import ScaleDecided
-from core.events.scale import SCALE_VERSION, CapacityLearned, ScaleEvent
+from core.events.scale import SCALE_VERSION, CapacityLearned, ScaleEvent, ScaleFailed
 from core.ids import RequestId, StreamSeq
 from core.subjects import JOBS, ROUTING, SCALE
 from projections.scaling.scale_decision import BOUNDS
@@ -93,6 +93,23 @@ def test_an_order_that_never_comes_is_a_failure_of_its_decision() -> None:
     assert it is not None
     assert [failure.start for failure in it.outcome.failures] == [1]
     assert any(line.startswith("Order 1 failed after 3") for line in it.summary)
+
+
+def test_failures_of_others_are_no_outcome() -> None:
+    """One without an order counts until the next decision."""
+    found = events()
+    grown = growth(found)
+    behind = found.index(grown) + 1
+    following = next(number for number, it in enumerate(found) if isinstance(it, ScaleDecided) and number > behind) + 1
+    own, other, late = (ScaleFailed(at_ms=grown.at_ms, reason="full", start=start) for start in (0, 99, 0))
+    found[following:following] = [late]
+    found[behind:behind] = [own, other]
+
+    it = explained(found, ScalePlace(grown.at_ms))
+
+    assert it is not None
+    assert it.outcome.failures == [own]
+    assert any(line.startswith("A worker failed after 0 s") for line in it.summary)
 
 
 def test_the_reading_ends_where_no_failure_can_follow() -> None:

@@ -27,12 +27,17 @@ SETTINGS = ScaleSettings(startup_s=10, down_window_s=20, max=8)
 PERIODS = 36
 
 
-def recorded() -> PlannerRun:
+def recorded(settings: ScaleSettings = SETTINGS) -> PlannerRun:
     """A minute of few requests, one of many, and one of few."""
-    run = PlannerRun(SETTINGS)
+    run = PlannerRun(settings)
     for number in range(PERIODS):
         run.period(60 if 12 <= number < 24 else 5)
     return run
+
+
+def sizes(run: PlannerRun) -> list[int]:
+    """Each target that differs from the one before."""
+    return [target for target, before in zip(run.targets, [0, *run.targets], strict=False) if target != before]
 
 
 async def answer(log: PlannedLog, *given: dict[str, Any], jobs: int = 1, **range_: Any) -> ScaleWhatIf:
@@ -53,9 +58,8 @@ async def test_the_recorded_settings_give_the_recorded_sizes() -> None:
 
     record, again = await figures()
 
-    sizes = [target for target, before in zip(run.targets, [0, *run.targets], strict=False) if target != before]
-    assert [size.target for size in again.sizes] == [size.target for size in record.sizes] == sizes
-    assert len(sizes) >= 3
+    assert [size.target for size in again.sizes] == [size.target for size in record.sizes] == sizes(run)
+    assert len(again.sizes) >= 3
     assert again.worker_hours == record.worker_hours > 0
     assert (again.started, again.drained) == (record.started, record.drained)
     assert again.attainment == record.attainment
@@ -75,10 +79,28 @@ async def test_a_fixed_fleet_costs_its_size() -> None:
     assert small.attainment < large.attainment
 
 
-async def test_a_tighter_bound_takes_more_workers() -> None:
-    _, again, tight = await figures({"ttft_ms": 200})
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ttft_ms": 200},
+        {"ttft_ms": 200, "down_window_s": 60},
+        {"attainment": 50},
+        {"startup_s": 30},
+        {"max": 1},
+        {"min": 2},
+    ],
+)
+async def test_a_scenario_decides_as_a_planner_with_its_settings(given: dict[str, Any]) -> None:
+    """The demand here does not depend on the fleet, so the two are equal."""
+    run = recorded(replace(SETTINGS, **given))
 
-    assert tight.worker_hours > again.worker_hours
+    *_, found = await figures(given)
+
+    assert [size.target for size in found.sizes] == sizes(run)
+    assert [size.at_ms for size in found.sizes] == [
+        each.at_ms for each, before in zip(run.decisions, [None, *run.decisions], strict=False)
+        if before is None or each.target != before.target
+    ]  # fmt: skip
 
 
 async def test_workers_that_start_sooner_serve_more_in_time() -> None:

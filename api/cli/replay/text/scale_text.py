@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from api.cli.quantities import count_text, number_text
 from api.cli.renderer import Facts, Mark, Table, Text
 from core.events.scale import CapacityLearned, DemandRolled, ScaleCandidate, ScaleDecided
@@ -28,11 +26,6 @@ def explain_scale_text(it: ScaleExplanation) -> Text:
     if decided.candidates:
         sought = f"{percent_of(decided.goal_bp)} of requests within the bounds"
         yield from ("", f"The fewest workers with {sought} were sought:", candidates_table(decided))
-
-
-def explain_scale_json(it: ScaleExplanation) -> Any:
-    """The explanation, with candidates, sizes and hit rates as objects."""
-    return _named(it)
 
 
 def candidates_table(decided: ScaleDecided) -> Table:
@@ -96,13 +89,3 @@ def _worker(it: CapacityLearned) -> str:
 def _settings(settings: dict[str, Any]) -> Iterator[str]:
     for key, value in settings.items():
         yield from _settings(value) if isinstance(value, dict) else (f"{key} {value}",)
-
-
-def _named(value: Any) -> Any:
-    """The value with structs as objects, also where the log has them as arrays."""
-    if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        return {name: _named(each) for name, each in fields.items() if each is not msgspec.UNSET}
-    if isinstance(value, list | tuple):
-        return [_named(each) for each in value]
-    return value
