@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ class ScalePlace(NamedTuple):
         return ScalePlace(*(None if each is None else each - 1 for each in self))
 
 
-async def read_scale(log: EventLog, progress: Progress = lambda _done, _of: None) -> AsyncIterator[ScaleMessage]:
+async def read_scale(log: EventLog, progress: Progress = lambda _done, _of: None) -> AsyncGenerator[ScaleMessage, None]:
     """The readable messages, oldest first; some 40 us each. CallerError without such a stream."""
     if SCALE not in await log.streams():
         raise CallerError(NO_STREAM)

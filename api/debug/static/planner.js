@@ -22,8 +22,8 @@ export class Planner {
       "aria-valuemin": 0, "aria-valuemax": 0, "aria-valuenow": 0,
       on: { click: (event) => this.press(event), keydown: (event) => this.step(event) },
     }, this.canvas);
-    this.legend = el("p", { class: "fine" }, swatch("cached", "ready "), swatch("wait", "starting "),
-      swatch("decode", "arrived, and attained by prediction of the target "), swatch("computed", "target, and forecast"));
+    this.legend = el("p", { class: "fine" }, swatch("cached", "ready"), " ", swatch("wait", "starting"), " ",
+      swatch("decode", "arrived, and attained by the prediction for the target"), " ", swatch("computed", "target, and forecast"));
     this.card = el("div", { id: "planner-card" });
     this.draw = perFrame(() => this.paint());
     fill(root, this.chart, this.legend, this.card);

@@ -31,7 +31,7 @@ def recorded(settings: ScaleSettings = SETTINGS) -> PlannerRun:
     """A minute of few requests, one of many, and one of few."""
     run = PlannerRun(settings)
     for number in range(PERIODS):
-        run.period(60 if 12 <= number < 24 else 5)
+        run.period(150 if 12 <= number < 24 else 5)
     return run
 
 
@@ -63,6 +63,7 @@ async def test_the_recorded_settings_give_the_recorded_sizes() -> None:
     assert again.worker_hours == record.worker_hours > 0
     assert (again.started, again.drained) == (record.started, record.drained)
     assert again.attainment == record.attainment
+    assert again.attained < again.predicted
     assert again.seconds == (len(run.targets) - 1) * PERIOD_S
 
 
@@ -139,7 +140,7 @@ async def test_a_range_begins_with_the_recorded_fleet() -> None:
     again, small = by_time.scenarios
     assert [size.target for size in again.sizes] == [size.target for size in by_time.recorded.sizes]
     assert small.sizes[0].target == 1
-    assert decided[20].ready == 2
+    assert decided[20].ready > 2
     assert small.drained == decided[20].ready - 1
 
 
