@@ -67,28 +67,31 @@ class ScaleRange(NamedTuple):
     """See `ScaleWhatIf`."""
 
 
-async def what_if_scale(
-    log: EventLog,
-    scenarios: Sequence[ScaleScenario],
-    start: Moment | None,
-    end: Moment | None,
-    *,
-    jobs: int,
-    reading: Progress = lambda _done, _of: None,
-    deciding: Progress = lambda _done, _of: None,
-) -> ScaleWhatIf:
-    """The scenarios over the decisions from `start` up to `end`, not included, in `jobs` processes. Each decision takes
-    some 10 ms of a core in each. CallerError if there is no decision, or more than DECISIONS_MAX."""
+async def read_range(
+    log: EventLog, start: Moment | None, end: Moment | None, progress: Progress = lambda _done, _of: None
+) -> ScaleRange:
+    """The decisions from `start` up to `end`, not included, and the fold of all events before them. CallerError if
+    there is no decision, or more than DECISIONS_MAX."""
     places = [None if each is None else (await scale_place(log, each)).previous for each in (start, end)]
     reader = _RangeReader(*places)
-    async with aclosing(read_scale(log, reading)) as messages:
+    async with aclosing(read_scale(log, progress)) as messages:
         async for seq, events in messages:
             for event in events:
                 reader.add(seq, event)
             if reader.is_done:
                 break
-    range_ = reader.found()
-    with parallel_results(partial(_figures, range_), [None, *scenarios], jobs, deciding) as results:
+    return reader.found()
+
+
+def what_if_scale(
+    range_: ScaleRange,
+    scenarios: Sequence[ScaleScenario],
+    jobs: int,
+    progress: Progress = lambda _done, _of: None,
+) -> ScaleWhatIf:
+    """The scenarios over the range, in `jobs` processes. Each decision takes some 5 ms of a core in each. CallerError
+    if a scenario contradicts the recorded settings."""
+    with parallel_results(partial(_figures, range_), [None, *scenarios], jobs, progress) as results:
         recorded, *found = results
     return _answer(range_, recorded, found)
 
@@ -144,7 +147,7 @@ class _RangeReader:
 
 
 def _figures(range_: ScaleRange, scenario: ScaleScenario | None, progress: Progress) -> ScaleFigures:
-    """Of the scenario; without one, of the fleet as it was recorded. Some 10 ms for each decision."""
+    """Of the scenario; without one, of the fleet as it was recorded. Some 5 ms for each decision."""
     run, decisions = _FleetRun(range_, scenario), 0
     for event in range_.events:
         run.apply(event)

@@ -15,9 +15,9 @@ from api.cli.options import slo_settings
 from api.cli.output import show_decision_progress, show_progress
 from api.cli.replay.recording_source import RecordingSource
 from core.errors import CallerError
-from replay.recording.moment import parse_moment
+from replay.recording.moment import Moment, parse_moment
 from replay.whatif.scale_figures import ScaleWhatIf
-from replay.whatif.scale_rerun import what_if_scale
+from replay.whatif.scale_rerun import ScaleRange, read_range, what_if_scale
 from replay.whatif.scale_scenario import scale_scenarios
 
 
@@ -64,24 +64,18 @@ def size_again(
     base: Mapping[str, Any],
     tries: Sequence[Mapping[str, Any]],
     sweeps: Mapping[str, Sequence[Any]],
-    range_: tuple[str | None, str | None],
+    moments: tuple[str | None, str | None],
     sizing: ScaleArguments,
 ) -> ScaleWhatIf:
     """The answer. CallerError for wrong settings, and if there is no decision in the range."""
     asked = scale_scenarios({**base, **slo_settings(sizing.slo)}, tries, sweeps)
     now_ms = source.now_ms
-    start, end = [None if text is None else parse_moment(text, now_ms) for text in range_]
+    start, end = [None if text is None else parse_moment(text, now_ms) for text in moments]
 
-    async def answer() -> ScaleWhatIf:
-        async with source.log() as log:
-            return await what_if_scale(
-                log,
-                asked,
-                start,
-                end,
-                jobs=os.cpu_count() or 1,
-                reading=show_progress(),
-                deciding=show_decision_progress(),
-            )
+    range_ = asyncio.run(_range(source, start, end))
+    return what_if_scale(range_, asked, os.cpu_count() or 1, show_decision_progress())
 
-    return asyncio.run(answer())
+
+async def _range(source: RecordingSource, start: Moment | None, end: Moment | None) -> ScaleRange:
+    async with source.log() as log:
+        return await read_range(log, start, end, show_progress())

@@ -16,7 +16,7 @@ from projections.scaling.scale_settings import ScaleSettings
 from replay.recording.moment import AtSequence, AtTime
 from replay.whatif import scale_rerun
 from replay.whatif.scale_figures import ScaleFigures, ScaleWhatIf
-from replay.whatif.scale_rerun import what_if_scale
+from replay.whatif.scale_rerun import read_range, what_if_scale
 from replay.whatif.scale_scenario import scale_scenarios
 from tests.actors.planning.planned_log import PlannedLog
 from tests.actors.planning.planner_run import PlannerRun
@@ -43,7 +43,8 @@ def sizes(run: PlannerRun) -> list[int]:
 async def answer(log: PlannedLog, *given: dict[str, Any], jobs: int = 1, **range_: Any) -> ScaleWhatIf:
     """Of these scenarios, behind that of the recorded settings."""
     bounds = {"start": None, "end": None, **range_}
-    return await what_if_scale(log, scale_scenarios({}, given, {}), bounds["start"], bounds["end"], jobs=jobs)
+    found = await read_range(log, bounds["start"], bounds["end"])
+    return what_if_scale(found, scale_scenarios({}, given, {}), jobs)
 
 
 async def figures(*given: dict[str, Any]) -> list[ScaleFigures]:
