@@ -87,12 +87,16 @@ class DefaultGroup(CommandGroup):
     """`contrail settings --json` is `contrail settings show --json`; a subclass names the default."""
 
     default: ClassVar[str] = ""
+    takes_argument: ClassVar[bool] = False
+    """The default command has an argument. Then `--help` is its help, too."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The name of the command stands first from here on."""
-        if not args or args[0] not in {*self.commands, *ctx.help_option_names}:
+        own = set() if self.takes_argument else set(ctx.help_option_names)
+        if not args or args[0] not in {*self.commands, *own}:
             args = _named_first(args, set(self.commands), self.default)
-            if args[0] == self.default and len(args) > 1 and not args[1].startswith("-"):
+            is_word = args[0] == self.default and len(args) > 1 and not args[1].startswith("-")
+            if is_word and not self.takes_argument:
                 ctx.fail(self.unknown_command(ctx, args[1]))  # a default command takes options alone
         return super().parse_args(ctx, args)
 
@@ -133,7 +137,7 @@ COMMANDS = {
         "api.cli.deployment_key:deployment_key", "Change the deployment's own secret; old chains still verify."
     ),
     "doctor": LazyCommand("api.cli.doctor.doctor:doctor", "Check a deployment, one sentence for each thing."),
-    "explain": LazyCommand("api.cli.replay.explain:explain_command", "Say why a request went where it went."),
+    "explain": LazyCommand("api.cli.replay.explain:explain_group", "Say why a request went where it went."),
     "cache": LazyCommand("api.cli.replay.cache:cache", "Report the cache hits that were lost, by cause."),
     "sessions": LazyCommand("api.cli.replay.sessions:sessions", "List sessions: the slowest, or what each one lost."),
     "replay": LazyCommand("api.cli.replay.replay:replay", "Verify the past, look at it, ask what if."),

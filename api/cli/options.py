@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -113,6 +113,19 @@ def sweeps(texts: Iterable[str]) -> dict[str, list[Any]]:
             raise CallerError(f"--sweep: {name} is given twice")
         found[name] = [each[name] for each in several]
     return found
+
+
+SLO_SETTINGS: Mapping[str, str] = {"ttft": "ttft_ms", "itl": "itl_ms", "attainment": "attainment"}
+"""Keys of `--slo`, with those of a planner's settings."""
+
+
+def slo_settings(given: Sequence[str]) -> Mapping[str, Any]:
+    """The bounds of service that are given, by their names in a planner's settings. CallerError names a wrong key."""
+    found = pairs([word for words in given for word in words.split(",")])
+    for key in found:
+        if key not in SLO_SETTINGS:
+            raise CallerError(f"--slo: {key} is no bound of service; there are {', '.join(SLO_SETTINGS)}")
+    return {SLO_SETTINGS[key]: value for key, value in found.items()}
 
 
 def _checked_name(_context: click.Context, _option: click.Parameter, name: str) -> str:

@@ -43,6 +43,8 @@ def create_page_api(view: RecordingView) -> Starlette:
         "/search": ask.search,
         "/replicas": ask.replicas,
         "/cache": ask.cache,
+        "/planner": ask.planner,
+        "/planner/{seq}": ask.planner_decision,
         "/state": ask.state,
     }
     routes = [Route(PREFIX + path, _answered(answer)) for path, answer in answers.items()]
@@ -92,6 +94,14 @@ class PageApi:
         if by not in GROUPINGS:
             raise CallerError(f"by: {by[:40]!r} is none of {', '.join(GROUPINGS)}")
         return self._view.cache(by)
+
+    async def planner(self, request: Request) -> dict[str, Any]:
+        """The planner's decisions since `after`."""
+        return await self._view.planner(_number(request, "after", 0))
+
+    async def planner_decision(self, request: Request) -> dict[str, Any]:
+        """The explanation of one of them."""
+        return await self._view.planner_decision(_whole("seq", request.path_params["seq"]))
 
     async def state(self, request: Request) -> dict[str, Any]:
         """The state before a decision, or at a time."""

@@ -16,6 +16,7 @@ from api.debug.cache_view import CacheView
 from api.debug.decision_view import decision
 from api.debug.fold_thread import FoldThread, RecordingState
 from api.debug.keyframes import check_near
+from api.debug.planner_view import planner_decision, planner_rows
 from api.debug.timeline.decision_table import search
 from api.debug.timeline.replica_reports import ReplicaReport
 from api.debug.timeline.timeline import Timeline
@@ -25,7 +26,7 @@ from core.errors import CallerError, Unavailable
 from core.ids import StreamName, StreamSeq, new_id
 from core.keys import DeploymentKey
 from core.settings import POLICIES, RoutingSettings
-from core.subjects import ROUTING
+from core.subjects import ROUTING, SCALE
 from replay.explain.explain import explain
 from replay.recording.moment import AtSequence, AtTime
 from replay.recording.recording import Recording
@@ -117,6 +118,7 @@ class RecordingView:
             "jump_ms": round(self._jump_ms, 1),
             "price_remarks": recording_state.prices.texts,
             "proved": recording_state.proved,
+            "planner": self._archive is not None and SCALE in self._archive.streams,
             "redacted": contents.redacted if contents else False,
             "window_max": WINDOW_MAX,
             "policies": POLICIES,
@@ -184,6 +186,14 @@ class RecordingView:
     def cache(self, by: str) -> dict[str, Any]:
         """The cache hits of the recording, and those that it lost. StillCounting until they are counted."""
         return self._cache.report(self._shown(), len(self.timeline.decisions), by)
+
+    async def planner(self, after: int) -> dict[str, Any]:
+        """The planner's decisions after a message of its stream."""
+        return await self.fold_thread.ask(lambda recording_state: planner_rows(recording_state.newest, after))
+
+    async def planner_decision(self, seq: int) -> dict[str, Any]:
+        """The explanation of the planner's decision in a message."""
+        return await self.fold_thread.ask(lambda recording_state: planner_decision(recording_state.newest, seq))
 
     async def what_if(self, asked: WhatIfQuestion) -> dict[str, Any]:
         """The outcome of a scenario over a window."""

@@ -22,7 +22,7 @@ from replay.recording.request_names import is_part, only_one, possible_ids
 from streams.log import EventLog, Record
 
 _AGO = re.compile(r"-(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs):(\d+)")
+_SEQ = re.compile(r"(kv(?:_\d+)?|load|routing|jobs|scale):(\d+)")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?Z?")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _FIRST_MS = round(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1000

@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 
 from replay.simulate.report import LatencySummary, ServedRequest, SimulationReport, latency_summary
 from replay.simulate.setup import SweepPoint, label
+from replay.whatif.scale_figures import ScaleFigures, ScaleWhatIf
 
 WIDTH, HEIGHT = 880, 300
 """Of a panel, in pixels."""
@@ -208,6 +209,7 @@ BINS = 60
 WORKERS_MAX = 16
 """Lines in a panel: with more workers only the mean and the fullest are drawn."""
 US_PER_S = 1_000_000
+HOUR_MS = 3_600_000
 
 
 def run_plot(served: Sequence[ServedRequest], found: SimulationReport, note: str = "") -> str:
@@ -359,3 +361,33 @@ def _joined(points: Sequence[SweepPoint], key: str) -> dict[str, list[SweepPoint
         common: dict[str, Any] = {name: value for name, value in point.given.items() if name != key}
         found.setdefault(label(common), []).append(point)
     return found
+
+
+def sizes_plot(found: ScaleWhatIf) -> str:
+    """Sizes of the fleet over time, a line for each row of the answer; worker-hours against predicted attainment."""
+    every = (found.recorded, *found.scenarios)
+    dots = [
+        ScatterPoint(each.label, each.worker_hours, 100 * each.attainment)
+        for each in every
+        if each.attainment is not None
+    ]
+    over_time = ChartPanel(
+        title="Size of the fleet",
+        across="hours",
+        up="workers",
+        lines=[LineSeries(each.label, _size_steps(each, found.first_ms, found.last_ms)) for each in every],
+    )
+    against = ChartPanel(
+        title="Service against cost", across="worker-hours", up="attained, predicted, %", dots=dots, from_zero=False
+    )
+    return render_svg([over_time, against])
+
+
+def _size_steps(figures: ScaleFigures, first_ms: int, last_ms: int) -> list[tuple[float, float]]:
+    """Each size from its decision until the next one."""
+    ends_ms = [*(size.at_ms for size in figures.sizes[1:]), last_ms]
+    return [
+        ((at_ms - first_ms) / HOUR_MS, float(size.target))
+        for size, end_ms in zip(figures.sizes, ends_ms, strict=True)
+        for at_ms in (size.at_ms, end_ms)
+    ]

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -23,7 +23,7 @@ from core.events.scale import SCALE_VERSION
 from core.ids import StreamSeq
 from core.subjects import ROUTING, SCALE
 from projections.scaling.request_demand import RequestDemand
-from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from replay.recording.recording import Recording
 from streams.log import Record
@@ -68,6 +68,41 @@ class ScaleResult(msgspec.Struct, kw_only=True):
     def differ(self) -> int:
         """Decisions and periods that do not follow."""
         return self.different + self.periods_different
+
+
+class ScaleVerdict(NamedTuple):
+    """The result of making one decision again."""
+
+    remade: ScaleDecided | None
+    """None if it could not be made again."""
+    reason: str
+    """CUT or VERSION of a decision that is not judged; else empty."""
+
+    def is_equal(self, event: ScaleDecided) -> bool:
+        """The recorded decision follows from the events before it."""
+        return not self.reason and self.remade == event
+
+
+def recorded_inputs(fold: ScaleFold, event: ScaleDecided) -> ScaleInputs | None:
+    """The inputs of the decision that comes next in the fold; None if the capacity before it is not here."""
+    fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
+    return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast)
+
+
+def judge_scale(event: ScaleDecided, inputs: ScaleInputs | None, *, is_whole: bool) -> ScaleVerdict:
+    """The decision made again; some 10 ms. `is_whole` is false if messages before it are missing: then a decision that
+    comes out otherwise is not judged."""
+    if event.version > SCALE_VERSION:
+        return ScaleVerdict(None, VERSION)
+    if inputs is None:
+        return ScaleVerdict(None, CUT)
+    remade = decide_scale(inputs)
+    return ScaleVerdict(remade, "" if is_whole or remade == event else CUT)
+
+
+def differing_field(recorded: msgspec.Struct, remade: msgspec.Struct) -> str:
+    """The first field in which the two differ. They must differ."""
+    return next(name for name in recorded.__struct_fields__ if getattr(recorded, name) != getattr(remade, name))
 
 
 def verify_scale(recording: Recording) -> ScaleResult | None:
@@ -118,21 +153,14 @@ class _ScaleVerifier:
     def _check_decision(self, record: Record, event: ScaleDecided) -> None:
         result = self._result
         result.decisions += 1
-        fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
-        if event.version > SCALE_VERSION or self._fold.capacity is None:
-            self._skip(VERSION if event.version > SCALE_VERSION else CUT)
-            return
-        remade = decide_scale(self._fold.inputs(event.at_ms, fleet, event.forecast))
-        if remade == event:
+        verdict = judge_scale(event, recorded_inputs(self._fold, event), is_whole=self._is_whole)
+        if verdict.remade is None or verdict.reason:
+            result.not_judged[verdict.reason] = result.not_judged.get(verdict.reason, 0) + 1
+        elif verdict.is_equal(event):
             result.verified += 1
-        elif not self._is_whole:
-            self._skip(CUT)
         else:
             result.different += 1
-            self._note(record, event, remade)
-
-    def _skip(self, reason: str) -> None:
-        self._result.not_judged[reason] = self._result.not_judged.get(reason, 0) + 1
+            self._note(record, event, verdict.remade)
 
     def _check_period(self, record: Record, event: DemandRolled) -> None:
         result = self._result
@@ -189,7 +217,7 @@ class _ScaleVerifier:
     def _note(self, record: Record, event: msgspec.Struct, remade: msgspec.Struct) -> None:
         if len(self._result.differences) >= DIFFERENCES_KEPT:
             return
-        term = next(name for name in event.__struct_fields__ if getattr(event, name) != getattr(remade, name))
+        term = differing_field(event, remade)
         self._result.differences.append(
             ScaleDifference(
                 event=type(event).__name__,

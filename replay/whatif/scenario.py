@@ -84,7 +84,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def set_text(self) -> str:
         """The settings as `contrail settings set` takes them: `prefill_weight 2 policy kv`."""
-        return " ".join(f"{key} {_text(value)}" for key, value in self.settings.items())
+        return settings_text(self.settings)
 
 
 def scenarios(
@@ -92,13 +92,20 @@ def scenarios(
 ) -> list[Scenario]:
     """Each of `tries`, and every combination of `sweeps`, over `base`; the base alone without either. CallerError for
     what cannot be, and for more than SCENARIOS_MAX."""
+    found = [Scenario.parse(each) for each in combinations(base, tries, sweeps)]
+    return [each for at, each in enumerate(found) if each not in found[:at]]
+
+
+def combinations(
+    base: Mapping[str, Any], tries: Sequence[Mapping[str, Any]], sweeps: Mapping[str, Sequence[Any]]
+) -> list[Mapping[str, Any]]:
+    """The settings of each scenario, as `scenarios` has them. CallerError for more than SCENARIOS_MAX."""
     asked: list[Mapping[str, Any]] = list(tries)
     if sweeps:
         asked += [dict(zip(sweeps, values, strict=True)) for values in product(*sweeps.values())]
-    found = [Scenario.parse({**base, **each}) for each in asked or [{}]]
-    if len(found) > SCENARIOS_MAX:
-        raise CallerError(f"{len(found)} scenarios are too many: ask for {SCENARIOS_MAX} at most")
-    return [each for at, each in enumerate(found) if each not in found[:at]]
+    if len(asked) > SCENARIOS_MAX:
+        raise CallerError(f"{len(asked)} scenarios are too many: ask for {SCENARIOS_MAX} at most")
+    return [{**base, **each} for each in asked or [{}]]
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -118,6 +125,11 @@ def _delay(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= DELAY_MS_MAX:
         raise CallerError(f"delay_ms: {value!r} is no number of milliseconds between 0 and {DELAY_MS_MAX}")
     return round(value)
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """`prefill_weight 2 policy kv`."""
+    return " ".join(f"{key} {_text(value)}" for key, value in settings.items())
 
 
 def _text(value: object) -> str:

@@ -90,6 +90,11 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         shown = await asyncio.to_thread(contrail, "scale", "--last", "3", *data)
         assert shown.returncode == 0
         assert shown.stdout.startswith("decided")
+        explained = await asyncio.to_thread(contrail, "explain", "scale", "--json", *data)
+        assert json.loads(explained.stdout)["verdict"] == "equal", explained.stdout
+        asked = await asyncio.to_thread(contrail, "replay", "what-if", "--scale", "--set", "max=1", "--json", *data)
+        (_, single), record = json.loads(asked.stdout)["scenarios"], json.loads(asked.stdout)["recorded"]
+        assert single["worker_hours"] < record["worker_hours"], asked.stdout
         metrics = httpx.get(f"http://{running.part('planner-0')['ops']}/metrics").text
         assert "contrail_planner_leads 1.0" in metrics
 

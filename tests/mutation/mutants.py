@@ -87,6 +87,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_blocks/test_pool_folder.py",
         "tests/actors/kv_blocks/test_block_store.py",
     ),
+    "scale readers": (
+        "tests/replay/explain/test_scale_explainer.py",
+        "tests/replay/whatif/test_virtual_fleet.py",
+        "tests/replay/whatif/test_scale_rerun.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -2600,6 +2605,57 @@ MUTANTS: tuple[Mutant, ...] = (
                 "engine_digest(self._key, facts, layout_facts(config, self._row_bytes))",
                 "engine_digest(self._key, facts)",
                 NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "scale readers",
+        "replay/explain/scale_explainer.py",
+        {
+            "explained-behind-moment": (
+                "is_behind = self._place is not None and self._place.is_before(seq, event)",
+                "is_behind = False",
+                NO_SCALE,
+            ),
+            "explained-by-later-settings": ("inputs=recorded_inputs(fold, event),", "inputs=None,", NO_SCALE),
+            "failure-of-any-order": ("if start in outcome.orders or (is_own and not start)", "if True", NO_SCALE),
+            "orders-of-later-decisions": (
+                "self._found.outcome, self._later is None",
+                "self._found.outcome, True",
+                NO_SCALE,
+            ),
+            "explained-gap-unseen": ("self._is_whole = self._is_whole and seq == self._next_seq", "pass", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "scale readers",
+        "replay/whatif/virtual_fleet.py",
+        {
+            "oldest-start-cancelled": (
+                "            self._due_ms.pop()",
+                "            self._due_ms.popleft()",
+                NO_SCALE,
+            ),
+            "start-takes-no-time": ("[now_ms + startup_ms] * missing", "[now_ms] * missing", NO_SCALE),
+            "start-takes-no-device": ("return self.ready + self.starting", "return self.ready", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "scale readers",
+        "replay/whatif/scale_rerun.py",
+        {
+            "range-without-its-start": (").previous for each", ") for each", NO_SCALE),
+            "virtual-decision-forgotten": (
+                "        fold.apply(decided)\n        fleet.resize",
+                "        fold.apply(event)\n        fleet.resize",
+                NO_SCALE,
+            ),
+            "start-up-as-recorded": ("learned if given is None else", "learned if True else", NO_SCALE),
+            "none-serves-all": ("        attainment_bp = 0\n", "        attainment_bp = 10_000\n", NO_SCALE),
+            "ready-at-the-end": (
+                "workers, ready = fleet.workers, fleet.ready\n        fleet.advance(now_ms)",
+                "fleet.advance(now_ms)\n        workers, ready = fleet.workers, fleet.ready",
+                NO_SCALE,
             ),
         },
     ),

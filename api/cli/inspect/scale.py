@@ -18,13 +18,14 @@ from api.cli.options import pairs_of
 from api.cli.output import print_result
 from api.cli.quantities import number_text
 from api.cli.renderer import Table, Text
+from api.cli.replay.text.scale_text import candidates_table, percent_of, rate_of
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import OFF
 from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
 from core.event_json import time_text
-from core.events.scale import DemandRolled, ScaleCandidate, ScaleDecided
+from core.events.scale import DemandRolled, ScaleDecided
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
@@ -33,7 +34,6 @@ LAST = 12
 LAST_MAX = 10_000
 HEADS = ("decided", "arrived/s", "forecast/s", "waiting", "ready", "starting", "overdue", "required", "target", "why")
 ALIGN = "<>>>>>>>><"
-CANDIDATE_HEADS = ("workers", "at/s", "attained", "first token", "between tokens", "computing prompts", "step ms")
 
 
 class PlannedPeriod(NamedTuple):
@@ -138,33 +138,20 @@ def scale_text(found: list[PlannedPeriod]) -> Text:
     newest = found[-1].decided
     if newest.candidates:
         yield ""
-        yield f"The last one sought {_percent(newest.goal_bp)} of requests within the bounds:"
-        yield Table(CANDIDATE_HEADS, [_candidate_row(each) for each in newest.candidates], ">" * len(CANDIDATE_HEADS))
+        yield f"The last one sought {percent_of(newest.goal_bp)} of requests within the bounds:"
+        yield candidates_table(newest)
 
 
 def _row(it: PlannedPeriod) -> tuple[str, ...]:
     decided, demand = it
     return (
         time_text(decided.at_ms),
-        _rate(decided.rate_m),
-        _rate(decided.forecast.upper_m),
+        rate_of(decided.rate_m),
+        rate_of(decided.forecast.upper_m),
         number_text(demand.waiting),
         *map(number_text, (decided.ready, decided.starting, decided.overdue, decided.required, decided.target)),
         decided.bound,
     )
-
-
-def _candidate_row(it: ScaleCandidate) -> tuple[str, ...]:
-    shares = (it.attainment_bp, it.first_token_bp, it.between_tokens_bp, it.prefill_bp)
-    return (number_text(it.workers), _rate(it.rate_m), *map(_percent, shares), f"{it.step_us / 1000:.1f}")
-
-
-def _rate(thousandths: int) -> str:
-    return f"{thousandths / 1000:.2f}"
-
-
-def _percent(hundredths: int) -> str:
-    return f"{hundredths / 100:.2f} %"
 
 
 async def _read(connection: DeploymentRef, last: int) -> list[PlannedPeriod]:

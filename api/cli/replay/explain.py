@@ -1,15 +1,19 @@
-"""`contrail explain`: why a request went where it went; or which requests to ask that of."""
+"""`contrail explain`: why a request went where it went; or which requests to ask that of. `contrail explain scale` is
+beside it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
+from api.cli.main import DefaultGroup
 from api.cli.options import RecordingRange
 from api.cli.output import print_result
+from api.cli.replay.explain_scale import explain_scale_command
 from api.cli.replay.recording_source import AFTER_MS, BEFORE_MS, RecordingSource, recording_options
 from api.cli.replay.text.explain_text import explain_text, requests_text
 from api.cli.replay.text.lost_text import lost_json, lost_text
@@ -28,7 +32,24 @@ SLOWEST = 10
 KNOWN_OUTCOMES = (*sorted(REQUEST_OUTCOMES), REJECTED, LOST, UNDER_WAY)
 
 
-@click.command("explain")
+class ExplainGroup(DefaultGroup):
+    """`contrail explain REQUEST_ID` explains a request."""
+
+    default: ClassVar[str] = "request"
+    takes_argument: ClassVar[bool] = True
+
+
+@click.group(cls=ExplainGroup)
+def explain_group() -> None:
+    """Say why a request went where it went, or why the fleet had its size.
+
+    \b
+    contrail explain --last
+    contrail explain scale -5m
+    """
+
+
+@explain_group.command("request")
 @recording_options
 @click.argument("request_id", required=False)
 @click.option("--last", is_flag=True, help="Explain the request that came last; with --tenant, the tenant's last.")
@@ -89,6 +110,8 @@ def explain_command(
     contrail explain --mispredicted 10                   where was the index wrong?
     contrail explain --session 7f1c --turn 12            why was this turn of a talk slow?
     contrail explain req-0123456789abcdef --lost         what pushed its prompt out of the caches?
+    contrail explain request scale                       if the request's own id is that of a command
+    contrail explain scale -5m                           why did the fleet have its size?
     """
     lists = any(value is not None for name, value in chosen.items() if name != "tenant")
     if sum((request_id is not None, last, lists)) > 1:
@@ -190,3 +213,6 @@ def _moment(text: str | None, now_ms: int) -> Moment | None:
 def _where(source: RecordingSource) -> str:
     """The words that name the same log to another command."""
     return "".join(f" {word}" for word in source.words)
+
+
+explain_group.add_command(explain_scale_command)

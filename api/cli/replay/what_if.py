@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -11,11 +12,14 @@ from api.cli.options import MOMENT_HELP, RecordingRange, pairs, sweeps
 from api.cli.output import print_result, show_decision_progress
 from api.cli.replay.closed_loop import ClosedLoopArguments, closed_loop_options, run_again
 from api.cli.replay.recording_source import RecordingSource, positions, recording_options
+from api.cli.replay.scale_what_if import ScaleArguments, scale_options, size_again
 from api.cli.replay.text.closed_loop_text import closed_loop_json, closed_loop_text
+from api.cli.replay.text.scale_what_if_text import scale_what_if_json, scale_what_if_text
 from api.cli.replay.text.what_if_text import left_out_texts, what_if_json, what_if_text
 from core.errors import CallerError
 from core.settings import POLICIES
 from replay.recording.moment import parse_moment
+from replay.simulate.charts import sizes_plot
 from replay.whatif.outcome import Outcome, ranked
 from replay.whatif.scenario import USUAL_SCENARIOS, Scenario, scenarios
 from replay.whatif.whatif import what_if as decide_again
@@ -38,6 +42,7 @@ WORST = 5
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 @click.option("--changes", is_flag=True, help="In JSON: every decision that changes.")
 @closed_loop_options
+@scale_options
 def what_if(
     source: RecordingSource,
     start: str | None,
@@ -50,6 +55,7 @@ def what_if(
     swept: tuple[str, ...],
     worst: int,
     loop: ClosedLoopArguments | None,
+    sizing: ScaleArguments | None,
     *,
     recorded_load: bool,
     as_json: bool,
@@ -72,6 +78,10 @@ def what_if(
     --open-arrivals all requests arrive at their recorded times. Caches begin empty; requests before --from run
     without being counted. The whole log of a deployment is read: use `contrail export` for a part.
 
+    With --scale the planner's decisions are made again instead, from the same demand: the sizes of the fleet, their
+    worker-hours, and the attainment that the planner's queue model predicts. --set, --try and --sweep are then settings
+    of the planner. It is a model: workers start in the learned time, and queues and caches stay as recorded.
+
     \b
     contrail replay what-if --log incident.contrail
     contrail replay what-if --policy round-robin --from -1h
@@ -80,13 +90,22 @@ def what_if(
     contrail replay what-if --try policy=kv --try policy=kv,prefill_weight=4 --without decode-1 --lag 250
     contrail replay what-if --closed-loop --log incident.contrail --sweep own_weight=1,2,4
     contrail replay what-if --closed-loop --try policy=time --engine max_seqs=64 --from -1h --json
+    contrail replay what-if --scale --slo ttft=500,itl=50 --from -1d
+    contrail replay what-if --scale --sweep ttft_ms=500,1000 --sweep max=4,8 --plot sizes.svg
     """
     if recorded_load:
         raise CallerError("--recorded-load is gone: loads are always as recorded here; leave it out")
+    if sizing is not None:
+        _refuse({"policy", "without", "lag_ms", "worst", "changes", "closed_loop"}, "routes: with --scale")
+        sizes = size_again(source, pairs(given), [pairs([text]) for text in tries], sweeps(swept), (start, end), sizing)
+        if sizing.plot is not None:
+            sizing.plot.write_text(sizes_plot(sizes))
+        print_result(scale_what_if_text(sizes), scale_what_if_json(sizes), as_json=as_json)
+        return
     base = _base(given, policy, without, lag_ms)
     asked = _asked(base, tries, swept)
     if loop is not None:
-        _refuse_with_loop()
+        _refuse({"worst", "changes"}, "decisions made again on the record: with --closed-loop")
         answer = run_again(source, asked, (start, end), loop)
         print_result(closed_loop_text(answer), closed_loop_json(answer), as_json=as_json)
         return
@@ -94,14 +113,12 @@ def what_if(
     print_result(what_if_text(outcomes), what_if_json(outcomes, changes=changes), as_json=as_json)
 
 
-def _refuse_with_loop() -> None:
-    """CallerError if an option was given that only deciding again has."""
+def _refuse(names: Collection[str], why: str) -> None:
+    """CallerError if an option of these names was given."""
     context = click.get_current_context()
-    for name in ("changes", "worst"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise CallerError(
-                f"--{name.replace('_', '-')} is of decisions made again on the record: with --closed-loop, leave it out"
-            )
+    for option in context.command.params:
+        if option.name in names and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE:
+            raise CallerError(f"{option.opts[0]} is of {why}, leave it out")
 
 
 def _base(given: tuple[str, ...], policy: str | None, without: tuple[str, ...], lag_ms: int) -> dict[str, Any]:

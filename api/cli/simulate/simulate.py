@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from actors.engines.simulated.simulated_settings import LINEAR, MOCKER, TIMINGS, SimulatedSettings, mocker_settings
-from api.cli.options import pairs, sweeps
+from api.cli.options import pairs, slo_settings, sweeps
 from api.cli.output import json_text, print_result, show_progress
 from api.cli.simulate.simulate_text import run_json, run_text, setup_line, sweep_json, sweep_text
 from api.config.data_folder import draft
@@ -35,8 +35,6 @@ BLOCKS = 16_384
 
 PLANNER_HELP = "Settings of a planner, which sizes the fleet from --workers on."
 SLO_HELP = "Count the requests within these bounds; with --planner it seeks attainment=PERCENT, too."
-SLO_SETTINGS: Mapping[str, str] = {"ttft": "ttft_ms", "itl": "itl_ms", "attainment": "attainment"}
-"""Keys of `--slo`, with those of a planner's settings."""
 PLANNER_SECTION = "planner"
 """Key of the file, below which the settings may stand."""
 
@@ -139,8 +137,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             concurrency=concurrency,
             failures_per_hour=failures_per_hour,
             seed=seed,
-            planner=None if planner_file is None else planner_settings(planner_file, _slo_settings(slo)),
-            bounds=_bounds(_slo_settings(slo)) if slo and planner_file is None else None,
+            planner=None if planner_file is None else planner_settings(planner_file, slo_settings(slo)),
+            bounds=_bounds(slo_settings(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
 
@@ -158,15 +156,6 @@ def planner_settings(file: Path, slo: Mapping[str, Any]) -> ScaleSettings:
         raise CallerError(f"{file}: {PLANNER_SECTION} has no settings: it is {found!r}")
     within = found.get(SLO, {})
     return ScaleSettings.parse({**found, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
-
-
-def _slo_settings(given: Sequence[str]) -> Mapping[str, Any]:
-    """The bounds of service that are given, by their names in a planner's settings."""
-    found = pairs([word for words in given for word in words.split(",")])
-    for key in found:
-        if key not in SLO_SETTINGS:
-            raise CallerError(f"--slo: {key} is no bound of service; there are {', '.join(SLO_SETTINGS)}")
-    return {SLO_SETTINGS[key]: value for key, value in found.items()}
 
 
 def _bounds(slo: Mapping[str, Any]) -> ServiceBounds:

@@ -11,6 +11,7 @@ import { hearKeys, listKeys } from "./keys.js";
 import { List } from "./list.js";
 import { Overview } from "./overview.js";
 import { hearPointer } from "./pointer.js";
+import { Planner } from "./planner.js";
 import { Replicas } from "./replicas.js";
 import { Cache } from "./cache.js";
 import { Search } from "./search.js";
@@ -37,6 +38,7 @@ new State(byId("state"), byId("state-when"), byId("state-of"), store, view);
 const whatIf = new WhatIf(byId("whatif"), store, view);
 const replicas = new Replicas(byId("replicas"), store, view);
 const cache = new Cache(byId("cache"), store);
+const planner = new Planner(byId("planner"), store, theme);
 const events = new Events(byId("events"), store, view);
 const tabs = new Tabs(document.querySelector("[role=tablist]"));
 new Search(byId("search"), byId("found"), store, view, say);
@@ -47,6 +49,7 @@ const address = new UrlState(store, view, say);
 tabs.addEventListener("opened", ({ detail }) => {
   if (detail === "replicas") replicas.open();
   if (detail === "cache") cache.open();
+  if (detail === "planner") planner.open();
   if (detail === "events") events.open();
 });
 
@@ -120,6 +123,7 @@ function showStatus() {
     counted(new Set(store.replicas.map((each) => each.name || each.id)).size, "replica"),
     now.from_ms >= 0 ? `, ${day(now.from_ms)} ${clock(now.from_ms, 0)} to ${store.dated ? `${day(now.to_ms)} ` : ""}${clock(now.to_ms, 0)} ${zoneName()}` : "");
   byId("follow").hidden = !now.live;
+  byId("tab-planner").hidden = !now.planner;
   showProgress(now);
   showEmpty(now);
 }

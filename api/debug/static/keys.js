@@ -10,14 +10,14 @@ const SHOWN = [
   ["0", "show everything"],
   ["[ ]", "move half a screen back or on"],
   ["n p", "the next event, the one before: joins, losses, settings"],
-  ["1 to 6", "Decision, What if, Replicas, Events, State where it is a tab, and Cache"],
+  ["1 to 7", "Decision, What if, Replicas, Events, State where it is a tab, Cache, and Planner where there is one"],
   ["g", "open or fold the group of workers at the cursor, in a large fleet"],
   ["f", "follow a running system"],
   ["Tab", "on to the next part of the page"],
   ["?", "this"],
 ];
 const OWN = "input:not([type=range]), select, textarea, [contenteditable]";
-const ARROWS = `${OWN}, input[type=range], [role=tab], [role=separator]`;
+const ARROWS = `${OWN}, input[type=range], [role=tab], [role=separator], .planner`;
 
 export function listKeys() {
   fill(byId("keys"), SHOWN.map(([key, text]) => el("div", {}, el("dt", {}, key.split(" ").map((each) => [el("kbd", {}, each), " "])), el("dd", {}, text))));
@@ -42,7 +42,7 @@ export function hearKeys(view, actions) {
     const others = {
       "/": actions.search, "?": actions.help, "+": () => view.zoom(0.5), "=": () => view.zoom(0.5), "-": () => view.zoom(2),
       "0": () => view.fit(), "[": () => view.pan(-0.5), "]": () => view.pan(0.5), n: () => actions.event(1), p: () => actions.event(-1),
-      f: actions.follow, g: actions.group, 1: () => actions.tab(0), 2: () => actions.tab(1), 3: () => actions.tab(2), 4: () => actions.tab(3), 5: () => actions.tab(4), 6: () => actions.tab(5),
+      f: actions.follow, g: actions.group, 1: () => actions.tab(0), 2: () => actions.tab(1), 3: () => actions.tab(2), 4: () => actions.tab(3), 5: () => actions.tab(4), 6: () => actions.tab(5), 7: () => actions.tab(6),
     };
     if (others[key]) {
       event.preventDefault();

@@ -1,0 +1,57 @@
+"""The planner's decisions on the page: over time, and one of them as a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Browser, Page, expect
+
+from tests.page.conftest import Served, looking, ready, serving
+from tests.replay.simulate.planned import arrivals, planned
+
+
+def test_the_planner_explains_its_decisions(browser: Browser, tmp_path: Path) -> None:
+    """The newest one first; arrow keys and clicks choose another. The card says what `contrail explain scale` says."""
+    log = tmp_path / "planned.contrail"
+    planned(arrivals((15, 2), (30, 16)), archive=log)
+    with serving("--log", str(log)) as url, looking(browser, url) as page:
+        ready(page)
+        page.locator("#tab-planner").click()
+        card, chart = page.locator("#planner-card"), page.locator("#planner .planner")
+        expect(card).to_contain_text("Made again from the log, it comes out the same.")
+        last = int(chart.get_attribute("aria-valuemax") or 0)
+        rows = httpx.get(f"{url.partition('/debug')[0]}/debug/api/planner").json()["rows"]
+        assert last == len(rows) - 1 > 5
+        where = card.locator("h3 .count")
+        expect(where).to_have_text(f"scale:{rows[last]['seq']}")
+        assert max(row["ready"] for row in rows) > 1
+
+        chart.press("ArrowLeft")
+        expect(where).to_have_text(f"scale:{rows[last - 1]['seq']}")
+        size = chart.bounding_box()
+        assert size is not None
+        chart.click(position={"x": 112, "y": size["height"] / 2})
+        expect(where).to_have_text(f"scale:{rows[0]['seq']}")
+        assert drawn(page) >= {"43,155,134", "221,159,61", "127,143,196"}, "ready workers, targets and arrivals"
+
+
+def drawn(page: Page) -> set[str]:
+    """The colours of the chart's pixels that are whole."""
+    found: list[str] = page.evaluate(
+        """() => { const it = document.querySelector("#planner canvas"); const found = new Set();
+        const data = it.getContext("2d").getImageData(0, 0, it.width, it.height).data;
+        for (let at = 0; at < data.length; at += 4) {
+          if (data[at + 3] === 255) found.add(data.slice(at, at + 3).join(","));
+        }
+        return [...found]; }"""
+    )
+    return set(found)
+
+
+def test_a_recording_without_a_planner_has_no_such_tab(page: Page, served: Served) -> None:
+    """And its address answers with nothing."""
+    expect(page.locator("#tab-planner")).to_be_hidden()
+    assert httpx.get(f"{served.url.partition('/debug')[0]}/debug/api/planner").json() == {
+        "rows": [], "last": 0, "more": False,
+    }  # fmt: skip

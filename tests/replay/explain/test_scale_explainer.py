@@ -1,0 +1,224 @@
+"""Decisions on the size of the fleet, explained from the events of a planner in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from actors.planning.scale_writer import ScaleWriter
+from core.errors import CallerError
+from core.events import ScaleDecided
+from core.events.scale import SCALE_VERSION, CapacityLearned, ScaleEvent, ScaleFailed
+from core.ids import RequestId, StreamSeq
+from core.subjects import JOBS, ROUTING, SCALE
+from projections.scaling.scale_decision import BOUNDS
+from projections.scaling.scale_settings import ScaleSettings
+from replay.explain.scale_explainer import ScaleExplainer, explain_scale
+from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, ScaleExplanation
+from replay.explain.scale_sentences import scale_reason
+from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
+from replay.recording.scale_stream import ScalePlace
+from streams.memory.memory_log import MemoryLog
+from tests.actors.planning.planned_log import NAMESPACE, PlannedLog, arrival
+from tests.actors.planning.planner_run import PlannerRun
+from tests.projections.scaling.demands import PERIOD_S, START_MS, decided, rolled
+
+SETTINGS = ScaleSettings(startup_s=10, down_window_s=20, max=8)
+GROWS = 12
+"""Periods until the fleet begins to grow, and then to shrink."""
+
+
+def events(never: Sequence[int] = (), settings: ScaleSettings = SETTINGS) -> list[ScaleEvent]:
+    """A minute of few requests, one of many, and one of few."""
+    run = PlannerRun(settings, never=never)
+    for arrivals in [*[5] * GROWS, *[60] * GROWS, *[5] * GROWS]:
+        run.period(arrivals)
+    return run.events
+
+
+def explained(found: Sequence[ScaleEvent], place: ScalePlace | None = None, first: int = 1) -> ScaleExplanation | None:
+    """The explanation from these events, each a message of its own."""
+    explainer = ScaleExplainer(place)
+    for seq, event in enumerate(found, first):
+        explainer.add(seq, [event])
+        if explainer.is_done:
+            break
+    return explainer.explanation()
+
+
+def growth(found: Sequence[ScaleEvent]) -> ScaleDecided:
+    """The first decision for more than one worker."""
+    return next(event for event in found if isinstance(event, ScaleDecided) and event.target > 1)
+
+
+def test_a_growing_fleet_has_its_orders_and_the_time_until_they_served() -> None:
+    found = events()
+    grown = growth(found)
+
+    it = explained(found, ScalePlace(grown.at_ms))
+
+    assert it is not None
+    assert (it.decided, it.verdict, it.reason, it.remade) == (grown, EQUAL, "", None)
+    assert it.demand is not None
+    assert (it.demand.at_ms, it.demand.arrivals) == (grown.at_ms, 60)
+    assert len(it.outcome.orders) == grown.target - grown.ready
+    assert it.outcome.applied is not None
+    assert it.outcome.applied.started == len(it.outcome.orders)
+    assert it.outcome.reached_ms is not None
+    assert SETTINGS.startup_s <= (it.outcome.reached_ms - grown.at_ms) / 1000 < 2 * SETTINGS.startup_s
+    assert any("were ready after" in line for line in it.summary)
+    assert it.settings == SETTINGS.to_mapping()
+
+
+def test_the_next_target_is_named() -> None:
+    found = [event for event in events() if isinstance(event, ScaleDecided)]
+    before, fallen = next(pair for pair in pairwise(found) if pair[1].target < pair[0].target)
+
+    it = explained(events(), ScalePlace(before.at_ms))
+
+    assert it is not None
+    assert (it.outcome.changed_ms, it.outcome.changed_to) == (fallen.at_ms, fallen.target)
+    assert it.outcome.applied is None
+
+
+def test_an_order_that_never_comes_is_a_failure_of_its_decision() -> None:
+    """The planner reports it only some periods later."""
+    found = events(never=[1])
+
+    it = explained(found, ScalePlace(growth(found).at_ms))
+
+    assert it is not None
+    assert [failure.start for failure in it.outcome.failures] == [1]
+    assert any(line.startswith("Order 1 failed after 3") for line in it.summary)
+
+
+def test_failures_of_others_are_no_outcome() -> None:
+    """One without an order counts until the next decision."""
+    found = events()
+    grown = growth(found)
+    behind = found.index(grown) + 1
+    following = next(number for number, it in enumerate(found) if isinstance(it, ScaleDecided) and number > behind) + 1
+    own, other, late = (ScaleFailed(at_ms=grown.at_ms, reason="full", start=start) for start in (0, 99, 0))
+    found[following:following] = [late]
+    found[behind:behind] = [own, other]
+
+    it = explained(found, ScalePlace(grown.at_ms))
+
+    assert it is not None
+    assert it.outcome.failures == [own]
+    assert any(line.startswith("A worker failed after 0 s") for line in it.summary)
+
+
+def test_the_reading_ends_where_no_failure_can_follow() -> None:
+    """The outcome of an early decision does not need a month of later ones."""
+    found = events()
+    explainer, read = ScaleExplainer(ScalePlace(START_MS + PERIOD_S * 1000)), 0
+    for seq, event in enumerate(found, 1):
+        explainer.add(seq, [event])
+        read = seq
+        if explainer.is_done:
+            break
+
+    assert read < len(found)
+
+
+def test_another_decision_comes_out_otherwise() -> None:
+    found = events()
+    place = ScalePlace(growth(found).at_ms)
+    wrong = [replace(event, required=99) if event is growth(found) else event for event in found]
+
+    it = explained(wrong, place)
+
+    assert it is not None
+    assert (it.verdict, it.reason, it.decided.required) == (DIFFERENT, "required", 99)
+    assert it.remade == growth(found)
+    assert it.summary[-1].startswith("MADE AGAIN")
+
+
+def test_a_log_that_lacks_its_beginning_accuses_no_decision() -> None:
+    """Without the capacity nothing can be made again; with another window it is not judged."""
+    found = events()
+    capacity = next(event for event in found if isinstance(event, CapacityLearned))
+    place = found.index(growth(found))
+
+    without = explained(found[place : place + 1], None, place + 1)
+    short = explained([capacity, *found[place - 1 : place + 1]], None, place - 1)
+
+    assert without is not None
+    assert (without.verdict, without.reason, without.capacity, without.window) == (NOT_JUDGED, "cut", None, None)
+    assert short is not None
+    assert short.settings is None
+    assert (short.verdict, short.reason) == (NOT_JUDGED, "cut")
+
+
+def test_rules_of_a_newer_program_are_not_judged() -> None:
+    found = [
+        replace(event, version=SCALE_VERSION + 1) if isinstance(event, ScaleDecided) else event for event in events()
+    ]
+
+    it = explained(found)
+
+    assert it is not None
+    assert (it.verdict, it.reason) == (NOT_JUDGED, "version")
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_every_reason_has_a_sentence(bound: str) -> None:
+    demand = [rolled(number, 40) for number in range(60)]
+    it = replace(decided(demand, SETTINGS, 8_000), bound=bound)
+
+    assert bound not in scale_reason(it, SETTINGS, None).split()
+
+
+async def logged(found: Sequence[ScaleEvent]) -> PlannedLog:
+    """A log with a message for each event, stored at the event's time; and one request at the end."""
+    log = await PlannedLog().made()
+    writer = ScaleWriter(log, NAMESPACE, log.key, log.clock)
+    await writer.read()
+    for event in found:
+        log.clock.now_ms = max(log.clock.now_ms, getattr(event, "at_ms", 0))
+        await writer.append([event])
+    await log.write(*arrival("late"))
+    return log
+
+
+async def test_moments_of_a_log() -> None:
+    """A time has the decision before it, a message its own, and a message of another stream that of its time."""
+    found = events()
+    log = await logged(found)
+    grown = growth(found)
+    seq = StreamSeq(found.index(grown) + 1)
+    newest = [event for event in found if isinstance(event, ScaleDecided)][-1]
+
+    for moment, expected in [
+        (None, newest),
+        (AtTime(grown.at_ms), grown),
+        (AtTime(grown.at_ms + PERIOD_S * 1000 - 1), grown),
+        (AtSequence(SCALE, seq), grown),
+        (AtCursor(((SCALE, StreamSeq(seq + 1)),)), grown),
+        (AtSequence(ROUTING, StreamSeq(1)), newest),
+        (AtRequest(RequestId("late")), newest),
+    ]:
+        it = await explain_scale(log, moment)
+        assert (it.decided, it.verdict) == (expected, EQUAL), moment
+    assert (await explain_scale(log, AtTime(grown.at_ms))).seq == seq
+
+
+async def test_a_moment_without_a_decision_says_what_there_is() -> None:
+    found = events()
+    log = await logged(found)
+    first = next(number for number, event in enumerate(found, 1) if isinstance(event, ScaleDecided))
+
+    with pytest.raises(CallerError, match=rf"no decision was made by then; the first one is of .* \(scale:{first}\)"):
+        await explain_scale(log, AtTime(START_MS))
+    with pytest.raises(CallerError, match=f"scale:9999 is not in the log; .* scale:1 to {len(found)}"):
+        await explain_scale(log, AtSequence(SCALE, StreamSeq(9999)))
+    with pytest.raises(CallerError, match="jobs:1 is not in the log"):
+        await explain_scale(log, AtSequence(JOBS, StreamSeq(1)))
+    with pytest.raises(CallerError, match="no decision yet"):
+        await explain_scale(await logged([]), None)
+    with pytest.raises(CallerError, match="no stream of a planner"):
+        await explain_scale(MemoryLog(NAMESPACE, log.clock), None)
