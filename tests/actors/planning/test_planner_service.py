@@ -9,9 +9,10 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from actors.planning import planner_service
-from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
 from core.clock import SystemClock
@@ -22,6 +23,7 @@ from core.events.scale import (
     ScaleApplied,
     ScaleDecided,
     ScaleEvent,
+    ScaleFailed,
     ScaleSettingsChanged,
     WorkerStarting,
 )
@@ -95,6 +97,11 @@ async def site() -> Site:
     return Site(await PlannedLog().made())
 
 
+async def next_decision(service: PlannerService) -> None:
+    known = service.last
+    await eventually(lambda: service.last is not known, "another decision")
+
+
 def decided(service: PlannerService) -> Callable[[], bool]:
     return lambda: service.last is not None
 
@@ -163,6 +170,44 @@ async def test_advice_orders_nothing(site: Site) -> None:
         assert service.last.starting == 0
     assert site.target is None
     assert not any(isinstance(event, WorkerStarting | ScaleApplied) for _, event in await site.events())
+
+
+async def test_answers_of_a_hand_become_events(site: Site) -> None:
+    """Each once, of the present lead only, and no later than the next period. Decisions go on in between."""
+    async with site.planner("a") as service:
+        await eventually(lambda: site.target is not None, "an order")
+        target = site.target
+        assert target is not None
+        site.store.put(ACKNOWLEDGED_KEY, b"garbage")
+        for fence, decision, workers, error in (
+            (target.fence - 1, target.decision, 4, "of another planner's target"),
+            (target.fence, target.decision + 1000, 4, "of a target that was never given"),
+            (target.fence, target.decision, 1, "no room"),
+        ):
+            site.store.put(ACKNOWLEDGED_KEY, FleetAcknowledgement(fence, decision, workers, error).encode())
+            await next_decision(service)
+        site.store.put(ACKNOWLEDGED_KEY, FleetAcknowledgement(target.fence, target.decision, 2).encode())
+        await next_decision(service)
+    events = [event for _, event in await site.events()]
+    answers = [event for event in events if isinstance(event, ScaleApplied | ScaleFailed)]
+    assert [replace(each, at_ms=0) for each in answers] == [
+        ScaleFailed(at_ms=0, reason="no room", decision=target.decision),
+        ScaleApplied(at_ms=0, target=2, started=1, drained=0, decision=target.decision),
+    ]
+
+
+async def test_an_order_stays_within_the_limits(site: Site) -> None:
+    """Workers that are overdue are in it only as far as the limit allows: each may hold its devices still."""
+    async with site.planner("a") as service:
+        await eventually(lambda: service._machine is not None, "its lead")
+        machine = service._machine
+        assert machine is not None
+        machine._pending |= dict.fromkeys(range(1, 8), 0)
+        machine._overdue |= dict.fromkeys(range(1, 8))
+        await eventually(lambda: site.target is not None, "an order")
+        assert site.target is not None
+        assert site.target.workers == SETTINGS.max
+        assert service.describe()["starting"] > SETTINGS.max
 
 
 async def test_limits_change_while_it_runs(site: Site) -> None:
