@@ -264,12 +264,9 @@ async def test_rights_for_pods_are_named(tmp_path: Path) -> None:
             await cluster.answers(10, 2)
 
 
-async def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_hangs_is_given_up(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each request has a bound, and so has an attempt."""
-    hanging = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-    server = KubernetesServer("statefulset", 2)
-    server.url = f"http://127.0.0.1:{hanging.sockets[0].getsockname()[1]}"
-    cluster = Cluster(server, tmp_path)
+    cluster.server.hangs = True
     cluster.target(3, 10)
     monkeypatch.setattr(kubernetes_scale, "REQUEST_S", 0.05)
     async with cluster.running():
@@ -277,7 +274,6 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(kubernetes_scale, "REQUEST_S", 10)
         monkeypatch.setattr(kubernetes_hand, "ATTEMPT_MAX_S", 0.05)
         await cluster.answers(10, 0, "not changed within 0.05 s")
-    hanging.close()
 
 
 async def test_the_token_is_read_for_each_request(cluster: Cluster) -> None:
