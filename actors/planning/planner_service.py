@@ -33,6 +33,7 @@ from core.events.kv import DECODE
 from core.events.scale import CapacityLearned, DemandRolled, ScaleDecided, ScaleEvent
 from core.ids import StreamSeq
 from core.keys import DeploymentKey
+from core.subjects import ROUTING
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
 from streams.broker_clock import BrokerClock
@@ -175,6 +176,8 @@ class PlannerService:
     async def _lead(self) -> None:
         """Ends when another has the claim; an error says why the lead is given up."""
         it, settings = self.options, self.settings.current
+        if not self.clock.is_known:  # the log was away at our start, and our own clock may be off by hours
+            await self._watch.poll((ROUTING,))
         writer = ScaleWriter(self._log, it.namespace, self._key, self.clock)
         fold = await writer.read()
         reader = DemandReader(self._log, settings, SpeedModel(it.model), self.clock.wall_ms)

@@ -58,7 +58,7 @@ class Load:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
         async with client.stream("POST", f"{self._running.url}/v1/completions", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
-        if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error"' in line for line in lines):
+        if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error":' in line for line in lines):
             self.served += 1
         else:
             self.failed.append((answer.status_code, lines[-2:]))

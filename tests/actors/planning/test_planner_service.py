@@ -15,7 +15,7 @@ from actors.planning import planner_service
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, PeerError, Unavailable
 from core.events.scale import (
@@ -30,11 +30,13 @@ from core.events.scale import (
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
+from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
 from tests.fixtures.eventually import eventually
 from tests.projections.scaling.demands import CAPACITY
 
+LEADS_IN_VAIN = 2
 SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
 REGISTERED = {"model": "m", "address": "h:1", "engine": "e", "block_size": 16, "context_max": 4096, "slots": 8}
 
@@ -58,7 +60,9 @@ class Site:
         self.store.put(f"workers/{worker}", orjson.dumps({**REGISTERED, **changes}))
 
     @asynccontextmanager
-    async def planner(self, name: str, *, acts: bool = True, profiled: bool = True) -> AsyncIterator[PlannerService]:
+    async def planner(
+        self, name: str, *, acts: bool = True, profiled: bool = True, clock: Clock | None = None
+    ) -> AsyncIterator[PlannerService]:
         """A planner that runs; it is gone at the end as if killed: its claim stays."""
         options = PlannerOptions(
             namespace=NAMESPACE,
@@ -70,7 +74,7 @@ class Site:
             profile=CAPACITY if profiled else None,
             pass_tokens=2048,
         )
-        service = PlannerService(options, self.log, MemoryRegistry(self.store), SystemClock(), self.log.key)
+        service = PlannerService(options, self.log, MemoryRegistry(self.store), clock or SystemClock(), self.log.key)
         running = asyncio.create_task(service.run())
         try:
             yield service
@@ -313,6 +317,58 @@ async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: 
         monkeypatch.setattr(MemoryRegistry, "claim", claim)
         known = service.last
         await eventually(lambda: service.last is not known, "a decision after it")
+
+
+class ClockAnHourOff(SystemClock):
+    """The clock of a machine without NTP."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + 3_600_000
+
+
+async def test_a_clock_that_is_an_hour_off_counts_for_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the log is away at the planner's start: no period is rolled before the broker's time is known."""
+    site.log.clock.now_ms = now_ms = SystemClock().wall_ms()
+    state, left = site.log.state, LEADS_IN_VAIN + 1
+
+    async def away_at_first(stream: StreamName) -> StreamState:
+        nonlocal left
+        if left:
+            left -= 1
+            raise Unavailable("the log is away")
+        return await state(stream)
+
+    monkeypatch.setattr(site.log, "state", away_at_first)
+    async with site.planner("a", clock=ClockAnHourOff()) as service:
+        await eventually(decided(service), "a decision")
+        assert service.failed == LEADS_IN_VAIN
+    rolled = [event for _, event in await site.events() if isinstance(event, DemandRolled)]
+    assert rolled
+    assert all(abs(event.at_ms - now_ms) < 60_000 and event.period_s < 60 for event in rolled)
+
+
+async def test_a_planner_that_is_killed_before_its_order(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decision stands in the log, its target nowhere. The successor orders what is missing, once."""
+    put, reached = MemoryRegistry.put, asyncio.Event()
+
+    async def killed(*_: object) -> int:
+        reached.set()
+        return await asyncio.Future[int]()
+
+    monkeypatch.setattr(MemoryRegistry, "put", killed)
+    async with site.planner("a"):
+        await reached.wait()
+    assert site.target is None
+    monkeypatch.setattr(MemoryRegistry, "put", put)
+    site.store.expire(CLAIM)
+    async with site.planner("b") as second:
+        await eventually(lambda: site.target is not None, "an order")
+        known = second.last
+        await eventually(lambda: second.last is not known, "another decision")
+        assert site.target is not None
+        assert site.target.workers == 2
+    orders = [event.start for _, event in await site.events() if isinstance(event, WorkerStarting)]
+    assert orders == [1, 2], "that of the first planner was never given, and is not known to come"
 
 
 def test_a_target_that_is_none_is_refused() -> None:
