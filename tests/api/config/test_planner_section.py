@@ -73,7 +73,7 @@ def test_pods_are_sized_where_the_file_says_so(tmp_path: Path) -> None:
 
     for others in ({"mode": "advise"}, {"hand": "virtual"}, {"hand": "supervisor", "max": 4}):
         assert kubernetes_resource(deployed(tmp_path, given | others)) is None
-    with pytest.raises(CallerError, match="planner.kubernetes.namespace: give it, since this is no pod"):
+    with pytest.raises(CallerError, match="give it, since this is no pod"):
         kubernetes_resource(deployed(tmp_path, {**given, "kubernetes": RESOURCE}))
     with pytest.raises(CallerError, match="are no pods"):
         check_workers(deployed(tmp_path, given).deployment)
