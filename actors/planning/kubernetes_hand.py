@@ -38,9 +38,9 @@ class KubernetesHand:
     """Runs until it is cancelled."""
 
     def __init__(
-        self, scale: KubernetesScale, registry: Registry, group: str, most: int, leads: Callable[[], bool]
+        self, scale: KubernetesScale, registry: Registry, group: str, most: int, may_act: Callable[[], bool]
     ) -> None:
-        """The scale is 1 to `most`; nothing is changed while not `leads`."""
+        """The scale is 1 to `most`; nothing is read or changed while not `may_act`."""
         self.fault = ""
         """The reason why the target is not reached; empty if it is, and before there is one."""
         self.replicas: int | None = None
@@ -48,7 +48,7 @@ class KubernetesHand:
         self._scale = scale
         self._registry = registry
         self._follower = TargetFollower(group, most)
-        self._leads = leads
+        self._may_act = may_act
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -77,7 +77,8 @@ class KubernetesHand:
 
     async def _attempt(self) -> bool:
         """True if there is nothing more to do; False after a failure, which the planner can read."""
-        if not self._leads():
+        if not self._may_act():
+            self.fault = ""
             return True
         try:
             async with asyncio.timeout(ATTEMPT_MAX_S):
@@ -100,7 +101,7 @@ class KubernetesHand:
             before = await self._scale.read()
             self.replicas = before.replicas
             goal = await self._newest_goal()
-            if goal is None or not self._leads():
+            if goal is None or not self._may_act():
                 return
             try:
                 if goal < before.replicas and self._scale.options.kind == DEPLOYMENT:

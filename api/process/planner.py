@@ -64,11 +64,11 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
             ready, state = partial(_ready, service, hand), partial(_state, service, hand)
             ops = operations_server(arguments.operations, arguments.ops, ready, metrics.registry, state)
             await ops.start()
-            running = [asyncio.create_task(service.run(), name="planner")]
+            running: list[asyncio.Future[Any]] = [asyncio.create_task(service.run(), name="planner")]
             running += [] if hand is None else [asyncio.create_task(hand.run(), name="hand")]
             announce_if_supervised(arguments.home, arguments.name, ops.address)
             try:
-                await asyncio.wait((*running, ending), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([*running, ending], return_when=asyncio.FIRST_COMPLETED)
                 if ending.done():
                     _logger.info("ending: %s", ending.result())
             finally:
@@ -136,8 +136,11 @@ def _own_namespace() -> str:
 
 def _hand(resource: KubernetesOptions, service: PlannerService, registry: EtcdRegistry) -> KubernetesHand:
     it = service.options
-    scale = KubernetesScale(resource)
-    return KubernetesHand(scale, registry, it.group, it.settings.max, lambda: service.fence is not None)
+
+    def may_act() -> bool:
+        return service.fence is not None and service.settings.acts
+
+    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act)
 
 
 def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, Any]:
