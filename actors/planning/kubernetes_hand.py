@@ -50,6 +50,8 @@ class KubernetesHand:
         self._follower = TargetFollower(group, most)
         self._may_act = may_act
         self._changed = asyncio.Event()
+        self._retry_s = RETRY_S[0]
+        """Pause after the next failure."""
 
     def __repr__(self) -> str:
         return f"<KubernetesHand of {self._scale.options}: {self.replicas} pods>"
@@ -61,16 +63,23 @@ class KubernetesHand:
     async def run(self) -> None:
         """The scale follows the target, for ever. Unavailable if the registry is away at the start."""
         await self._registry.watch(TARGET_KEY, self._on_target)
-        retry_s = RETRY_S[0]
         while True:
-            is_done = await self._attempt()
+            pause_s = self._pause_s(await self._attempt())
             try:
-                async with asyncio.timeout(REFRESH_S if is_done else retry_s):
+                async with asyncio.timeout(pause_s):
                     await self._changed.wait()
-                retry_s = RETRY_S[0]
             except TimeoutError:
-                retry_s = RETRY_S[0] if is_done else min(2 * retry_s, RETRY_S[1])
+                continue
             self._changed.clear()
+            self._retry_s = RETRY_S[0]
+
+    def _pause_s(self, is_done: bool) -> float:
+        """The pause behind an attempt; the one behind the next failure is twice as long, up to a bound."""
+        if is_done:
+            self._retry_s = RETRY_S[0]
+            return REFRESH_S
+        pause_s, self._retry_s = self._retry_s, min(2 * self._retry_s, RETRY_S[1])
+        return pause_s
 
     def _on_target(self, _: Change) -> None:
         self._changed.set()

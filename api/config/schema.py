@@ -596,7 +596,7 @@ class Deployment(Section, frozen=True, kw_only=True):
         if self.planner_hand not in HANDS:
             raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
         if self.planner_hand == KUBERNETES or KUBERNETES in self.planner:
-            _ = self.kubernetes
+            _ = self.kubernetes  # raises if it cannot be
         if mode == OFF:
             return
         group = self.planned_group

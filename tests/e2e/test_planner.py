@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 from msgspec import UNSET
 
-from core.events import DemandRolled, ScaleDecided
+from core.events import DemandRolled, ScaleApplied, ScaleDecided
 from core.keys import DeploymentKey
 from core.subjects import SCALE
 from streams.embedded.embedded_etcd import EmbeddedEtcd
@@ -108,6 +108,10 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         begun = [event.since for event in events if isinstance(event, DemandRolled) and event.since is not UNSET]
         assert len(begun) == 2, "each planner begins a count"
         assert max(event.target for event in events if isinstance(event, ScaleDecided)) >= 3
+        applied = [event for event in events if isinstance(event, ScaleApplied)]
+        assert applied[-1].target == 1
+        assert sum(event.started for event in applied) >= 2
+        assert all(isinstance(event.decision, int) for event in applied), "the supervisor answers"
 
 
 async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:

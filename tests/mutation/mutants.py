@@ -2686,7 +2686,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "pods-unmarked": ("if goal < before.replicas and", "if False and", NO_SCALE),
             "hand-is-silent": ("            await self._follower.acknowledge(self._registry, goal)\n", "", NO_SCALE),
-            "scale-of-others-stays": ("REFRESH_S if is_done else retry_s", "None if is_done else retry_s", NO_SCALE),
+            "scale-of-others-stays": ("            return REFRESH_S\n", "            return 99.0\n", NO_SCALE),
         },
     ),
     *_mutants(

@@ -277,6 +277,31 @@ async def test_a_server_that_hangs_is_given_up(cluster: Cluster, monkeypatch: py
         await cluster.answers(10, 0, "not changed within 0.05 s")
 
 
+def test_pauses_grow_to_a_bound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And are short again after a success."""
+    monkeypatch.setattr(kubernetes_hand, "RETRY_S", (1.0, 30.0))
+    address = ServerAddress.parse("http://127.0.0.1:1")
+    options = KubernetesOptions(
+        kind="statefulset", name="a", namespace="b", server=address, token_file=tmp_path, authority=None
+    )
+    registry = MemoryRegistry(MemoryRegistryStore())
+    hand = KubernetesHand(KubernetesScale(options), registry, "decode", 4, lambda: True)
+
+    assert [hand._pause_s(False) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert hand._pause_s(True) == kubernetes_hand.REFRESH_S
+    assert hand._pause_s(False) == 1
+
+
+async def test_more_pods_than_the_bound_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come in pages; a server that gives pages for ever is left."""
+    monkeypatch.setattr(kubernetes_scale, "PODS_MAX", 3)
+    async with cluster_of("deployment", 5, tmp_path) as cluster:
+        cluster.target(3, 10)
+        async with cluster.running():
+            await cluster.answers(10, 5, "has more than 3 pods")
+            assert cluster.server.replicas == 5
+
+
 async def test_the_token_is_read_for_each_request(cluster: Cluster) -> None:
     """A service account's is renewed while its pod runs."""
     async with cluster.running():
@@ -286,7 +311,9 @@ async def test_the_token_is_read_for_each_request(cluster: Cluster) -> None:
         cluster.target(4, 11)
         await cluster.answers(11, 3, "does not know the token")
         cluster.token_file.write_text("two words")
-        await cluster.answers(11, 3, "is not one word")
+        await cluster.answers(11, 3, "is not one word of")
+        cluster.token_file.write_text("long" * kubernetes_scale.TOKEN_BYTES_MAX)
+        await cluster.answers(11, 3, "is not one word of 16384 bytes")
         cluster.token_file.unlink()
         await cluster.answers(11, 3, "cannot be read")
         cluster.token_file.write_text("renewed")
