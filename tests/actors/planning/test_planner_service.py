@@ -192,6 +192,7 @@ async def test_answers_of_a_hand_become_events(site: Site) -> None:
             await next_decision(service)
         site.store.put(ACKNOWLEDGED_KEY, FleetAcknowledgement(target.fence, target.decision, 2).encode())
         await next_decision(service)
+        await next_decision(service)
     events = [event for _, event in await site.events()]
     answers = [event for event in events if isinstance(event, ScaleApplied | ScaleFailed)]
     assert [replace(each, at_ms=0) for each in answers] == [
