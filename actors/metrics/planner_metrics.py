@@ -36,7 +36,9 @@ class PlannerMetrics:
             ["outcome"],
             registry=it,
         )
-        self._failures = Counter("contrail_planner_failures", "Orders of workers that did not come about", registry=it)
+        self._failures = Counter(
+            "contrail_planner_failures", "Orders of workers, or of hands, that did not come about", registry=it
+        )
 
     def watch_lead(self, leads: Callable[[], bool]) -> None:
         """The metrics read at each scrape if it leads."""

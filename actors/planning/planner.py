@@ -12,8 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from actors.planning.fleet_target import FleetAcknowledgement
 from core.events.scale import (
     LEARNED,
     CapacityLearned,
@@ -60,6 +62,8 @@ class PeriodEnded(NamedTuple):
     """The settings from here on, this period's decision included; None if they stay."""
     acts: bool = True
     """False if the decision is advice: then nothing is ordered, and no order is recorded."""
+    acknowledged: FleetAcknowledgement | None = None
+    """A hand's answer to a target of this planner; None if there is none since the period before."""
 
 
 class WorkerReady(NamedTuple):
@@ -109,9 +113,11 @@ class Planner:
         *,
         coming: int = 0,
         now_ms: int = 0,
+        has_hand: bool = False,
     ) -> None:
         """`profile` is the capacity until something is learned; without one nothing is decided until then. A successor
-        has the `fold` of the stream so far, in which `coming` of the orders are not ready at `now_ms`."""
+        has the `fold` of the stream so far, in which `coming` of the orders are not ready at `now_ms`. With `has_hand`
+        a decision is recorded as applied when a hand acknowledges it, else with its orders."""
         self.fold = ScaleFold() if fold is None else fold
         self._first = _first_events(self.fold, settings, profile)
         newest = self.fold.starts
@@ -127,6 +133,9 @@ class Planner:
         }
         """By ready workers: prompt tokens, and those of them that were cached."""
         self._learned_ms = 0
+        self._has_hand = has_hand
+        self._started = self._drained = 0
+        """Orders since the last one that was recorded as applied."""
 
     def __repr__(self) -> str:
         return f"<Planner, {self.fold!r}, {len(self._pending)} workers start>"
@@ -173,6 +182,8 @@ class Planner:
         self._record(rolled, commands)
         if ended.settings is not None and ended.settings != fold.settings:
             self._record(_changed_settings(fold, ended.settings), commands)
+        if ended.acknowledged is not None:
+            self._on_acknowledged(ended.acknowledged, now_ms, commands)
         self._note_hits(rolled, ended.ready)
         if fold.capacity is None or now_ms - self._learned_ms >= LEARN_EVERY_MS:
             self._learned_ms = now_ms
@@ -219,9 +230,24 @@ class Planner:
         drained = max(0, -missing - fleet.starting)
         orders += [DrainWorker()] * drained
         commands += orders
-        if orders:
-            applied = ScaleApplied(at_ms=decided.at_ms, target=decided.target, started=max(0, missing), drained=drained)
-            self._record(applied, commands)
+        self._started, self._drained = self._started + max(0, missing), self._drained + drained
+        if orders and not self._has_hand:
+            self._record_applied(decided.at_ms, decided.target, UNSET, commands)
+
+    def _on_acknowledged(self, answer: FleetAcknowledgement, at_ms: int, commands: list[PlannerCommand]) -> None:
+        if answer.error:
+            self._record(ScaleFailed(at_ms=at_ms, reason=answer.error, decision=answer.decision), commands)
+        else:
+            self._record_applied(at_ms, answer.workers, answer.decision, commands)
+
+    def _record_applied(
+        self, at_ms: int, workers: int, decision: int | UnsetType, commands: list[PlannerCommand]
+    ) -> None:
+        applied = ScaleApplied(
+            at_ms=at_ms, target=workers, started=self._started, drained=self._drained, decision=decision
+        )
+        self._started = self._drained = 0
+        self._record(applied, commands)
 
     def _note_hits(self, rolled: DemandRolled, ready: int) -> None:
         prompt = sum(cell.prompt_tokens for cell in rolled.cells)

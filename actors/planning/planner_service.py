@@ -5,7 +5,9 @@
 2. The events of a period are one message. Only when the log has it, the target goes to the registry: so no order
    precedes its decision. The log refuses a planner whose successor has written.
 3. A worker is ready while it is registered. A worker that appears is the oldest order that is not ready.
-4. While the log or the registry is away nothing is decided, and the fleet stays as it is.
+4. A hand acknowledges each target in the registry. The newest answer to a target of this lead is an event of the next
+   period; no decision waits for it.
+5. While the log or the registry is away nothing is decided, and the fleet stays as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import orjson
 
 from actors.membership.registration import registration_of
 from actors.planning.demand_reader import DemandReader
-from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.planner import PeriodEnded, Planner, RecordEvent, WorkerReady
 from actors.planning.planner_settings import PlannerSettings
 from actors.planning.scale_writer import ScaleWriter
@@ -31,6 +33,7 @@ from core.events.kv import DECODE
 from core.events.scale import CapacityLearned, DemandRolled, ScaleDecided, ScaleEvent
 from core.ids import StreamSeq
 from core.keys import DeploymentKey
+from core.subjects import ROUTING
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
 from streams.broker_clock import BrokerClock
@@ -106,6 +109,8 @@ class PlannerService:
         """By id: tokens of the cache and slots of the group's registered workers."""
         self._target: FleetTarget | None = None
         """In the registry, as its watch told last."""
+        self._acknowledged: FleetAcknowledgement | None = None
+        """In the registry, until an event has it."""
         self._machine: Planner | None = None
 
     def __repr__(self) -> str:
@@ -135,6 +140,7 @@ class PlannerService:
         await self._watch.start()
         await self._registry.watch(WORKERS, self._on_registered)
         await self._registry.watch(TARGET_KEY, self._on_target)
+        await self._registry.watch(ACKNOWLEDGED_KEY, self._on_acknowledged)
         await self.settings.follow(self._registry)
         while True:
             try:
@@ -170,12 +176,15 @@ class PlannerService:
     async def _lead(self) -> None:
         """Ends when another has the claim; an error says why the lead is given up."""
         it, settings = self.options, self.settings.current
+        if not self.clock.is_known:  # the log was away at our start, and our own clock may be off by hours
+            await self._watch.poll((ROUTING,))
         writer = ScaleWriter(self._log, it.namespace, self._key, self.clock)
         fold = await writer.read()
         reader = DemandReader(self._log, settings, SpeedModel(it.model), self.clock.wall_ms)
         target = self._target if self.settings.acts else None
         coming = 0 if target is None else max(0, target.workers - len(self._ready))
-        machine = self._machine = Planner(settings, it.profile, fold, coming=coming, now_ms=self.clock.wall_ms())
+        now_ms = self.clock.wall_ms()
+        machine = self._machine = Planner(settings, it.profile, fold, coming=coming, now_ms=now_ms, has_hand=True)
         try:
             await reader.start(fold.cursor, fold.rolled_ms)
             while not await reader.caught_up():  # noqa: ASYNC110 - the log sets no event
@@ -214,7 +223,7 @@ class PlannerService:
             if (order := machine.oldest_order) is not None:
                 machine.step(WorkerReady(order, now_ms), now_us)
         speed = reader.speed.learned(self._bounds(), now_ms) if self.options.profile is None else None
-        ended = PeriodEnded(rolled, len(self._ready), 0, speed, settings, self.settings.acts)
+        ended = PeriodEnded(rolled, len(self._ready), 0, speed, settings, self.settings.acts, self._answer())
         commands = machine.step(ended, now_us)
         events = [command.event for command in commands if isinstance(command, RecordEvent)]
         seq = await writer.append(events)
@@ -227,16 +236,35 @@ class PlannerService:
             await self._order(machine, seq)
 
     async def _order(self, machine: Planner, seq: StreamSeq) -> None:
-        """The registry has the number of workers that the decision wants, those that are overdue included."""
+        """The registry has the number of workers that the decision wants. Those that are overdue are included, as far
+        as the settings allow so many."""
         assert self.fence is not None
         assert self.last is not None
         drained = max(0, self.last.ready - self.last.target)
-        workers = self.last.ready - drained + machine.coming
+        most = self.settings.current.workers_max(self.options.devices)
+        workers = min(self.last.ready - drained + machine.coming, most)
         target = FleetTarget(self.fence, int(seq), self.options.group, workers)
         known = self._target
         if known is None or (known.workers, known.group) != (workers, target.group) or known.fence != self.fence:
             await self._registry.put(TARGET_KEY, target.encode())
             self._target = target
+
+    def _on_acknowledged(self, change: Change) -> None:
+        if change.key != ACKNOWLEDGED_KEY or change.value is None:
+            return
+        try:
+            self._acknowledged = FleetAcknowledgement.parse(change.value)
+        except PeerError as error:
+            _logger.error("%s", error)  # noqa: TRY400  # its text has all
+
+    def _answer(self) -> FleetAcknowledgement | None:
+        """The hand's answer to a target of this lead, once. That to another planner's target is not recorded: the hand
+        answers again to the first target of this lead."""
+        answer, self._acknowledged = self._acknowledged, None
+        target = self._target
+        if answer is None or target is None or not answer.fence == target.fence == self.fence:
+            return None
+        return answer if answer.decision <= target.decision else None
 
     def _bounds(self) -> EngineBounds:
         """Of the smallest engine of the group's ready workers."""

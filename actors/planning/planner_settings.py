@@ -17,6 +17,10 @@ from streams.registry import Change, Registry
 
 PLANNER_SETTINGS_KEY = "planner/settings"
 MODE, ADVISE, ACT = "mode", "advise", "act"
+HAND, SUPERVISOR, KUBERNETES, VIRTUAL = "hand", "supervisor", "kubernetes", "virtual"
+HANDS = (SUPERVISOR, KUBERNETES, VIRTUAL)
+"""Programs that carry a planner's targets out: `contrail up`, the planner's own process at a Kubernetes, or an
+orchestrator of others."""
 
 _logger = logging.getLogger(__name__)
 

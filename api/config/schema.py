@@ -17,7 +17,8 @@ from msgspec import Meta
 from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
-from actors.planning.planner_settings import ACT, ADVISE, MODE
+from actors.planning.kubernetes_scale import KINDS
+from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
@@ -80,11 +81,11 @@ def _check_delay(key: str, text: str, most_s: int) -> None:
         raise ValueError(f"{key}: {text} is too long; {most_s}s is the most")
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, key: str) -> None:
     try:
         ServerAddress.parse(url)
     except CallerError as error:
-        raise ValueError(f"urls: {error}") from error
+        raise ValueError(f"{key}: {error}") from error
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -353,7 +354,7 @@ class AttachSection(Section, frozen=True, kw_only=True):
         if not self.urls or len(set(self.urls)) < len(self.urls):
             raise ValueError("urls: give the address of each server once, such as [http://10.0.0.7:8000]")
         for url in self.urls:
-            _check_url(url)
+            _check_url(url, "urls")
 
 
 class WorkerGroup(Section, frozen=True, kw_only=True):
@@ -521,6 +522,41 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """Until then parts of the version before are admitted by their handshake, which sends a static key."""
 
 
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Folder that Kubernetes gives each pod, with the files of its service account."""
+_RESOURCE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+class KubernetesSection(Section, frozen=True, kw_only=True):
+    """The Deployment or StatefulSet that a planner sizes, and the way to the API server."""
+
+    resource: str
+    """`statefulset/NAME` or `deployment/NAME`."""
+    namespace: str = ""
+    """That of the planner's own pod if not given."""
+    server: str = "https://kubernetes.default.svc"
+    token_file: str = f"{SERVICE_ACCOUNT}/token"
+    ca_file: str = f"{SERVICE_ACCOUNT}/ca.crt"
+    """Certificates that may vouch for the server; empty for those of the system."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS or not _RESOURCE_NAME.fullmatch(self.name):
+            raise ValueError(f"resource: {self.resource!r} is neither `statefulset/NAME` nor `deployment/NAME`")
+        if self.namespace and not _RESOURCE_NAME.fullmatch(self.namespace):
+            raise ValueError(f"namespace: {self.namespace!r} is no name of a namespace")
+        _check_url(self.server, "server")
+
+    @property
+    def kind(self) -> str:
+        """One of KINDS."""
+        return self.resource.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Of the resource."""
+        return self.resource.partition("/")[2]
+
+
 class Deployment(Section, frozen=True, kw_only=True):
     """All of it."""
 
@@ -537,7 +573,8 @@ class Deployment(Section, frozen=True, kw_only=True):
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
     planner: dict[str, Any] = {}
-    """`mode`, and fields of `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
+    """`mode`, `hand`, `kubernetes` (a KubernetesSection), and fields of
+    `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -556,14 +593,19 @@ class Deployment(Section, frozen=True, kw_only=True):
         mode, settings = self.planner_mode, self.scale_settings
         if mode not in PLANNER_MODES:
             raise ValueError(f"planner.mode {mode!r}: there are {', '.join(PLANNER_MODES)}")
+        if self.planner_hand not in HANDS:
+            raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
+        if self.planner_hand == KUBERNETES or KUBERNETES in self.planner:
+            _ = self.kubernetes  # raises if it cannot be
         if mode == OFF:
             return
         group = self.planned_group
         if len(self.workers) > 1:
             raise ValueError("planner: it sizes one kind of workers, and needs a file with one worker group")
-        if mode == ACT and group.attach is not None:
+        by_us = mode == ACT and self.planner_hand == SUPERVISOR
+        if by_us and group.attach is not None:
             raise ValueError("planner.mode: nobody here can start the servers of `attach`; take `advise`")
-        if mode == ACT and not max(1, settings.min) <= group.count <= settings.max:
+        if by_us and not max(1, settings.min) <= group.count <= settings.max:
             raise ValueError(
                 f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
                 f"1, and max: {settings.min} and {settings.max}"
@@ -578,8 +620,22 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     @property
     def scale_settings(self) -> ScaleSettings:
-        """The planner section without its mode, parsed."""
-        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key != MODE})
+        """The planner section without its mode and its hand, parsed."""
+        others = {MODE, HAND, KUBERNETES}
+        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key not in others})
+
+    @property
+    def planner_hand(self) -> str:
+        """One of HANDS: the program that starts and drains workers as the planner decides."""
+        return str(self.planner.get(HAND, SUPERVISOR))
+
+    @property
+    def kubernetes(self) -> KubernetesSection:
+        """The section `planner.kubernetes`, parsed. ValueError if there is none, or it cannot be."""
+        try:
+            return msgspec.convert(self.planner.get(KUBERNETES, {}), KubernetesSection)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"planner.{KUBERNETES}: {error}") from error
 
     @property
     def planned_group(self) -> WorkerGroup:

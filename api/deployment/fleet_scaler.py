@@ -10,18 +10,17 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.fleet_target import TARGET_KEY, TargetFollower
 from api.config.deployment_ref import DeploymentRef
 from api.deployment.managed_process import ManagedProcess
 from api.deployment.supervisor import Supervisor
 from api.process.planes import open_registry
 from core.errors import ContrailError, PeerError
 from projections.scaling.scale_settings import ScaleSettings
-from streams.registry import Change
+from streams.registry import Change, Registry
 
 RETRY_S = 1.0
 """Pause after a worker could not be started or drained."""
-NO_ORDER = (-1, -1)
 
 _logger = logging.getLogger(__name__)
 
@@ -41,16 +40,14 @@ class FleetScaler:
     ) -> None:
         """`workers` are all of the group, and always those that are supervised; those that drain are `beside`. `make`
         gives the worker of a number below `settings.max`."""
-        self.goal: int | None = None
-        """Number of workers of the newest target; None before the first one."""
         self._group = group
+        self._follower = TargetFollower(group, settings.max)
         self._most = settings.max
         self._workers = workers
         self._beside = beside
         self._supervisor = supervisor
         self._make = make
         self._report = report
-        self._order = NO_ORDER
         self._changed = asyncio.Event()
         self._drains: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
@@ -59,15 +56,19 @@ class FleetScaler:
     def __repr__(self) -> str:
         return f"<FleetScaler of {self._group}: {len(self._workers)} workers of {self.goal}>"
 
+    @property
+    def goal(self) -> int | None:
+        """Number of workers of the newest target; None without one: then the fleet stays as it is."""
+        return self._follower.goal
+
     async def start(self, connection: DeploymentRef) -> None:
         """Targets in the registry are followed, now and later. Unavailable if the registry is away."""
-        registry = await self._open.enter_async_context(open_registry(connection))
-        self.begin()
-        await registry.watch(TARGET_KEY, self.on_target)
+        await self.follow(await self._open.enter_async_context(open_registry(connection)))
 
-    def begin(self) -> None:
-        """Targets that come by `on_target` are carried out."""
-        self._running = asyncio.create_task(self._run(), name="fleet scaler")
+    async def follow(self, registry: Registry) -> None:
+        """Targets in this registry are carried out and acknowledged. Unavailable if it is away."""
+        self._running = asyncio.create_task(self._run(registry), name="fleet scaler")
+        await registry.watch(TARGET_KEY, self._on_target)
 
     async def stop(self) -> None:
         """No worker is started or drained any more; those that drain do so on, beside the others."""
@@ -78,39 +79,34 @@ class FleetScaler:
             await asyncio.wait(tasks)
         await self._open.aclose()
 
-    def on_target(self, change: Change) -> None:
-        """The target counts, unless it is older than the one before. A registry without any has lost its data: its
-        counter begins anew."""
-        if change.key != TARGET_KEY:
-            return
-        if change.value is None:
-            self._order = NO_ORDER
-            return
-        try:
-            target = FleetTarget.parse(change.value)
-        except PeerError as error:
-            _logger.error("%s", error)  # noqa: TRY400  # its text has all
-            return
-        if target.group != self._group or target.order < self._order:
-            _logger.warning("a target of a planner is not followed: %s", target)
-            return
-        self._order = target.order
-        self.goal = min(max(target.workers, 1), self._most)
-        self._changed.set()
+    def _on_target(self, change: Change) -> None:
+        if self._follower.take(change):
+            self._changed.set()
 
-    async def _run(self) -> None:
+    async def _run(self, registry: Registry) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            fault = ""
             try:
                 while self.goal is not None and len(self._workers) != self.goal:
                     await self._one(self.goal)
             except Exception as error:  # after any defect the next target must still be carried out
-                known = isinstance(error, ContrailError | OSError)
-                self._report(f"the fleet cannot be scaled now: {error}")
-                _logger.warning("scaling failed, trying again", exc_info=not known)
+                fault = str(error) or repr(error)
+                self._report(f"the fleet cannot be scaled now: {fault}")
+                _logger.warning("scaling failed, trying again", exc_info=not isinstance(error, ContrailError | OSError))
+            if not await self._acknowledged(registry, fault) or fault:
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
+
+    async def _acknowledged(self, registry: Registry, fault: str) -> bool:
+        """True if the planner can know of it; False while the registry is away."""
+        try:
+            await self._follower.acknowledge(registry, len(self._workers), fault)
+        except PeerError as error:
+            _logger.warning("a target is not acknowledged, trying again: %s", error)
+            return False
+        return True
 
     async def _one(self, goal: int) -> None:
         """One worker more, or one less."""

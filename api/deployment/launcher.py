@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.planning.planner_settings import ACT
+from actors.planning.planner_settings import ACT, SUPERVISOR
 from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
 from api.config.deployment_ref import DeploymentRef
@@ -276,7 +276,7 @@ class Launcher:
         self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
         if self._deployment.planner_mode != OFF:
             self._planners.append(self._part(planner_spec(self._deployment, self._data), PLANNER_LEAVE_MAX_S))
-        if self._deployment.planner_mode == ACT:
+        if self._deployment.planner_mode == ACT and self._deployment.planner_hand == SUPERVISOR:
             self._scaler = self._scaler_of(self._deployment.planned_group, sources[0], devices)
         for part in (*self._workers, *self._frontends, *self._planners):
             if part.log.exists():

@@ -191,8 +191,14 @@ class ScaleApplied(EventBase, frozen=True):
 
     at_ms: int
     target: int
+    """With `decision`, the workers that the hand has now."""
     started: int
+    """Workers that were ordered since the last event of this kind …"""
     drained: int
+    """… and those that were to drain."""
+    decision: int | UnsetType = UNSET
+    """Sequence of the decision's message, where a hand acknowledged it. Left out where the planner itself carries its
+    decisions out, in a simulation."""
 
 
 class ScaleFailed(EventBase, frozen=True):
@@ -202,6 +208,8 @@ class ScaleFailed(EventBase, frozen=True):
     reason: str
     start: int = 0
     """Number of the order; 0 if it is none's."""
+    decision: int | UnsetType = UNSET
+    """Sequence of the message of the decision that a hand could not carry out. Left out where no hand said so."""
 
 
 class ScaleSettingsChanged(EventBase, frozen=True):

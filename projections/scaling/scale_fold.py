@@ -133,7 +133,7 @@ class ScaleFold:
             forecast=forecast,
             required=tuple(each for each in self._required if each.at_ms > at_ms - window_ms),
             regretted=self._regretted_at(at_ms),
-            is_window_full=0 <= self._since_ms <= at_ms - window_ms,
+            is_window_full=0 <= self._since_ms <= at_ms - window_ms and not self._is_gap(at_ms),
             target=fleet.ready + fleet.starting if self.last is None else self.last.target,
         )
 
@@ -148,13 +148,18 @@ class ScaleFold:
         if event.cells:
             self._sizes.add(event.cells)
 
+    def _is_gap(self, at_ms: int) -> bool:
+        """True if decisions are missing between the last one and that time."""
+        last = self.last
+        return last is not None and at_ms - last.at_ms > GAP_PERIODS * self.settings.period_s * MILLI
+
     def _regretted_at(self, at_ms: int) -> int:
         regretted = self._regretted
         return regretted.workers if regretted is not None and at_ms - regretted.at_ms < REGRET_S * MILLI else 0
 
     def _apply_decision(self, event: ScaleDecided) -> None:
         last, at_ms = self.last, event.at_ms
-        if last is None or at_ms - last.at_ms > GAP_PERIODS * self.settings.period_s * MILLI:
+        if last is None or self._is_gap(at_ms):
             self._since_ms = at_ms
             self._required.clear()
         if last is not None:

@@ -125,7 +125,7 @@ def test_commands_of_containers() -> None:
     """The `command:` of each container on the Kubernetes page."""
     pods = [yaml.safe_load(block.text) for block in blocks("yaml") if "containers:" in block.text]
     found = [container["command"] for pod in pods for container in pod["containers"]]
-    assert len(found) == 2
+    assert len(found) == 3
     for words in found:
         check([str(word) for word in words])
 

@@ -7,15 +7,21 @@ import json
 import os
 import random
 import signal
+from asyncio.subprocess import DEVNULL
 from pathlib import Path
 
 import httpx
 from msgspec import UNSET
 
-from core.events import DemandRolled, ScaleDecided
+from core.events import DemandRolled, ScaleApplied, ScaleDecided
+from core.keys import DeploymentKey
 from core.subjects import SCALE
-from tests.e2e.deployment import Running, contrail, up
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.embedded.embedded_nats import EmbeddedNats
+from streams.embedded.loopback_ports import free_port
+from tests.e2e.deployment import CONTRAIL, Running, contrail, up
 from tests.fixtures.eventually import eventually
+from tests.fixtures.kubernetes_server import KubernetesServer
 
 ENGINE = {"prefill_us_per_token": 400, "capacity_blocks": 4096}
 PROMPT_TOKENS = 1000
@@ -58,7 +64,7 @@ class Load:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
         async with client.stream("POST", f"{self._running.url}/v1/completions", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
-        if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error"' in line for line in lines):
+        if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error":' in line for line in lines):
             self.served += 1
         else:
             self.failed.append((answer.status_code, lines[-2:]))
@@ -107,6 +113,10 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         begun = [event.since for event in events if isinstance(event, DemandRolled) and event.since is not UNSET]
         assert len(begun) == 2, "each planner begins a count"
         assert max(event.target for event in events if isinstance(event, ScaleDecided)) >= 3
+        applied = [event for event in events if isinstance(event, ScaleApplied)]
+        assert applied[-1].target == 1
+        assert sum(event.started for event in applied) >= 2
+        assert all(isinstance(event.decision, int) for event in applied), "the supervisor answers"
 
 
 async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
@@ -129,3 +139,52 @@ async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
         assert (back.returncode, back.stdout) == (0, "live: nothing\n")
         found = await asyncio.to_thread(contrail, "doctor", "--data", str(running.data))
         assert found.returncode == 0, found.stdout
+
+
+async def test_a_planner_alone_sizes_pods(tmp_path: Path, nats_server: EmbeddedNats, etcd_server: EmbeddedEtcd) -> None:
+    """`contrail planner`, as it runs in a pod: its first decision becomes a scale, and it names a missing right."""
+    cluster, (token, key, file) = KubernetesServer("statefulset", 1), (tmp_path / name for name in ("t", "k", "f.yaml"))
+    await cluster.open()
+    token.write_text(cluster.token)
+    key.write_text(DeploymentKey.generate().to_text())
+    login, access = etcd_server.credentials, {"nkey": str(nats_server.credentials.nkey_file)}
+    log = {
+        "nats": [nats_server.url],
+        "etcd": [etcd_server.endpoint],
+        "credentials": access,
+        "etcd_credentials": {"user": login.user, "password": login.password},
+        "max_bytes": "256MiB",
+    }
+    resource = {
+        "resource": "statefulset/decode",
+        "namespace": "prod",
+        "server": cluster.url,
+        "token_file": str(token),
+        "ca_file": "",
+    }
+    planner = {**PLANNER, "min": 2, "hand": "kubernetes", "kubernetes": resource}
+    given = {"version": 1, "namespace": "pods", "log": log, "workers": WORKERS, "planner": planner}
+    file.write_text(json.dumps(given))
+    ops = f"127.0.0.1:{free_port()}"
+    words = [*CONTRAIL, "planner", "-f", str(file), "--key-file", str(key), "--ops", ops]
+    process = await asyncio.create_subprocess_exec(*words, stdout=DEVNULL, stderr=DEVNULL)
+    try:
+        await eventually(lambda: cluster.replicas == 2, "the pods", 60)
+        cluster.rights = frozenset()
+        async with httpx.AsyncClient() as client:
+            scale = ("scale", "set", "min", "3", "-f", str(file), "--key-file", str(key))
+            changed = await asyncio.to_thread(contrail, *scale)
+            assert changed.returncode == 0, changed.stderr
+            async with asyncio.timeout(30):
+                while "hand" not in (ready := (await client.get(f"http://{ops}/ready")).json())["degraded"]:
+                    await asyncio.sleep(0.1)
+            state = (await client.get(f"http://{ops}/state")).json()
+        assert ready["ready"]
+        assert "bind a role with `get` and `patch` of `statefulsets/scale`" in ready["degraded"]["hand"]
+        assert state["hand"]["fault"] == ready["degraded"]["hand"]
+        assert state["hand"]["resource"] == "statefulset/decode in the namespace prod"
+    finally:
+        process.terminate()
+        status = await asyncio.wait_for(process.wait(), 30)
+        await cluster.close()
+    assert status == 0

@@ -95,8 +95,11 @@ SUITES: dict[str, tuple[str, ...]] = {
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
+        "tests/actors/planning/test_fleet_target.py",
+        "tests/actors/planning/test_kubernetes_hand.py",
         "tests/actors/planning/test_planner_service.py",
         "tests/api/deployment/test_fleet_scaler.py",
+        "tests/projections/scaling/test_scale_fold.py",
         "tests/projections/scaling/test_speed_model.py",
     ),
     "pool keeper": (
@@ -2702,15 +2705,70 @@ MUTANTS: tuple[Mutant, ...] = (
             "advice-orders": ("if self.settings.acts and self.last is not None", "if self.last is not None", NO_SCALE),
             "planner-counts-prefill-workers": ("found.role != DECODE or ", "", NO_SCALE),
             "successor-orders-again": ("coming=coming, now_ms", "coming=0, now_ms", NO_SCALE),
+            "planner-leads-by-its-own-clock": ("if not self.clock.is_known:", "if False:", NO_SCALE),
+            "order-beyond-the-limit": (" + machine.coming, most)", " + machine.coming, most * 99)", NO_SCALE),
+            "answer-to-another-recorded": (
+                "if answer is None or target is None or not answer.fence == target.fence == self.fence:",
+                "if answer is None or target is None:",
+                NO_SCALE,
+            ),
+            "answer-recorded-each-period": (
+                "self._acknowledged, None\n",
+                "self._acknowledged, self._acknowledged\n",
+                NO_SCALE,
+            ),
         },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/fleet_target.py",
+        {
+            "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
+            "target-unbounded": ("min(max(self.target.workers, 1), self._most)", "self.target.workers", NO_SCALE),
+            "lost-registry-ignored": ("change.value is None or change.revision < self._revision", "False", NO_SCALE),
+            "registry-lost-between-two-looks": (" or change.revision < self._revision", "", NO_SCALE),
+            "target-answered-again": ("if answer != self._acknowledged:", "if True:", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/kubernetes_hand.py",
+        {
+            "hand-acts-without-a-lead": ("        if not self._may_act():\n", "        if False:\n", NO_SCALE),
+            "hand-trusts-its-first-look": (
+                "            goal = await self._newest_goal()\n",
+                "            goal = self._follower.goal\n",
+                NO_SCALE,
+            ),
+            "pods-unmarked": ("if goal < before.replicas and", "if False and", NO_SCALE),
+            "hand-is-silent": ("            await self._follower.acknowledge(self._registry, goal)\n", "", NO_SCALE),
+            "scale-of-others-stays": ("            return REFRESH_S\n", "            return 99.0\n", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/kubernetes_scale.py",
+        {
+            "scale-at-any-version": (
+                '"metadata": {"resourceVersion": version}, ',
+                '"metadata": {"resourceVersion": None}, ',
+                NO_SCALE,
+            ),
+            "oldest-pods-go": ("pod.metadata.name), reverse=True)", "pod.metadata.name))", NO_SCALE),
+            "ready-pods-go": ("        pods.sort(key=lambda pod: pod.is_ready)", "        #", NO_SCALE),
+            "mark-stays": ("if is_marked != goes:", "if goes:", NO_SCALE),
+            "first-page-alone": ("if not page.metadata.next_page:", "if True:", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/scale_fold.py",
+        {"gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE)},
     ),
     *_mutants(
         "planner",
         "api/deployment/fleet_scaler.py",
         {
-            "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(target.workers, 1), self._most)", "target.workers", NO_SCALE),
-            "lost-registry-ignored": ("            self._order = NO_ORDER\n", "", NO_SCALE),
             "lowest-number-drains": ("part = max(self._workers,", "part = min(self._workers,", NO_SCALE),
             "number-taken-twice": ("(*self._workers, *self._beside)}", "self._workers}", NO_SCALE),
         },

@@ -10,6 +10,7 @@ import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -145,12 +146,14 @@ class ServerStream:
 class ServerClient:
     """Sends requests to one server; `key` is sent as a bearer token if it is not empty."""
 
-    def __init__(self, address: ServerAddress, key: str = "") -> None:
+    def __init__(self, address: ServerAddress, key: str = "", authority: Path | None = None) -> None:
+        """`authority` is a PEM file with the certificates that may vouch for a server behind TLS, instead of the
+        system's. OSError if it cannot be read."""
         self.address = address
         self._key = key
         if not _PRINTABLE.fullmatch(key):
             raise CallerError("the server's key has characters that no HTTP header can have")
-        self._tls = ssl.create_default_context() if address.tls else None
+        self._tls = ssl.create_default_context(cafile=authority) if address.tls else None
         self._open: set[asyncio.StreamWriter] = set()
 
     def __repr__(self) -> str:
@@ -212,7 +215,8 @@ class ServerClient:
         if self._key:
             lines.append(f"Authorization: Bearer {self._key}")
         if body is not None:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+            lines.append(f"Content-Length: {len(body)}")
+            headers = {"Content-Type": "application/json", **headers}
         lines += [f"{name}: {value}" for name, value in headers.items() if _PRINTABLE.fullmatch(value)]
         return "\r\n".join([*lines, "", ""]).encode()
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from actors.planning import planner_service
-from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, PeerError, Unavailable
 from core.events.scale import (
@@ -22,17 +23,20 @@ from core.events.scale import (
     ScaleApplied,
     ScaleDecided,
     ScaleEvent,
+    ScaleFailed,
     ScaleSettingsChanged,
     WorkerStarting,
 )
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
+from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
 from tests.fixtures.eventually import eventually
 from tests.projections.scaling.demands import CAPACITY
 
+LEADS_IN_VAIN = 2
 SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
 REGISTERED = {"model": "m", "address": "h:1", "engine": "e", "block_size": 16, "context_max": 4096, "slots": 8}
 
@@ -56,7 +60,9 @@ class Site:
         self.store.put(f"workers/{worker}", orjson.dumps({**REGISTERED, **changes}))
 
     @asynccontextmanager
-    async def planner(self, name: str, *, acts: bool = True, profiled: bool = True) -> AsyncIterator[PlannerService]:
+    async def planner(
+        self, name: str, *, acts: bool = True, profiled: bool = True, clock: Clock | None = None
+    ) -> AsyncIterator[PlannerService]:
         """A planner that runs; it is gone at the end as if killed: its claim stays."""
         options = PlannerOptions(
             namespace=NAMESPACE,
@@ -68,7 +74,7 @@ class Site:
             profile=CAPACITY if profiled else None,
             pass_tokens=2048,
         )
-        service = PlannerService(options, self.log, MemoryRegistry(self.store), SystemClock(), self.log.key)
+        service = PlannerService(options, self.log, MemoryRegistry(self.store), clock or SystemClock(), self.log.key)
         running = asyncio.create_task(service.run())
         try:
             yield service
@@ -93,6 +99,11 @@ class Site:
 @pytest.fixture
 async def site() -> Site:
     return Site(await PlannedLog().made())
+
+
+async def next_decision(service: PlannerService) -> None:
+    known = service.last
+    await eventually(lambda: service.last is not known, "another decision")
 
 
 def decided(service: PlannerService) -> Callable[[], bool]:
@@ -163,6 +174,45 @@ async def test_advice_orders_nothing(site: Site) -> None:
         assert service.last.starting == 0
     assert site.target is None
     assert not any(isinstance(event, WorkerStarting | ScaleApplied) for _, event in await site.events())
+
+
+async def test_answers_of_a_hand_become_events(site: Site) -> None:
+    """Each once, of the present lead only, and no later than the next period. Decisions go on in between."""
+    async with site.planner("a") as service:
+        await eventually(lambda: site.target is not None, "an order")
+        target = site.target
+        assert target is not None
+        site.store.put(ACKNOWLEDGED_KEY, b"garbage")
+        for fence, decision, workers, error in (
+            (target.fence - 1, target.decision, 4, "of another planner's target"),
+            (target.fence, target.decision + 1000, 4, "of a target that was never given"),
+            (target.fence, target.decision, 1, "no room"),
+        ):
+            site.store.put(ACKNOWLEDGED_KEY, FleetAcknowledgement(fence, decision, workers, error).encode())
+            await next_decision(service)
+        site.store.put(ACKNOWLEDGED_KEY, FleetAcknowledgement(target.fence, target.decision, 2).encode())
+        await next_decision(service)
+        await next_decision(service)
+    events = [event for _, event in await site.events()]
+    answers = [event for event in events if isinstance(event, ScaleApplied | ScaleFailed)]
+    assert [replace(each, at_ms=0) for each in answers] == [
+        ScaleFailed(at_ms=0, reason="no room", decision=target.decision),
+        ScaleApplied(at_ms=0, target=2, started=1, drained=0, decision=target.decision),
+    ]
+
+
+async def test_an_order_stays_within_the_limits(site: Site) -> None:
+    """Workers that are overdue are in it only as far as the limit allows: each may hold its devices still."""
+    async with site.planner("a") as service:
+        await eventually(lambda: service._machine is not None, "its lead")
+        machine = service._machine
+        assert machine is not None
+        machine._pending |= dict.fromkeys(range(1, 8), 0)
+        machine._overdue |= dict.fromkeys(range(1, 8))
+        await eventually(lambda: site.target is not None, "an order")
+        assert site.target is not None
+        assert site.target.workers == SETTINGS.max
+        assert service.describe()["starting"] > SETTINGS.max
 
 
 async def test_limits_change_while_it_runs(site: Site) -> None:
@@ -268,6 +318,58 @@ async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: 
         monkeypatch.setattr(MemoryRegistry, "claim", claim)
         known = service.last
         await eventually(lambda: service.last is not known, "a decision after it")
+
+
+class ClockAnHourOff(SystemClock):
+    """The clock of a machine without NTP."""
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + 3_600_000
+
+
+async def test_a_clock_that_is_an_hour_off_counts_for_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the log is away at the planner's start: no period is rolled before the broker's time is known."""
+    site.log.clock.now_ms = now_ms = SystemClock().wall_ms()
+    state, left = site.log.state, LEADS_IN_VAIN + 1
+
+    async def away_at_first(stream: StreamName) -> StreamState:
+        nonlocal left
+        if left:
+            left -= 1
+            raise Unavailable("the log is away")
+        return await state(stream)
+
+    monkeypatch.setattr(site.log, "state", away_at_first)
+    async with site.planner("a", clock=ClockAnHourOff()) as service:
+        await eventually(decided(service), "a decision")
+        assert service.failed == LEADS_IN_VAIN
+    rolled = [event for _, event in await site.events() if isinstance(event, DemandRolled)]
+    assert rolled
+    assert all(abs(event.at_ms - now_ms) < 60_000 and event.period_s < 60 for event in rolled)
+
+
+async def test_a_planner_that_is_killed_before_its_order(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its decision stands in the log, its target nowhere. The successor orders what is missing, once."""
+    put, reached = MemoryRegistry.put, asyncio.Event()
+
+    async def killed(*_: object) -> int:
+        reached.set()
+        return await asyncio.Future[int]()
+
+    monkeypatch.setattr(MemoryRegistry, "put", killed)
+    async with site.planner("a"):
+        await reached.wait()
+    assert site.target is None
+    monkeypatch.setattr(MemoryRegistry, "put", put)
+    site.store.expire(CLAIM)
+    async with site.planner("b") as second:
+        await eventually(lambda: site.target is not None, "an order")
+        known = second.last
+        await eventually(lambda: second.last is not known, "another decision")
+        assert site.target is not None
+        assert site.target.workers == 2
+    orders = [event.start for _, event in await site.events() if isinstance(event, WorkerStarting)]
+    assert orders == [1, 2], "that of the first planner was never given, and is not known to come"
 
 
 def test_a_target_that_is_none_is_refused() -> None:

@@ -10,12 +10,14 @@ import yaml
 
 from api.config.deployment_ref import DeploymentRef
 from api.config.loading import load
-from api.process.planner import PASS_TOKENS, planner_options
+from api.deployment.preflight import check_workers
+from api.process.planner import PASS_TOKENS, kubernetes_resource, planner_options
 from core.errors import CallerError
 from core.events.scale import PROFILE
 from core.keys import DeploymentKey
 from core.subjects import SCALE
 
+RESOURCE = {"resource": "deployment/decode"}
 SIMULATED = {"engine": "simulated", "count": 2, "engine_args": {"decode_us_per_step": 7000}}
 
 
@@ -54,6 +56,31 @@ def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:
     assert planner_options(deployed(tmp_path, {"mode": "advise"}, {}), "planner-0").pass_tokens == PASS_TOKENS
 
 
+def test_pods_are_sized_where_the_file_says_so(tmp_path: Path) -> None:
+    """By a planner that acts. Group and servers are then those of others, so their number is no bound."""
+    given = {"mode": "act", "hand": "kubernetes", "max": 1, "kubernetes": {**RESOURCE, "namespace": "prod"}}
+    found = kubernetes_resource(deployed(tmp_path, given))
+    assert found is not None
+    assert found.path == "/apis/apps/v1/namespaces/prod/deployments/decode/scale"
+    assert str(found.server) == "https://kubernetes.default.svc:443"
+    assert str(found.token_file) == "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    assert str(found.authority) == "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+
+    elsewhere = {"server": "http://localhost:8001", "token_file": "token", "ca_file": "", "namespace": "prod"}
+    found = kubernetes_resource(deployed(tmp_path, {**given, "kubernetes": {**RESOURCE, **elsewhere}}))
+    assert found is not None
+    assert (str(found.server), str(found.token_file), found.authority) == ("http://localhost:8001", "token", None)
+
+    for others in ({"mode": "advise"}, {"hand": "virtual"}, {"hand": "supervisor", "max": 4}):
+        assert kubernetes_resource(deployed(tmp_path, given | others)) is None
+    with pytest.raises(CallerError, match="give it, since this is no pod"):
+        kubernetes_resource(deployed(tmp_path, {**given, "kubernetes": RESOURCE}))
+    with pytest.raises(CallerError, match="are no pods"):
+        check_workers(deployed(tmp_path, given).deployment)
+    attached = {"attach": {"urls": ["http://a:1"]}, "served_name": "m"}
+    assert deployed(tmp_path, {"mode": "act", "hand": "virtual"}, attached).deployment.planner_hand == "virtual"
+
+
 @pytest.mark.parametrize(
     ("planner", "workers", "told"),
     [
@@ -64,6 +91,14 @@ def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:
         ({"slo": {"ttft_ms": 0}}, [], "planner.ttft_ms"),
         ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "name": "two"}], "one worker group"),
         ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "role": "prefill"}], "one worker group"),
+        ({"hand": "robot"}, [], "there are supervisor, kubernetes, virtual"),
+        ({"hand": "kubernetes"}, [], "planner.kubernetes: .*resource"),
+        ({"hand": "kubernetes", "kubernetes": {"resource": "pod/a"}}, [], "neither `statefulset/NAME` nor"),
+        ({"hand": "kubernetes", "kubernetes": {"resource": "statefulset/a/b"}}, [], "neither `statefulset/NAME` nor"),
+        ({"kubernetes": {**RESOURCE, "namespace": "../other"}}, [], "no name of a namespace"),
+        ({"kubernetes": {**RESOURCE, "server": "10.0.0.1"}}, [], "server: '10.0.0.1' is no address"),
+        ({"kubernetes": {**RESOURCE, "token": "abc"}}, [], "planner.kubernetes: .*token"),
+        ({"kubernetes": "statefulset/a"}, [], "planner.kubernetes: "),
         ({"mode": "act"}, [{"attach": {"urls": ["http://a:1"]}, "served_name": "m"}], "take `advise`"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.planning.fleet_target import TARGET_KEY, FleetTarget
+from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from api.config.data_folder import DataFolder
 from api.deployment.fleet_scaler import FleetScaler
 from api.deployment.managed_process import ManagedProcess
@@ -16,7 +16,7 @@ from api.deployment.process_specs import ProcessSpec
 from api.deployment.supervisor import Supervisor
 from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
-from streams.registry import Change
+from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.fixtures.eventually import eventually
 
 SERVE = "import time; time.sleep(60)"
@@ -38,6 +38,7 @@ class Fleet:
         self.beside: list[ManagedProcess] = []
         self.program = SERVE
         self.fault = ""
+        self.store = MemoryRegistryStore()
         self.supervisor = Supervisor(self.told.append)
         settings = ScaleSettings(min=1, max=3)
         report, beside = self.told.append, self.beside
@@ -52,8 +53,15 @@ class Fleet:
         return ManagedProcess(ProcessSpec(name=f"decode-{number}", kind="test", what="", command=command), self.data, 5)
 
     def target(self, workers: int, decision: int, fence: int = 1, group: str = "decode") -> None:
-        value = FleetTarget(fence, decision, group, workers).encode()
-        self.scaler.on_target(Change(TARGET_KEY, value, decision))
+        self.store.put(TARGET_KEY, FleetTarget(fence, decision, group, workers).encode())
+
+    @property
+    def answer(self) -> FleetAcknowledgement | None:
+        found = self.store.find(ACKNOWLEDGED_KEY)
+        return None if found is None or found.value is None else FleetAcknowledgement.parse(found.value)
+
+    async def answers(self, *answer: object) -> None:
+        await eventually(lambda: self.answer == FleetAcknowledgement(*answer), f"{answer}, not {self.answer}")  # type: ignore[arg-type]
 
     @property
     def names(self) -> list[str]:
@@ -66,7 +74,7 @@ class Fleet:
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     fleet = Fleet(tmp_path)
-    fleet.scaler.begin()
+    await fleet.scaler.follow(MemoryRegistry(fleet.store))
     yield fleet
     await fleet.scaler.stop()
     parts = [*fleet.workers, *fleet.beside]
@@ -102,7 +110,7 @@ async def test_older_targets_are_not_followed(fleet: Fleet) -> None:
     fleet.target(3, 11, fence=4)
     fleet.target(3, 9, fence=5)
     fleet.target(3, 12, fence=6, group="other")
-    fleet.scaler.on_target(Change(TARGET_KEY, b"no target", 1))
+    fleet.store.put(TARGET_KEY, b"no target")
     await fleet.has("decode-0", "decode-1")
     assert fleet.scaler.goal == 2
 
@@ -111,7 +119,7 @@ async def test_a_registry_that_lost_its_data_counts_anew(fleet: Fleet) -> None:
     """The fleet stays as it is until there is a target again."""
     fleet.target(1, 10, fence=5)
     await fleet.has("decode-0")
-    fleet.scaler.on_target(Change(TARGET_KEY, None, 1))
+    fleet.store.delete(TARGET_KEY)
     assert fleet.names == ["decode-0"]
     fleet.target(2, 1, fence=1)
     await fleet.has("decode-0", "decode-1")
@@ -124,8 +132,10 @@ async def test_a_worker_that_cannot_be_started_is_tried_again(fleet: Fleet, monk
     fleet.target(1, 1)
     await eventually(lambda: len(fleet.told) > 2, "some tries")
     assert fleet.told[0] == "the fleet cannot be scaled now: no port is free"
+    await fleet.answers(1, 1, 0, "no port is free")
     fleet.fault = ""
     await fleet.has("decode-0")
+    await fleet.answers(1, 1, 1)
 
 
 async def test_a_number_is_free_when_its_worker_is_gone(fleet: Fleet) -> None:

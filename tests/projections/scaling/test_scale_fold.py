@@ -52,6 +52,7 @@ def test_the_window_begins_anew_behind_a_gap() -> None:
     found.apply(decision(2 * WINDOW + 720))
 
     assert not is_full(found, 2 * WINDOW + 721)
+    assert not is_full(fold(*map(decision, range(1, 2 * WINDOW))), 2 * WINDOW + 3), "also for the first one behind it"
     assert len(found.inputs(START_MS, FleetCounts(3), foreseen(0)).required) == 1
 
 

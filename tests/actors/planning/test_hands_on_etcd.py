@@ -1,0 +1,162 @@
+"""Planners and hands over a real etcd: an orchestrator of others, which knows the keys' JSON alone, and Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.engines.attached.server_client import ServerAddress
+from actors.planning import planner_service
+from actors.planning.kubernetes_hand import KubernetesHand
+from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
+from actors.planning.planner_service import PlannerOptions, PlannerService
+from core.clock import SystemClock
+from core.codec import decode_message
+from core.events.scale import ScaleApplied, ScaleDecided, ScaleFailed
+from core.ids import StreamSeq
+from core.subjects import SCALE
+from projections.scaling.scale_settings import ScaleSettings
+from streams.embedded.embedded_etcd import EmbeddedEtcd
+from streams.etcd.etcd_registry import EtcdRegistry
+from streams.registry import Change
+from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
+from tests.fixtures.eventually import eventually
+from tests.fixtures.kubernetes_server import KubernetesServer
+from tests.projections.scaling.demands import CAPACITY
+
+WORKER = {"model": "m", "address": "h:1", "engine": "e", "block_size": 16, "context_max": 4096, "slots": 8}
+SETTINGS = ScaleSettings(min=3, max=4, period_s=1, startup_s=5)
+
+
+class Orchestrator:
+    """Reads `planner/target`, starts workers, and answers at `planner/acknowledged`. It has room for two at first."""
+
+    def __init__(self, registry: EtcdRegistry) -> None:
+        self.room = 2
+        self.workers = 0
+        self.targets: list[dict[str, object]] = []
+        self._registry = registry
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        await self._registry.watch("planner/target", self._on_target)
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self.carry_out()
+
+    async def carry_out(self) -> None:
+        target = self.targets[-1]
+        asked = int(str(target["workers"]))
+        while self.workers < min(asked, self.room):
+            await self._registry.put(f"workers/w{self.workers}", json.dumps(WORKER).encode())
+            self.workers += 1
+        answer = {"fence": target["fence"], "decision": target["decision"], "workers": self.workers}
+        if self.workers < asked:
+            answer["error"] = "no machine is free"
+        await self._registry.put("planner/acknowledged", json.dumps(answer).encode())
+
+    def _on_target(self, change: Change) -> None:
+        if change.value is not None:
+            self.targets.append(json.loads(change.value))
+            self._changed.set()
+
+
+@asynccontextmanager
+async def planned(etcd: EmbeddedEtcd, name: str, log: PlannedLog) -> AsyncIterator[tuple[EtcdRegistry, PlannerService]]:
+    """A planner that leads, in a namespace of its own of the registry."""
+    options = PlannerOptions(
+        namespace=NAMESPACE,
+        name="planner-0",
+        group="decode",
+        model="m",
+        settings=SETTINGS,
+        acts=True,
+        profile=CAPACITY,
+        pass_tokens=2048,
+    )
+    registry = await EtcdRegistry.connect(etcd.endpoint, name, etcd.credentials)
+    service = PlannerService(options, log, registry, SystemClock(), log.key)
+    running = asyncio.create_task(service.run())
+    try:
+        yield registry, service
+    finally:
+        running.cancel()
+        await asyncio.wait((running,))
+        await registry.close()
+
+
+async def answers_in(log: PlannedLog) -> list[tuple[int, ScaleApplied | ScaleFailed | ScaleDecided]]:
+    """Decisions, and all that came of them, each with the sequence of its message."""
+    return [
+        (record.seq, event)
+        async for record in log.read(SCALE, StreamSeq(1))
+        for event in decode_message(record.payload).events
+        if isinstance(event, ScaleApplied | ScaleFailed | ScaleDecided)
+    ]
+
+
+async def test_an_orchestrator_of_others_is_a_hand(etcd_server: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs the two keys and their JSON. What it has and what it cannot do stand in the log beside the decision."""
+    monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
+    log = await PlannedLog().made()
+    async with planned(etcd_server, "hands-virtual", log) as (registry, service):
+        orchestrator = Orchestrator(registry)
+        running = asyncio.create_task(orchestrator.run())
+        await eventually(lambda: orchestrator.workers == 2, "two workers, for which there is room")
+        seen = service.last
+        await eventually(lambda: service.last is not seen, "the period with the answer")
+        orchestrator.room = 9
+        await orchestrator.carry_out()
+        await eventually(lambda: service.describe()["ready"] == 3, "a fleet of three")
+        seen = service.last
+        await eventually(lambda: service.last is not seen, "the period with the last answer")
+        running.cancel()
+        await asyncio.wait((running,))
+
+    assert orchestrator.targets[0].keys() == {"fence", "decision", "group", "workers"}
+    assert (orchestrator.targets[0]["group"], orchestrator.targets[0]["workers"]) == ("decode", 3)
+    found = await answers_in(log)
+    decided = [seq for seq, event in found if isinstance(event, ScaleDecided)]
+    failed = [event for _, event in found if isinstance(event, ScaleFailed)]
+    applied = [event for _, event in found if isinstance(event, ScaleApplied)]
+    assert [(each.reason, each.decision) for each in failed] == [("no machine is free", decided[0])]
+    assert [(each.target, each.started, each.decision) for each in applied] == [(3, 3, decided[0])]
+
+
+async def test_a_decision_becomes_pods(
+    etcd_server: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole way: decision, target, scale, acknowledgement, event."""
+    monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    log = await PlannedLog().made()
+    server = KubernetesServer("statefulset", 1)
+    await server.open()
+    async with planned(etcd_server, "hands-kubernetes", log) as (registry, service):
+        options = KubernetesOptions(
+            kind="statefulset",
+            name="decode",
+            namespace="prod",
+            server=ServerAddress.parse(server.url),
+            token_file=token,
+            authority=None,
+        )
+        hand = KubernetesHand(KubernetesScale(options), registry, "decode", 4, lambda: service.fence is not None)
+        running = asyncio.create_task(hand.run())
+        await eventually(lambda: server.replicas == 3, "the pods")
+        seen = service.last
+        await eventually(lambda: service.last is not seen, "the period with the answer")
+        running.cancel()
+        await asyncio.wait((running,))
+    await server.close()
+
+    found = await answers_in(log)
+    applied = [event for _, event in found if isinstance(event, ScaleApplied)]
+    assert [(each.target, each.decision) for each in applied] == [(3, found[0][0])]
