@@ -14,6 +14,7 @@ from projections.scaling.scale_decision import (
     CEILING_GAIN_BP,
     DOWN_WINDOW,
     GOAL,
+    HOLD_BP,
     IDLE,
     MAX,
     MIN,
@@ -56,11 +57,16 @@ def test_a_decision_needs_few_predictions(rate_m: int, ready: int) -> None:
     missed the goal before, and not the present one."""
     base = inputs(steady(500), ScaleSettings(max=64), rate_m, ready=ready)
 
-    found = decide_scale(base._replace(regretted=ready)).candidates
+    made = decide_scale(base._replace(regretted=ready))
 
-    asked = [(each.workers, each.rate_m) for each in found]
+    asked = [(each.workers, each.rate_m) for each in made.candidates]
     assert len(set(asked)) == len(asked) <= 8 + 7 + 7
     assert asked[0] == (ready, rate_m)
+    missed = set[int]()
+    for each in made.candidates:
+        assert each.workers not in missed
+        if each.attainment_bp < made.goal_bp - HOLD_BP:
+            missed.add(each.workers)
 
 
 def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
