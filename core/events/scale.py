@@ -24,15 +24,14 @@ PROFILE, LEARNED = "profile", "learned"
 
 
 class DemandCell(msgspec.Struct, frozen=True, array_like=True):
-    """Served requests of like uncached prompt tokens and like output tokens. Sums keep the means."""
+    """Served requests of one class (`projections.scaling.request_demand.size_classes`): they are of like size. Sums
+    keep the means, and these lie in the class."""
 
-    uncached_class: int
-    """`projections.scaling.request_demand.size_class` of the prompt tokens that an engine computed …"""
-    output_class: int
-    """… and of the tokens of the answer."""
     count: int
     uncached_tokens: int
+    """Prompt tokens that an engine computed …"""
     output_tokens: int
+    """… and tokens of the answers."""
     prompt_tokens: int
 
 

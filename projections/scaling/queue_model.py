@@ -25,7 +25,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heapreplace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
@@ -84,6 +84,8 @@ class _Work(NamedTuple):
 
     computed_us: list[int]
     passes: list[int]
+    total_us: int
+    """The sum of the durations."""
 
 
 class QueueModel:
@@ -124,7 +126,7 @@ class QueueModel:
 
     def ceiling_bp(self, hit_bp: int, now_hit_bp: int) -> int:
         """The attainment without waits and other requests, at the best hit rate that is known."""
-        computed_us, passes = self._work(hit_bp, now_hit_bp)
+        computed_us, passes, _ = self._work(hit_bp, now_hit_bp)
         step_us = self._capacity.decode_us[0]
         bound_us = self._settings.ttft_ms * MILLI
         can = step_us <= self._settings.itl_ms * MILLI
@@ -134,19 +136,12 @@ class QueueModel:
         )
         return reached * ALL_BP // len(passes)
 
-    def busy_workers(self, rate_m: int, hit_bp: int, now_hit_bp: int) -> int:
-        """Fewest workers that compute the prompts of so many arrivals at all."""
-        computed_us, _ = self._work(hit_bp, now_hit_bp)
-        busy_us = rate_m * sum(computed_us) // (len(computed_us) * MILLI)  # in each second
-        return max(1, -(-busy_us * ALL_BP // (US_PER_S * BUSY_MAX_BP)))
-
     def predict(self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int) -> ScaleCandidate:
         """The prediction for so many workers and arrivals, in thousandths a second. The sample's prompts were cached to
         `now_hit_bp`, and would be to `hit_bp`."""
-        computed_us, passes = self._work(hit_bp, now_hit_bp)
+        computed_us, passes, total_us = self._work(hit_bp, now_hit_bp)
         count = len(computed_us)
-        work_us = sum(computed_us)
-        busy_bp = rate_m * work_us * ALL_BP // (count * workers * US_PER_S * MILLI)
+        busy_bp = rate_m * total_us * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
         step_us, expected = self._step(workers, rate_m, busy_bp)
@@ -177,10 +172,9 @@ class QueueModel:
             rest_us = interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0
             classes_us.append(full * whole_us + rest_us)
             classes_passes.append(full + (rest > 0))
-        drawn = self._sizes.drawn
-        found = self._works[hit_bp] = _Work(
-            [classes_us[number] for number in drawn], [classes_passes[number] for number in drawn]
-        )
+        computed_us = [classes_us[number] for number in self._sizes.drawn]
+        passes = [classes_passes[number] for number in self._sizes.drawn]
+        found = self._works[hit_bp] = _Work(computed_us, passes, sum(computed_us))
         return found
 
     def _step(self, workers: int, rate_m: int, busy_bp: int) -> tuple[int, int]:
@@ -202,7 +196,8 @@ class QueueModel:
     def _first_tokens(
         self, part: int, times_us: list[int], computed_us: list[int], passes: list[int], step_us: int
     ) -> list[bool]:
-        free_us, bound_us, found = [0] * part, self._settings.ttft_ms * MILLI, []
+        bound_us, free_us = self._settings.ttft_ms * MILLI, [0] * part
+        found: list[bool] = []
         for at_us, work_us, count in zip(times_us, computed_us, passes, strict=True):
             done_us = max(at_us, free_us[0]) + work_us + count * step_us
             heapreplace(free_us, done_us)
@@ -214,21 +209,21 @@ class QueueModel:
         first ones follow the last."""
         bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
         span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
-        outputs, found = self._sizes.outputs, [False] * count
-        for lane in range(part):
-            places = range(lane, count, part)
-            times = [times_us[place] for place in places]
-            sums = [0, *accumulate(computed_us[place] for place in places)]
-            for number, place in enumerate(places):
-                tokens = outputs[place] - 1
-                if not tokens:
-                    found[place] = True
-                    continue
-                slack_us = tokens * (bound_us - step_us)
-                rounds, until_us = divmod(times[number] + tokens * bound_us - times[0], span_us)
-                last = bisect_right(times, until_us + times[0])
-                others_us = rounds * sums[-1] + sums[last] - sums[number + 1]
-                found[place] = others_us <= slack_us
+        spare_us, found = bound_us - step_us, [False] * count
+        for lane in range(min(part, count)):
+            times, outputs = times_us[lane::part], self._sizes.outputs[lane::part]
+            sums = list(accumulate(computed_us[lane::part], initial=0))
+            end_us = times[0] + span_us
+            within: list[bool] = []
+            for at_us, output, until_own_us in zip(times, outputs, islice(sums, 1, None), strict=True):
+                tokens = output - 1
+                until_us, others_us = at_us + tokens * bound_us, -until_own_us
+                if until_us >= end_us:
+                    rounds, rest_us = divmod(until_us - times[0], span_us)
+                    until_us, others_us = times[0] + rest_us, others_us + rounds * sums[-1]
+                others_us += sums[bisect_right(times, until_us)]
+                within.append(not tokens or others_us <= tokens * spare_us)
+            found[lane::part] = within
         return found
 
 

@@ -40,12 +40,12 @@ GOES_ON = frozenset({"declined", "worker_lost"})
 US_PER_MS = 1000
 
 
-def size_class(tokens: int) -> int:
-    """Class of a number of tokens: two for each doubling, 0 for none."""
-    if tokens < 2:
-        return tokens
-    bits = tokens.bit_length()
-    return 2 * bits - 2 + (tokens >> (bits - 2) & 1)
+def size_classes(uncached: int, output: int) -> tuple[int, int]:
+    """Classes of a request: two for each doubling of its uncached tokens, which decide on its first token, and one for
+    each doubling of its answer. 0 is that of none."""
+    bits = uncached.bit_length()
+    uncached_class = 2 * bits - 2 + (uncached >> (bits - 2) & 1) if uncached > 1 else uncached
+    return uncached_class, output.bit_length()
 
 
 class _OpenRequest(msgspec.Struct):
@@ -147,7 +147,7 @@ class RequestDemand:
         is_due = count >= SIZES_MIN and at_ms - self._sized_ms >= SIZES_EVERY_MS
         if not is_due and self._sized >= SIZES_MIN:
             return ()
-        cells = tuple(DemandCell(*key, *sums) for key, sums in sorted(self._cells.items()))
+        cells = tuple(DemandCell(*sums) for _, sums in sorted(self._cells.items()))
         self._cells, self._sized, self._sized_ms = {}, self._sized + count, at_ms
         return cells
 
@@ -187,6 +187,6 @@ class RequestDemand:
         self._attained += first_ms <= settings.ttft_ms and between_us <= settings.itl_ms * US_PER_MS
         self._first_token_ms += first_ms
         self._between_tokens_us += between_us
-        sums = self._cells.setdefault((size_class(uncached), size_class(output)), [0, 0, 0, 0])
+        sums = self._cells.setdefault(size_classes(uncached, output), [0, 0, 0, 0])
         for place, value in enumerate((1, uncached, output, event.prompt_tokens)):
             sums[place] += value

@@ -1,8 +1,9 @@
 """The decision on the size of a fleet: a pure function of the scale stream, the fleet's counts and a forecast.
 
 1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
-2. Each number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
-   required. Where a fleet without any wait attains less than the goal, the goal is a little below that.
+2. A number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
+   required; few numbers are tried. Where a fleet without any wait attains less than the goal, the goal is a little
+   below that.
 3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers
    that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise turns no worker
    off and on.
@@ -111,14 +112,14 @@ class ScaleInputs(NamedTuple):
 
 
 def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
-    """The decision. Some milliseconds: some predictions of `QueueModel`."""
+    """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
     settings, fleet, demand = inputs.settings, inputs.fleet, inputs.demand
     most = settings.workers_max(inputs.capacity.devices)
     model = QueueModel(demand, inputs.cells, inputs.capacity, settings)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
-    candidates: list[ScaleCandidate] = []
+    candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, goal_bp, bound = 0, settings.attainment_bp, GOAL
     if demand and not rate_m:
         required, bound = 1, IDLE
@@ -129,15 +130,15 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal_bp:
             goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
-        search = _Search(model, hits, goal_bp, most, inputs.target)
-        required = search.fewest(rate_m, candidates)
+        search = _Search(model, hits, goal_bp, most, inputs.target, rate_m)
+        required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
     if _is_idle(inputs):
         required, bound = 0, IDLE
     kept = required
     if model.is_known and rate_m and required < inputs.target:
-        kept = search.fewest_with_margin(rate_m, candidates, required, inputs.regretted)
+        kept = search.fewest_with_margin(inputs.regretted)
     highest = max([kept, *(each.workers for each in inputs.required)])
     target = required
     if target < inputs.target:
@@ -168,30 +169,60 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
 
 
 class _Search:
-    """Walks up from the fewest workers that can keep up at all: the first that reaches the goal is required."""
+    """Finds the fewest workers that reach the goal, by few predictions.
 
-    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int, present: int) -> None:
-        self._model, self._hits, self._goal_bp, self._most, self._present = model, hits, goal_bp, most, present
+    The present number is tried first, then the one beside it, and then halves of the rest. Each number that is tried
+    depends on earlier answers alone, and more demand turns answers only from yes to no. So more demand never ends at
+    fewer workers, also where predictions do not rise with the number of workers.
+    """
 
-    def fewest(self, rate_m: int, candidates: list[ScaleCandidate], least: int = 1) -> int:
-        """The fewest workers from `least` on; one more than may be if none of these reaches the goal. Adds the
-        predictions."""
-        model, hits = self._model, self._hits
-        workers = max(least, model.busy_workers(rate_m, hits.of(self._most), hits.now_bp))
-        while workers <= self._most:
-            found = model.predict(workers, rate_m, hits.of(workers), hits.now_bp)
-            candidates.append(found)
-            if found.attainment_bp >= self._goal_bp - HOLD_BP * (workers == self._present):
-                return workers
-            workers += 1
-        return self._most + 1
+    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int, present: int, rate_m: int) -> None:
+        """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target."""
+        self._model, self._hits, self._goal_bp = model, hits, goal_bp
+        self._most, self._present, self._rate_m = most, present, rate_m
+        self.candidates: list[ScaleCandidate] = []
+        """The predictions so far."""
+        self._missed: set[int] = set()
+        """Numbers of workers that miss the goal at some rate, and so at each higher one."""
 
-    def fewest_with_margin(self, rate_m: int, candidates: list[ScaleCandidate], least: int, regretted: int) -> int:
-        """The same at a somewhat higher rate. Below the `regretted` number the rate is higher still."""
-        kept = self.fewest(raised_m(rate_m), candidates, least)
+    def fewest(self) -> int:
+        """The fewest workers; one more than may be if none of these reaches the goal."""
+        return self._fewest_at(self._rate_m)
+
+    def fewest_with_margin(self, regretted: int) -> int:
+        """The same at a somewhat higher demand, and at most the present number. Below the `regretted` number the demand
+        is higher still. Comes after `fewest`."""
+        kept = self._fewest_at(raised_m(self._rate_m))
         if kept >= regretted:
             return kept
-        return min(regretted, self.fewest(raised_m(rate_m, REGRET_MARGIN_BP), candidates, kept))
+        return min(regretted, self._fewest_at(raised_m(self._rate_m, REGRET_MARGIN_BP)))
+
+    def _fewest_at(self, rate_m: int) -> int:
+        """Two predictions, and one more for each halving of the workers that may be."""
+        begin = min(max(1, self._present), self._most)
+        if self._reaches(begin, rate_m):
+            least, most, tried = 0, begin, begin - 1
+        else:
+            least, most, tried = begin, self._most + 1, begin + 1
+        while most - least > 1:
+            if self._reaches(tried, rate_m):
+                most = tried
+            else:
+                least = tried
+            tried = (least + most) // 2
+        return most
+
+    def _reaches(self, workers: int, rate_m: int) -> bool:
+        if workers in self._missed:
+            return False
+        if workers == self._present and rate_m > self._rate_m:
+            return True  # the margin is asked of smaller fleets
+        found = self._model.predict(workers, rate_m, self._hits.of(workers), self._hits.now_bp)
+        self.candidates.append(found)
+        reaches = found.attainment_bp >= self._goal_bp - HOLD_BP * (workers == self._present)
+        if not reaches:
+            self._missed.add(workers)
+        return reaches
 
 
 class HitRates:

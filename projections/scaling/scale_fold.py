@@ -21,6 +21,7 @@ from core.events.scale import (
 )
 from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ARRIVALS_S, MILLI
+from projections.scaling.request_demand import size_classes
 from projections.scaling.scale_decision import FleetCounts, RequiredWorkers, ScaleInputs
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -46,7 +47,7 @@ class _Sizes:
     @property
     def cells(self) -> tuple[DemandCell, ...]:
         """Each class once, in their order."""
-        return tuple(DemandCell(*key, *sums) for key, sums in sorted(self._sums.items()))
+        return tuple(DemandCell(*sums) for _, sums in sorted(self._sums.items()))
 
     def add(self, cells: tuple[DemandCell, ...]) -> None:
         """One event more; the oldest ones beyond the bound count no more. O(cells)."""
@@ -56,11 +57,11 @@ class _Sizes:
             self._count(self._kept.popleft(), -1)
 
     def _count(self, cells: tuple[DemandCell, ...], sign: int) -> None:
-        for uncached_class, output_class, *values in map(astuple, cells):
-            key = uncached_class, output_class
+        for cell in cells:
+            key = size_classes(cell.uncached_tokens // cell.count, cell.output_tokens // cell.count)
             sums = self._sums.setdefault(key, [0, 0, 0, 0])
-            self._requests += sign * values[0]
-            for place, value in enumerate(values):
+            self._requests += sign * cell.count
+            for place, value in enumerate(astuple(cell)):
                 sums[place] += sign * value
             if not sums[0]:
                 del self._sums[key]

@@ -101,6 +101,9 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/api/deployment/test_fleet_scaler.py",
         "tests/projections/scaling/test_scale_fold.py",
         "tests/projections/scaling/test_speed_model.py",
+        "tests/projections/scaling/test_request_demand.py",
+        "tests/projections/scaling/test_queue_model.py",
+        "tests/projections/scaling/test_scale_decision.py",
     ),
     "pool keeper": (
         "tests/actors/kv_pool/test_pool_keeper.py",
@@ -2781,6 +2784,28 @@ MUTANTS: tuple[Mutant, ...] = (
             "speed-of-remote-prompts": (" and not stages.remote", "", NO_SCALE),
             "speed-of-failed-requests": (" or event.outcome not in SERVED", "", NO_SCALE),
             "speed-without-held-tokens": ("held + event.output_tokens // 2", "event.output_tokens // 2", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/scale_decision.py",
+        {
+            "search-ends-early": ("while most - least > 1:", "while most - least > 2:", NO_SCALE),
+            "search-asks-missed-again": (
+                "        if workers in self._missed:\n            return False\n",
+                "",
+                NO_SCALE,
+            ),
+            "smaller-fleet-without-margin": ("self._fewest_at(raised_m(self._rate_m))", "self.fewest()", NO_SCALE),
+            "present-fleet-with-margin": (" and rate_m > self._rate_m", " and rate_m < self._rate_m", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/queue_model.py",
+        {
+            "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
+            "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
         },
     ),
 )

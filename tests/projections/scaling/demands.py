@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from core.events import RequestFinished
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleDecided, ScaleForecast
-from projections.scaling.request_demand import size_class
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
@@ -32,7 +31,7 @@ CAPACITY = CapacityLearned(
 
 def cell(count: int, uncached: int = 4000, output: int = 200, prompt: int = 5000) -> DemandCell:
     """So many requests of one size."""
-    return DemandCell(size_class(uncached), size_class(output), count, count * uncached, count * output, count * prompt)
+    return DemandCell(count, count * uncached, count * output, count * prompt)
 
 
 def rolled(number: int, arrivals: int, cells: tuple[DemandCell, ...] | None = None, waiting: int = 0) -> DemandRolled:

@@ -58,13 +58,23 @@ def test_other_prompts_lengthen_the_time_between_tokens() -> None:
     assert (within[0], beyond[0]) == (True, False)
 
 
+def test_an_answer_that_outlasts_the_arrivals_meets_the_first_ones_again() -> None:
+    """Arrivals of 2 s go round. 31 tokens may take 1.5 s, and 30 steps of 6 ms leave 1 320 ms of them for others."""
+    found = model([rolled(1, 2)])
+    found._sizes = found._sizes._replace(outputs=[31, 31])
+
+    assert found._between_tokens(1, [0, 1_000_000], [200_000, 1_320_000], 6_000) == [True, True]
+    assert found._between_tokens(1, [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, False]
+    assert found._between_tokens(2, [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, True]  # a worker each
+
+
 def test_a_fleet_that_cannot_keep_up_attains_nothing() -> None:
     """98.1 ms for each prompt: 11 in a second are more than one worker computes."""
     found = model([rolled(1, 50)]).predict(1, 11_000, 0, 0)
 
     assert found.attainment_bp == 0
     assert found.prefill_bp > 10_000
-    assert model([rolled(1, 50)]).busy_workers(11_000, 0, 0) == 2
+    assert model([rolled(1, 50)]).predict(2, 11_000, 0, 0).first_token_bp > 0
 
 
 def test_answers_that_do_not_fit_into_the_cache_attain_nothing() -> None:

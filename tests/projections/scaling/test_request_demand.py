@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from msgspec.structs import replace
 
 from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
 from core.events.routing import CACHED_UNKNOWN
 from core.events.scale import DemandCell, DemandRolled
-from projections.scaling.request_demand import OPEN_MAX, OPEN_MS, SIZES_MIN, RequestDemand, size_class
+from projections.scaling.request_demand import OPEN_MAX, OPEN_MS, SIZES_EVERY_MS, SIZES_MIN, RequestDemand, size_classes
+from projections.scaling.scale_decision import FleetCounts
+from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.facts import routed, worker_id
-from tests.projections.scaling.demands import START_MS
+from tests.projections.scaling.demands import CAPACITY, START_MS, foreseen
 
 
 def queued(request: str) -> RequestQueued:
@@ -53,7 +57,7 @@ def test_an_arrival_is_one_request_however_often_it_is_named() -> None:
     )
 
     assert (found.arrivals, found.queued, found.ended, found.waiting) == (1, 1, 1, 0)
-    assert found.cells == (DemandCell(size_class(60), size_class(21), 1, 60, 21, 100),)
+    assert found.cells == (DemandCell(1, 60, 21, 100),)
     assert found.cursor == {"routing": (1, 7)}
 
 
@@ -90,9 +94,31 @@ def test_bounds_of_service_are_counted_at_the_end() -> None:
     assert (failed.ended, failed.attained, failed.cells) == (1, 0, ())
 
 
-def test_classes_double_in_two_steps() -> None:
+def test_classes_double_in_two_steps_or_one() -> None:
     """So a class's mean is near each of its members."""
-    assert [size_class(tokens) for tokens in (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)] == [0, 1, 2, 3, 4, 4, 5, 5, 6, 7, 8]
+    tokens = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+
+    assert [size_classes(each, 0)[0] for each in tokens] == [0, 1, 2, 3, 4, 4, 5, 5, 6, 7, 8]
+    assert [size_classes(0, each)[1] for each in tokens] == [0, 1, 2, 2, 3, 3, 3, 3, 4, 4, 5]
+
+
+def test_a_class_is_that_of_its_mean() -> None:
+    """So events need no names of classes: a reader puts the cells of several events together."""
+    sizes, fold, random_ = RequestDemand(ScaleSettings()), ScaleFold(), random.Random(2)
+    fold.capacity, served = CAPACITY, set[tuple[int, int]]()
+    for number in range(3):
+        for request in range(200):
+            output = int(random_.lognormvariate(5.2, 0.9)) + 1
+            uncached = int(random_.lognormvariate(7.0, 2.0))
+            found = finished(f"{number}-{request}", output=output)
+            sizes.apply(replace(found, prompt_tokens=found.cached_tokens + uncached))
+            served.add(size_classes(uncached, output))
+        fold.apply(sizes.roll(START_MS + number * SIZES_EVERY_MS, 5, {}))
+    cells = fold.inputs(START_MS + 2 * SIZES_EVERY_MS, FleetCounts(1), foreseen(0)).cells
+
+    classes = [size_classes(each.uncached_tokens // each.count, each.output_tokens // each.count) for each in cells]
+    assert classes == sorted(served)
+    assert sum(each.count for each in cells) == 600
 
 
 def test_open_requests_are_bounded() -> None:

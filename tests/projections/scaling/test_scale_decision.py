@@ -14,6 +14,7 @@ from projections.scaling.scale_decision import (
     CEILING_GAIN_BP,
     DOWN_WINDOW,
     GOAL,
+    HOLD_BP,
     IDLE,
     MAX,
     MIN,
@@ -38,13 +39,34 @@ def steady(arrivals: int, periods: int = 60) -> list[DemandRolled]:
 
 
 def test_the_fewest_workers_that_reach_the_goal_are_wanted() -> None:
-    """The candidate before misses it."""
-    found = decided(steady(100), ScaleSettings(ttft_ms=140), 20_000, ready=1)
+    """One fewer misses it, from wherever the search begins."""
+    for ready in (1, 5, 16):
+        found = decided(steady(100), ScaleSettings(ttft_ms=140), 20_000, ready=ready)
 
-    *_, before, best = found.candidates
-    assert (found.bound, found.target) == (GOAL, best.workers)
-    assert before.workers == best.workers - 1
-    assert before.attainment_bp < SETTINGS.attainment_bp <= best.attainment_bp
+        at_rate = {each.workers: each.attainment_bp for each in found.candidates if each.rate_m == 20_000}
+        best = min(workers for workers, reached in at_rate.items() if reached >= SETTINGS.attainment_bp)
+        assert (found.bound, found.target) == (GOAL, best) if ready < best else found.target == ready
+        assert best > 2
+        assert at_rate[best - 1] < SETTINGS.attainment_bp
+
+
+@pytest.mark.parametrize("rate_m", [200, 20_000, 100_000, 1_000_000])
+@pytest.mark.parametrize("ready", [1, 40, 64])
+def test_a_decision_needs_few_predictions(rate_m: int, ready: int) -> None:
+    """Of 64 numbers: two and six halvings at each demand, of which the second and third ask no number again that
+    missed the goal before, and not the present one."""
+    base = inputs(steady(500), ScaleSettings(max=64), rate_m, ready=ready)
+
+    made = decide_scale(base._replace(regretted=ready))
+
+    asked = [(each.workers, each.rate_m) for each in made.candidates]
+    assert len(set(asked)) == len(asked) <= 8 + 7 + 7
+    assert asked[0] == (ready, rate_m)
+    missed = set[int]()
+    for each in made.candidates:
+        assert each.workers not in missed
+        if each.attainment_bp < made.goal_bp - HOLD_BP:
+            missed.add(each.workers)
 
 
 def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
@@ -53,7 +75,7 @@ def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
     found = decided([rolled(number, 10, both) for number in range(60)], SETTINGS, 2_000, ready=1)
 
     assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 9_000, 9_000 - CEILING_GAIN_BP)
-    assert found.candidates[-1].attainment_bp >= found.goal_bp
+    assert found.target == min(each.workers for each in found.candidates if each.attainment_bp >= found.goal_bp)
     assert found.target < SETTINGS.max
 
 
@@ -177,16 +199,26 @@ def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     rate_m=st.integers(100, 15_000),
     more=st.integers(0, 15_000),
     attainment=st.integers(5_000, 10_000),
+    ready=st.integers(0, 16),
+    regretted=st.integers(0, 16),
 )
 def test_more_demand_never_wants_fewer_workers(
-    arrivals: list[int], uncached: int, output: int, rate_m: int, more: int, attainment: int
+    arrivals: list[int],
+    uncached: int,
+    output: int,
+    rate_m: int,
+    more: int,
+    attainment: int,
+    ready: int,
+    regretted: int,
 ) -> None:
-    """For any sizes, bursts and goal, reachable or not."""
+    """For any sizes, bursts, present fleet and goal, reachable or not; also where a smaller fleet must bear more."""
     both = (cell(5, uncached, output, 30_000), cell(2, uncached * 3, output * 2, 90_000))
     demand = [rolled(number, count, both) for number, count in enumerate(arrivals)]
     sought = replace(SETTINGS, attainment=attainment / 100)
 
-    low, high = (decide_scale(inputs(demand, sought, rate, ready=0)) for rate in (rate_m, rate_m + more))
+    bases = (inputs(demand, sought, rate, ready=ready) for rate in (rate_m, rate_m + more))
+    low, high = (decide_scale(each._replace(regretted=regretted, is_window_full=True)) for each in bases)
 
     assert high.required >= low.required
     assert high.target >= low.target
