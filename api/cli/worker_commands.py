@@ -11,8 +11,8 @@ from typing import Any
 import click
 import uvloop
 
-from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
-from actors.engines.attached.server_facts import ServerOptions
+from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
+from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S

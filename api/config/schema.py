@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.server_client import ServerAddress
-from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
+from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.planner_settings import ACT, ADVISE, MODE
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
