@@ -83,8 +83,8 @@ def test_arrays_mean_the_same() -> None:
 
 
 def test_adapters_are_told_apart() -> None:
-    """In the dynamo form blocks of an adapter have its name as their scope. Blocks under another extra key look plain in
-    both forms: that is why none is sent."""
+    """In the dynamo form blocks of an adapter have its name as their scope. Blocks under another extra key look plain,
+    which is why none is sent."""
     run = "dynamo with extra keys"
     mirror = CacheMirror(recording()["page"], SEED)
     surplus = set()
