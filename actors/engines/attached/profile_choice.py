@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from actors.engines.attached.openai_profile import OpenaiProfile
 from actors.engines.attached.server_client import ServerClient
-from actors.engines.attached.server_profile import AUTO, ServerProfile
+from actors.engines.attached.server_profile import AUTO, OPENAI, ServerProfile
 from actors.engines.attached.server_questions import ask_models
 from actors.engines.attached.sglang_profile import SglangProfile
 from actors.engines.attached.vllm_profile import VllmProfile
 from core.errors import CallerError
 
-PROFILES: Mapping[str, type[ServerProfile]] = {"vllm": VllmProfile, "sglang": SglangProfile, "openai": OpenaiProfile}
+PROFILES: Mapping[str, type[ServerProfile]] = {"vllm": VllmProfile, "sglang": SglangProfile, OPENAI: OpenaiProfile}
 """By the name of the kind."""
 OWNERS = ("vllm", "sglang")
 """Kinds that a server names as the owner of its models."""

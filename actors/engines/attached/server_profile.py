@@ -15,8 +15,8 @@ from core.generation import GenerateRequest, Output, Sampling
 
 SLOTS = 256
 """Requests that a server runs at once, unless told: vLLM's own default on most GPUs. It does not say."""
-AUTO = "auto"
-"""The kind of a server that is asked for its kind."""
+AUTO, OPENAI = "auto", "openai"
+"""The kind of a server that is asked for its kind, and of one of no known kind."""
 REPORTED, ASSUMED = "reported", "assumed"
 CACHES = (REPORTED, ASSUMED)
 """The knowledge of a server's cache: by its events, or by the prompts that it was sent."""
