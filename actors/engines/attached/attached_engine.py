@@ -172,14 +172,14 @@ class AttachedEngine:
     def _start_feed(self, profile: ServerProfile, endpoints: KvEndpoints) -> KvEventFeed:
         def on_change(change: CacheChange) -> None:
             self._watch(change)
-            self._tell(change)
+            self._report(change)
 
         self._reader = profile.batch_reader()
         feed = _feed(batch_handler(self._reader, on_change), lambda detail: on_change(CacheGap(detail)), endpoints)
         feed.start()
         return feed
 
-    def _tell(self, change: CacheChange) -> None:
+    def _report(self, change: CacheChange) -> None:
         assert self._on_cache is not None
         self._on_cache(change)
 
@@ -321,7 +321,7 @@ class AttachedEngine:
     def _add(self, tokens: bytes, request: GenerateRequest) -> None:
         assert self._assumed is not None
         for change in self._assumed.add(tokens, request.cache_salt):
-            self._tell(change)
+            self._report(change)
 
     def load(self) -> EngineLoad:
         """The server's numbers of the last reading, with our own requests as of now.

@@ -2,7 +2,7 @@
 
 1. It says in `/server_info` how it was started: block size, size of the cache, ranks, and the sockets of its events.
    The seed that each start draws and the durations of that start are the name of the start.
-2. Blocks of prompts with a salt are told apart by servers whose events have the salt; the events of a trial show it.
+2. Blocks of prompts with a salt are described apart by servers whose events have the salt; the events of a trial show it.
 3. Its numbers do not say when it was started: a new start is seen by events that begin anew, or by its absence.
 4. `/health` would compute a token each time, so `/model_info` shows that it lives.
 """
@@ -169,14 +169,14 @@ class _Sockets(NamedTuple):
 
 def _sockets(info: dict[str, Any]) -> _Sockets:
     """As `kv_events` has them, or in an older server as its start option has them."""
-    told = info.get("kv_events")
-    if isinstance(told, dict) and told.get("publisher") == "zmq":
+    described = info.get("kv_events")
+    if isinstance(described, dict) and described.get("publisher") == "zmq":
         return _Sockets(
-            block_size=_whole(told.get("block_size")),
-            ranks=max(1, _whole(told.get("dp_size"))),
-            host=str(told.get("endpoint_host", "*")),
-            events_port=_whole(told.get("endpoint_port_base")),
-            replay_port=_whole(told.get("replay_endpoint_port_base")),
+            block_size=_whole(described.get("block_size")),
+            ranks=max(1, _whole(described.get("dp_size"))),
+            host=str(described.get("endpoint_host", "*")),
+            events_port=_whole(described.get("endpoint_port_base")),
+            replay_port=_whole(described.get("replay_endpoint_port_base")),
         )
     silent = _Sockets(block_size=_whole(info.get("page_size")), ranks=max(1, _whole(info.get("dp_size"))))
     if "kv_events" in info:
