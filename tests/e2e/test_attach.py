@@ -222,4 +222,4 @@ async def _serve_other_kinds(running: Running) -> None:
         if model == "tiny-sgl":
             assert finished.cached_tokens == routed.predicted_cached_tokens
     assert contrail("replay", "verify", "--data", str(running.data)).returncode == 0
-    assert "cache assumed" in contrail("replay", "at", "now", "--data", str(running.data)).stdout
+    assert "cache assumed" in contrail("replay", "at", asked[1], "--data", str(running.data)).stdout

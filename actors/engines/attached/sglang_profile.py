@@ -2,7 +2,7 @@
 
 1. It says in `/server_info` how it was started: block size, size of the cache, ranks, and the sockets of its events.
    The seed that each start draws and the durations of that start are the name of the start.
-2. Blocks of prompts with a salt are described apart by servers whose events have the salt; the events of a trial show it.
+2. Blocks of prompts with a salt are told apart by servers whose events have the salt; the events of a trial show it.
 3. Its numbers do not say when it was started: a new start is seen by events that begin anew, or by its absence.
 4. `/health` would compute a token each time, so `/model_info` shows that it lives.
 """
