@@ -2729,7 +2729,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SERVERS,
             ),
             "sglang-pairs-indexed": (
-                "        and all(isinstance(token, int) for token in event.token_ids)\n",
+                "        and not pairs\n",
                 "",
                 NO_SERVERS,
             ),

@@ -7,7 +7,7 @@
 3. Others may ask the server, too. Their blocks are in its events and their requests in its numbers; our own requests
    are counted here, between two readings of these numbers.
 4. `settle` waits for events of steps that have ended. A server cannot be asked to wait for the step under way.
-5. A request is aborted by hanging up.
+5. A request is aborted by hanging up, and by a call where the profile has one.
 6. Of a data-parallel server, one rank is the engine: its events, its numbers, and requests that name it.
 7. What differs between kinds of servers is in their profiles (`server_profile`).
 8. The cache of a server without events is assumed (`assumed_cache`), if that is asked for; its facts say so.
@@ -25,7 +25,13 @@ from actors.engines.attached.assumed_cache import AssumedCache
 from actors.engines.attached.call_checks import refusal
 from actors.engines.attached.profile_choice import choose_profile
 from actors.engines.attached.server_client import ServerAddress, ServerClient, ServerGone
-from actors.engines.attached.server_profile import ServerFacts, ServerNumbers, ServerOptions, ServerProfile
+from actors.engines.attached.server_profile import (
+    ServerCall,
+    ServerFacts,
+    ServerNumbers,
+    ServerOptions,
+    ServerProfile,
+)
 from actors.engines.attached.server_questions import several_servers
 from actors.engines.engine import (
     BlockTransfer,
@@ -63,6 +69,10 @@ TRIAL_EVENTS_S = 4.0
 """Bound on the time from that answer to its cache event …"""
 TRIALS = 3
 """… and the number of trials: a subscription may not stand yet at the first one."""
+ABORTS_MAX = 64
+"""Calls at once that abort requests."""
+ABORT_TIMEOUT_S = 2.0
+"""Bound on each: a server sees a hang-up that late at most."""
 UNTOLD = (
     "prefixes cannot be told yet of a model that mixes several kinds of attention, nor where speculative decoding keys "
     "the cache by pairs of tokens"
@@ -102,6 +112,8 @@ class AttachedEngine:
         self._on_cache: Callable[[CacheChange], None] | None = None
         self._feed: KvEventFeed | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._aborts: set[asyncio.Task[None]] = set()
+        """Calls under way that abort requests."""
         self._dead = ""
         """The reason for which this start of the server is over."""
         self._numbers: ServerNumbers | None = None
@@ -150,7 +162,7 @@ class AttachedEngine:
             rank=self._options.rank if facts.ranks > 1 else None,
             assumed=assumed,
         )
-        self._keeps_salts_apart = profile.keeps_salts_apart is not False
+        self._keeps_salts_apart = profile.keeps_salts_apart is not False  # in the trial, which has a salt then
         self._on_cache = on_cache
         try:
             if facts.endpoints is None:
@@ -158,7 +170,8 @@ class AttachedEngine:
                 self._assumed = AssumedCache(facts.block_size, facts.capacity_blocks)
                 self._keeps_salts_apart = bool(profile.keeps_salts_apart)
             else:
-                self._feed = self._start_feed(profile, facts.endpoints)
+                self._feed = self._make_feed(profile, facts.endpoints)
+                self._feed.start()
                 await self._feed.reread()
                 await self._try_out(profile, facts, facts.endpoints)
             await self._read_numbers(profile, facts)
@@ -169,15 +182,13 @@ class AttachedEngine:
         if self._feed is not None:
             self._tasks.append(self._spawn(self._follow_events(self._feed)))
 
-    def _start_feed(self, profile: ServerProfile, endpoints: KvEndpoints) -> KvEventFeed:
+    def _make_feed(self, profile: ServerProfile, endpoints: KvEndpoints) -> KvEventFeed:
         def on_change(change: CacheChange) -> None:
             self._watch(change)
             self._report(change)
 
         self._reader = profile.batch_reader()
-        feed = _feed(batch_handler(self._reader, on_change), lambda detail: on_change(CacheGap(detail)), endpoints)
-        feed.start()
-        return feed
+        return _feed(batch_handler(self._reader, on_change), lambda detail: on_change(CacheGap(detail)), endpoints)
 
     def _report(self, change: CacheChange) -> None:
         assert self._on_cache is not None
@@ -198,7 +209,7 @@ class AttachedEngine:
             self._dead = self._dead or f"the server was followed no longer: {UNTOLD}"
         if self._trial is None or self._trial.done() or not isinstance(change, CacheStored):
             return
-        if change.tokens == self._trial_tokens or not change.indexable:
+        if change.tokens == self._trial_tokens:
             self._trial.set_result(change)
 
     @property
@@ -278,12 +289,7 @@ class AttachedEngine:
         """
         if pull is not None:
             raise TransferFailed("an attached server fetches no blocks")
-        profile, facts = self._profile, self._facts
-        if self._dead or facts is None or profile is None:
-            raise EngineDead(self._dead or "the server is not attached")
-        if request.cache_salt and not self._keeps_salts_apart:
-            raise CallerError(SALTS_MIX)
-        call = profile.call(request, facts, self._options.rank or 0, priorities=self._priorities)
+        profile, call = self._call(request)
         headers = {"traceparent": request.traceparent} if request.traceparent else {}
         reader = profile.answer_reader(request.sampling)
         made: list[int] = []
@@ -301,12 +307,39 @@ class AttachedEngine:
         except ServerGone as error:
             if reader.last is None:
                 raise EngineDead(f"the server broke off: {error}") from error
+        except (GeneratorExit, asyncio.CancelledError):
+            self._abort(profile.abort(request.id))
+            raise
         finally:
             self._own -= 1
         if reader.last is None:
             raise PeerError("the server ended an answer without a reason")
         self._assume(request, made, reader.last)
         yield reader.last
+
+    def _call(self, request: GenerateRequest) -> tuple[ServerProfile, ServerCall]:
+        """The request for the server. EngineDead if this start is over, CallerError if the server cannot do it."""
+        profile, facts = self._profile, self._facts
+        if self._dead or facts is None or profile is None:
+            raise EngineDead(self._dead or "the server is not attached")
+        if request.cache_salt and not self._keeps_salts_apart:
+            raise CallerError(SALTS_MIX)
+        return profile, profile.call(request, facts, self._options.rank or 0, priorities=self._priorities)
+
+    def _abort(self, call: ServerCall | None) -> None:
+        """The server is told to abort a request, beside the hang-up that it would see later. Of more than ABORTS_MAX at
+        once the rest are aborted by their hang-ups alone."""
+        if call is None or self._dead or len(self._aborts) >= ABORTS_MAX:
+            return
+        task = self._spawn(self._send_abort(call))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, call: ServerCall) -> None:
+        try:
+            await self._client.post(call.path, call.body, ABORT_TIMEOUT_S)
+        except PeerError as error:
+            _logger.debug("a request was not aborted at once: %s", error)  # its hang-up aborts it
 
     def _assume(self, request: GenerateRequest, made: list[int], output: Output) -> None:
         """The prompt is taken to be cached from its first token on, its answer from the last one on."""
@@ -389,9 +422,10 @@ class AttachedEngine:
         """Requests under way have failed with EngineDead, and the server goes on without us; again: nothing to do."""
         self._dead = self._dead or "the server is not attached any more"
         self._client.hang_up()
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._aborts]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         feed, self._feed = self._feed, None
         if feed is not None:
             await feed.stop()

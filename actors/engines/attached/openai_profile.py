@@ -22,6 +22,7 @@ from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from core.errors import CallerError
 from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId
 
 KIND = "OpenAI-compatible"
 BLOCK_SIZE = 16
@@ -68,6 +69,10 @@ class OpenaiProfile:
     def call(self, request: GenerateRequest, facts: ServerFacts, rank: int, *, priorities: bool) -> ServerCall:  # noqa: ARG002 (has one rank)
         """As of `ServerProfile`."""
         return ServerCall(PATH, completion_body(request, facts.model, facts.context_max, priorities=priorities), {})
+
+    def abort(self, request: RequestId) -> ServerCall | None:  # noqa: ARG002 (hanging up does)
+        """As of `ServerProfile`."""
+        return None
 
     def answer_reader(self, sampling: Sampling) -> AnswerReader:
         """As of `ServerProfile`."""

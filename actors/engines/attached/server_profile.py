@@ -12,6 +12,7 @@ from actors.engines.attached.server_client import ServerClient
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from core.generation import GenerateRequest, Output, Sampling
+from core.ids import RequestId
 
 SLOTS = 256
 """Requests that a server runs at once, unless told: vLLM's own default on most GPUs. It does not say."""
@@ -86,7 +87,7 @@ class ServerNumbers(NamedTuple):
 
 
 class ServerCall(NamedTuple):
-    """A POST that asks for an answer."""
+    """A POST."""
 
     path: str
     body: bytes
@@ -120,6 +121,9 @@ class ServerProfile(Protocol):
     def call(self, request: GenerateRequest, facts: ServerFacts, rank: int, *, priorities: bool) -> ServerCall:
         """The request for the server; CallerError if it asks for what the server cannot do. `priorities` is true if
         the server schedules by priority; else they are left out, as they have no effect."""
+
+    def abort(self, request: RequestId) -> ServerCall | None:
+        """The call that aborts the request at once; None if hanging up does."""
 
     def answer_reader(self, sampling: Sampling) -> AnswerReader:
         """For the events of one answer."""

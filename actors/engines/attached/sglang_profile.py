@@ -5,12 +5,15 @@
 2. Blocks of prompts with a salt are told apart by servers whose events have the salt; the events of a trial show it.
 3. Its numbers do not say when it was started: a new start is seen by events that begin anew, or by its absence.
 4. `/health` would compute a token each time, so `/model_info` shows that it lives.
+5. It aborts a request 2 s after the hang-up, or at once if it is told to.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
+
+import orjson
 
 from actors.engines.attached.generate_call import GENERATE_PATH, GenerateReader, generate_body
 from actors.engines.attached.prometheus_samples import Sample, SampleReader
@@ -40,8 +43,10 @@ from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from actors.engines.kv_events.sglang_event_reader import SglangEventReader
 from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId
 
 KIND = "SGLang"
+ABORT_PATH = "/abort_request"
 BLOCK_SIZE_MIN = 8
 """Tokens. SGLang's own default is 1, of which every token of a prompt would be a block in each router."""
 EVENT_FLAGS = (
@@ -98,6 +103,10 @@ class SglangProfile:
         """As of `ServerProfile`."""
         body = generate_body(request, facts.context_max, rank if facts.ranks > 1 else None)
         return ServerCall(GENERATE_PATH, body, {})
+
+    def abort(self, request: RequestId) -> ServerCall | None:
+        """As of `ServerProfile`."""
+        return ServerCall(ABORT_PATH, orjson.dumps({"rid": request}), {})
 
     def answer_reader(self, sampling: Sampling) -> AnswerReader:
         """As of `ServerProfile`."""

@@ -39,6 +39,7 @@ from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId
 
 KIND = "vLLM"
 RANK_HEADER = "X-data-parallel-rank"
@@ -128,6 +129,10 @@ class VllmProfile:
         """As of `ServerProfile`."""
         body = completion_body(request, facts.model, facts.context_max, priorities=priorities)
         return ServerCall(PATH, body, {RANK_HEADER: str(rank)} if facts.ranks > 1 else {})
+
+    def abort(self, request: RequestId) -> ServerCall | None:  # noqa: ARG002 (hanging up does)
+        """As of `ServerProfile`."""
+        return None
 
     def answer_reader(self, sampling: Sampling) -> AnswerReader:
         """As of `ServerProfile`."""

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
@@ -27,7 +26,7 @@ SGLANG_TIERS = {"GPU": "device", "CPU_PINNED": "host", "DISK": "disk", None: "de
 class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
     block_hashes: list[BlockName]
     parent_block_hash: BlockName | None = None
-    token_ids: list[Any] = []
+    token_ids: list[int | tuple[int, int]] = []
     block_size: int = 0
     lora_id: int | None = None
     medium: str | None = None
@@ -75,18 +74,19 @@ def _changes(event: _Stored | _Removed | _Cleared | CacheGap) -> Iterator[CacheC
 
 def _stored(event: _Stored) -> CacheStored:
     names = tuple(map(block_number, event.block_hashes))
+    tokens = [token if isinstance(token, int) else token[0] for token in event.token_ids]
+    pairs = tokens != event.token_ids
     parent = None if event.parent_block_hash is None else block_number(event.parent_block_hash)
-    whole = bool(event.token_ids) and len(event.token_ids) == len(names) * event.block_size
     plain = (
-        whole
+        len(event.token_ids) == len(names) * event.block_size > 0
         and event.medium in SGLANG_TIERS
-        and all(isinstance(token, int) for token in event.token_ids)
+        and not pairs
         and (event.lora_id is None or event.lora_name is not None)
     )
     return CacheStored(
         blocks=names,
         parent=parent,
-        tokens=tuple(event.token_ids) if plain else (),
+        tokens=tuple(tokens),
         block_size=event.block_size,
         tier=_tier(event.medium),
         adapter=event.lora_name,

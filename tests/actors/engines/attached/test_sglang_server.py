@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +218,34 @@ async def test_a_rank(server: FakeSglangServer) -> None:
     assert (engine.info.rank, engine.info.group, engine.load().running) == (1, server.url, 4)
     await outputs_of(engine, asked([1, 2]))
     assert server.bodies[-1]["routed_dp_rank"] == 1
+    await engine.stop()
+
+
+async def test_aborts(server: FakeSglangServer, engine: AttachedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that is closed is aborted by a call and by hanging up; of too many at once by hanging up alone, and one
+    that ends by neither."""
+    await outputs_of(engine, asked([1, 2]))
+    server.token_delay_s = 0.05
+    request = asked([3, 4], 200)
+    async with aclosing(engine.generate(request)) as outputs:  # type: ignore[type-var]
+        await anext(outputs)
+    await eventually(lambda: server.aborted == [request.id], "the call")
+    await eventually(lambda: server.running == 0, "the end")
+    monkeypatch.setattr(attached_engine, "ABORTS_MAX", 0)
+    async with aclosing(engine.generate(asked([5, 6], 200))) as outputs:  # type: ignore[type-var]
+        await anext(outputs)
+    await eventually(lambda: server.running == 0, "the end")
+    assert server.aborted == [request.id]
+
+
+async def test_pairs_of_tokens(server: FakeSglangServer) -> None:
+    """A cache that is keyed by pairs is refused at the trial; events of others that cannot be told are not."""
+    server.pairs = True
+    assert "by pairs of tokens" in await refusal_of(server)
+    server.pairs = False
+    server.further_events = [{"type": "BlockStored", "block_hashes": [9], "medium": "EXTERNAL"}]
+    engine = AttachedEngine("tiny", ServerOptions(server.url))
+    await engine.start(lambda _: None)
     await engine.stop()
 
 

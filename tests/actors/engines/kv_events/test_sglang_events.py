@@ -121,12 +121,12 @@ PLAIN = CacheStored((-5, 6), None, (1, 2, 3, 4), 2, "device", None, None, indexa
         ({"medium": None}, PLAIN),
         ({"medium": "CPU_PINNED"}, PLAIN._replace(tier="host")),
         ({"medium": "DISK"}, PLAIN._replace(tier="disk")),
-        ({"medium": "EXTERNAL"}, PLAIN._replace(tier="external", tokens=(), indexable=False)),
-        ({"lora_id": 3}, PLAIN._replace(tokens=(), indexable=False)),
+        ({"medium": "EXTERNAL"}, PLAIN._replace(tier="external", indexable=False)),
+        ({"lora_id": 3}, PLAIN._replace(indexable=False)),
         ({"lora_name": "alpha", "cache_salt": "s"}, PLAIN._replace(adapter="alpha", cache_salt="s")),
         ({"cache_salt": "s", "parent_block_hash": 9}, PLAIN._replace(parent=9)),
-        ({"token_ids": [[1, 2], [2, 3], [3, 4], [4, 5]]}, PLAIN._replace(tokens=(), indexable=False)),
-        ({"token_ids": [1, 2, 3]}, PLAIN._replace(tokens=(), indexable=False)),
+        ({"token_ids": [[1, 2], [2, 3], [3, 4], [4, 5]]}, PLAIN._replace(indexable=False)),
+        ({"token_ids": [1, 2, 3]}, PLAIN._replace(tokens=(1, 2, 3), indexable=False)),
     ],
 )
 def test_stored(fields: dict[str, Any], expected: CacheStored) -> None:
