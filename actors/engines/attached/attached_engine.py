@@ -285,7 +285,8 @@ class AttachedEngine:
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
         """New tokens as they come, the last Output with `finish`; closing the iterator hangs up.
 
-        How much of the prompt the cache had comes with the last Output, or never: only the server knows.
+        How much of the prompt the cache had comes with the first Output or the last one, or never: only the server
+        knows.
         """
         if pull is not None:
             raise TransferFailed("an attached server fetches no blocks")
