@@ -80,6 +80,14 @@ def context_of(model: dict[str, Any]) -> int:
     return found if isinstance(found, int) and found > 0 else 0
 
 
+def certain_context(client: ServerClient, model: dict[str, Any]) -> int:
+    """The same of a server of a kind that says it."""
+    found = context_of(model)
+    if not found:
+        raise CallerError(f"{client.address} does not say how long a prompt may be (max_model_len in /v1/models)")
+    return found
+
+
 def choose_rank(client: ServerClient, rank: int | None, ranks: int) -> int:
     """The rank that is the engine."""
     if rank is None and ranks > 1:

@@ -31,10 +31,10 @@ from actors.engines.attached.server_questions import (
     PROBES,
     ask_certainly,
     ask_models,
+    certain_context,
     check_tokenizer,
     choose_model,
     choose_rank,
-    context_of,
     reachable,
     several_servers,
 )
@@ -69,9 +69,8 @@ class SglangProfile:
         """As of `ServerProfile`."""
         info = await _info(client)
         model = choose_model(client, options.model, await ask_models(client, KIND))
-        name, root, context_max = str(model["id"]), str(info.get("model_path") or ""), context_of(model)
-        if not context_max:
-            raise CallerError(f"{client.address} does not say how long a prompt may be (max_model_len in /v1/models)")
+        name, root = str(model["id"]), str(info.get("model_path") or "")
+        context_max = certain_context(client, model)
         _check_manner(client, info)
         sockets = _sockets(info)
         ranks = sockets.ranks

@@ -27,10 +27,10 @@ from actors.engines.attached.server_questions import (
     ask,
     ask_certainly,
     ask_models,
+    certain_context,
     check_tokenizer,
     choose_model,
     choose_rank,
-    context_of,
     reachable,
     several_servers,
 )
@@ -98,9 +98,8 @@ class VllmProfile:
         """As of `ServerProfile`."""
         version = await _version(client)
         model = choose_model(client, options.model, await ask_models(client, KIND))
-        name, root, context_max = str(model["id"]), str(model.get("root") or ""), context_of(model)
-        if not context_max:
-            raise CallerError(f"{client.address} does not say how long a prompt may be (max_model_len in /v1/models)")
+        name, root = str(model["id"]), str(model.get("root") or "")
+        context_max = certain_context(client, model)
         sources = await _ranks(client, options)
         rank = choose_rank(client, options.rank, len(sources))
         metrics = await _metrics(client, rank)
