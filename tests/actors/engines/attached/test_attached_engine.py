@@ -527,6 +527,18 @@ async def test_stop_ends_requests(server: FakeVllmServer, engine: AttachedEngine
     await engine.stop()
 
 
+async def test_stop_while_a_request_connects(server: FakeVllmServer, engine: AttachedEngine) -> None:
+    """It is not sent any more."""
+    task = asyncio.create_task(outputs_of(engine, request(max_tokens=1)))
+    await asyncio.sleep(0)
+    assert not engine._client._open
+    before = len(server.bodies)
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await task
+    assert len(server.bodies) == before
+
+
 async def test_load(server: FakeVllmServer, engine: AttachedEngine) -> None:
     """Requests of others count beside our own, and our own at once."""
     server.numbers |= {"running": 3, "steps": 12}
