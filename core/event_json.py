@@ -147,7 +147,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"base", "pools", "since", "decision"})
+ABSENT = frozenset({"assumed", "base", "decision", "pools", "since"})
 """Fields that JSON leaves out where the event does."""
 
 

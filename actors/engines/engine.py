@@ -46,6 +46,8 @@ class EngineInfo(NamedTuple):
     """The rank that is the engine, of a server that has several; None else."""
     pool: PoolDescription | None = None
     """The pool of its disk tier; None if it has none, or one whose blocks cannot be announced."""
+    assumed: bool = False
+    """True if its cache changes are assumed from the prompts that it was sent, because it reports none."""
 
 
 class EngineLoad(NamedTuple):

@@ -406,6 +406,7 @@ class Worker:
             address=self.address,
             group=info.group,
             pools=self._pools(),
+            assumed=info.assumed or UNSET,
         )
         return WorkerMembership(
             options.namespace,

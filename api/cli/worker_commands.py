@@ -11,8 +11,9 @@ from typing import Any
 import click
 import uvloop
 
-from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
-from actors.engines.attached.server_facts import ServerOptions
+from actors.engines.attached.profile_choice import SERVERS
+from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
+from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
@@ -152,7 +153,19 @@ def worker(
 @click.command
 @deployment_options
 @name_option("attached-0")
-@click.option("--engine", default="vllm", show_default=True, type=click.Choice(["vllm"]), help="The server's kind.")
+@click.option("--engine", default=AUTO, show_default=True, type=click.Choice(SERVERS), help="The server's kind.")
+@click.option(
+    "--cache",
+    default=REPORTED,
+    show_default=True,
+    type=click.Choice(CACHES),
+    help="Its cache is known by its events, or assumed from the prompts that it is sent.",
+)
+@click.option(
+    "--context", default=0, type=click.IntRange(min=0), help="Of an openai server: prompt with answer, tokens."
+)
+@click.option("--block-size", default=0, type=click.IntRange(min=0), help="Of an openai server: tokens of a block.")
+@click.option("--cache-blocks", default=0, type=click.IntRange(min=0), help="Of an openai server: blocks of its cache.")
 @click.option("--url", required=True, metavar="URL", help="The server's root: http://HOST:PORT.")
 @click.option("--server-model", default="", metavar="NAME", help="The server's own name, if it serves several models.")
 @click.option(
@@ -181,23 +194,29 @@ def attach(
     tokenizer: str,
     slots: int,
     rank: int | None,
+    engine: str,
+    cache: str,
+    context: int,
+    block_size: int,
+    cache_blocks: int,
     aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
     chat_template: str,
     **rest: Any,
 ) -> None:
-    """Start one worker whose engine is a running `vllm serve`. It needs neither vLLM nor a GPU itself.
+    """Start one worker whose engine is a running server of vLLM or SGLang. It needs neither of them, nor a GPU.
 
     \b
     contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B
     contrail attach --data data --model qwen --url http://10.0.0.7:8000 --name gpu-7 --server-key-file key
+    contrail attach --data data --model qwen --url http://10.0.0.9:8000 --name gpu-9 --cache assumed
 
-    The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. When the server ends,
+    The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. With --cache assumed it
+    need not: its cache is taken to hold the prompts that this worker sent. When the server ends,
     the worker is lost; when the server answers again, it joins as a new one with an empty cache.
     """
     _check_names(rest["model"], aliases)
-    del rest["engine"]
     server = ServerOptions(
         url,
         key=_read_key(server_key_file),
@@ -205,6 +224,11 @@ def attach(
         tokenizer=str(Path(tokenizer).resolve()) if tokenizer else "",
         slots=slots,
         rank=rank,
+        engine=engine,
+        cache=cache,
+        context_max=context,
+        block_size=block_size,
+        cache_blocks=cache_blocks,
     )
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)

@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_client import ServerAddress
-from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
+from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
+from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
 from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
@@ -330,7 +332,7 @@ class KvTiers(Section, frozen=True, kw_only=True):
 
 
 class AttachSection(Section, frozen=True, kw_only=True):
-    """Running vLLM servers, each the engine of one worker, or of one for each of its ranks."""
+    """Running servers, each the engine of one worker, or of one for each of its ranks."""
 
     urls: tuple[str, ...]
     """The root of each server: `http://HOST:PORT`."""
@@ -343,7 +345,17 @@ class AttachSection(Section, frozen=True, kw_only=True):
     slots: Annotated[int, Meta(ge=1)] = SERVER_SLOTS
     """Requests that each runs at once: its `--max-num-seqs`."""
     ranks: Annotated[int, Meta(ge=1)] = 1
-    """Data-parallel ranks of each server: its `--data-parallel-size`."""
+    """Data-parallel ranks of each server: its `--data-parallel-size`, or SGLang's `--dp-size`."""
+    engine: str = AUTO
+    """`vllm`, `sglang`, `openai` for any server that takes and returns token ids; `auto` asks each server."""
+    cache: str = REPORTED
+    """`reported` by cache events, or `assumed` from the prompts that each server is sent."""
+    context: Annotated[int, Meta(ge=0)] = 0
+    """Longest prompt with answer, in tokens, where an `openai` server does not say it."""
+    block_size: Annotated[int, Meta(ge=0)] = 0
+    """Tokens of a block of the cache of an `openai` server; 16 if not given."""
+    cache_blocks: Annotated[int, Meta(ge=0)] = 0
+    """Blocks of the cache of an `openai` server."""
 
     @property
     def workers(self) -> int:
@@ -355,6 +367,15 @@ class AttachSection(Section, frozen=True, kw_only=True):
             raise ValueError("urls: give the address of each server once, such as [http://10.0.0.7:8000]")
         for url in self.urls:
             _check_url(url, "urls")
+        if self.engine not in SERVERS:
+            raise ValueError(f"engine {self.engine!r}: a running server is one of {', '.join(SERVERS)}")
+        if self.cache not in CACHES:
+            raise ValueError(f"cache {self.cache!r}: there are {', '.join(CACHES)}")
+        sized = (self.context, self.block_size, self.cache_blocks)
+        if any(sized) and self.engine != OPENAI:
+            raise ValueError("context, block_size, cache_blocks: a server of another kind than `openai` says them")
+        if self.engine == OPENAI and not (self.cache == ASSUMED and self.cache_blocks):
+            raise ValueError("engine openai: its cache is not known; add `cache: assumed` and `cache_blocks`")
 
 
 class WorkerGroup(Section, frozen=True, kw_only=True):

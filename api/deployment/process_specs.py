@@ -204,8 +204,11 @@ def _server_words(servers: AttachSection, number: int) -> tuple[str, ...]:
     files = {"--server-key-file": servers.key_file, "--tokenizer": servers.tokenizer}
     paths = {flag: path and str(Path(path).expanduser().resolve()) for flag, path in files.items()}
     options = {"--url": servers.urls[server], "--server-model": servers.model, "--slots": str(servers.slots)}
+    options |= {"--engine": servers.engine, "--cache": servers.cache}
+    sizes = {"--context": servers.context, "--block-size": servers.block_size, "--cache-blocks": servers.cache_blocks}
+    sized = {flag: str(size) for flag, size in sizes.items() if size}
     ranked = {"--rank": str(rank)} if servers.ranks > 1 else {}
-    return _words({**options, **ranked, **paths})
+    return _words({**options, **sized, **ranked, **paths})
 
 
 def what_of(group: WorkerGroup, model: str) -> str:

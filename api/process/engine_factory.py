@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from actors.engines.attached.attached_engine import AttachedEngine
-from actors.engines.attached.server_facts import ServerOptions
+from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.engine import Engine
 from actors.engines.vllm.vllm_args import DiskTier
 from api.config.addresses import is_loopback, split_address

@@ -52,6 +52,9 @@ class WorkerJoined(EventBase, frozen=True):
     """Name that the ranks of one data-parallel engine share."""
     pools: PoolAccess | UnsetType = UNSET
     """Left out if it reads none."""
+    assumed: bool | UnsetType = UNSET
+    """True if its engine reports no cache, and its cache events are assumed from the prompts that were sent to it; else
+    left out."""
 
 
 class PoolJoined(EventBase, frozen=True):

@@ -205,7 +205,7 @@ def names_pools(member: Member) -> bool:
 
 
 def _identity(joined: WorkerJoined) -> int:
-    # so logs of earlier programs, and those without pools, keep their digests
+    # so logs of earlier programs, and those without pools, keep their digests; no fold and no decision reads `assumed`
     found = joined.pools
     pools = () if isinstance(found, UnsetType) else (*found.ids, found.kind, found.load_blocks)
     return mix(

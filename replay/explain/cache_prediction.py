@@ -3,7 +3,8 @@
 A prediction is the start of the prompt that the chosen worker held by the index, or that it was computing for another
 request. It is too high if a removal was unseen, or came before the engine reached the block, or if another request
 still computed the block. It is too low if a store was unseen or came later. A difference without any event has its own
-verdict. Under `approximate` events play no part.
+verdict. Under `approximate` events play no part, and those of a worker with an assumed cache tell only what was sent
+there.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class _PredictionVerdict(NamedTuple):
 
 def _found(case: _Case, predicted: int, real: int) -> _PredictionVerdict:
     cached = case.ground.ranked[0].candidate.overlap[-1]
-    if case.ground.settings.policy == APPROXIMATE and not cached <= real < predicted:
+    guessed = case.ground.settings.policy == APPROXIMATE or case.worker in case.recording.names.assumed
+    if guessed and not cached <= real < predicted:
         if real < predicted:
             return _PredictionVerdict(
                 "believed", "they were taken to be cached, because a prompt that begins so was sent there"

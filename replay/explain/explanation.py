@@ -381,8 +381,8 @@ class CachePrediction(msgspec.Struct, frozen=True, kw_only=True):
     real_blocks: int
     verdict: str
     """`as_predicted`, `removed_unseen`, `removed_later`, `cleared`, `ended`, `stored_unseen`, `stored_later`,
-    `pending`, `unknown_cache`, `never_in_log`, `believed` (under `approximate`), `no_first_token`,
-    `real_unknown` (an engine that does not say it)."""
+    `pending`, `unknown_cache`, `never_in_log`, `believed` (under `approximate`, or of an assumed cache),
+    `no_first_token`, `real_unknown` (an engine that does not say it)."""
     first_block: int | None = None
     """The blocks of the prompt that made the difference, counted from 0 …"""
     blocks: int = 0

@@ -34,6 +34,8 @@ class Participants(msgspec.Struct):
     replicas: dict[ReplicaId, str] = msgspec.field(default_factory=dict)
     streams: dict[WorkerId, StreamName] = msgspec.field(default_factory=dict)
     """The kv stream that each worker writes to."""
+    assumed: set[WorkerId] = msgspec.field(default_factory=set)
+    """Workers whose cache events are assumed from the prompts that were sent to them."""
 
     def worker(self, worker: str) -> str:
         """The worker's name; its id if no message has it."""
@@ -68,6 +70,8 @@ class Participants(msgspec.Struct):
             if member.joined is not None:
                 self.workers.setdefault(member.worker, member.joined.name or member.worker)
                 self.streams.setdefault(member.worker, kv_stream(member.joined.partition))
+                if member.joined.assumed is True:
+                    self.assumed.add(member.worker)
         for replica, part in state.routing.replicas.items():
             if part.joined is not None:
                 self.replicas.setdefault(replica, part.joined.name or replica)
@@ -91,6 +95,8 @@ class Participants(msgspec.Struct):
                     if isinstance(event, WorkerJoined):
                         self.workers[WorkerId(message.source)] = event.name or message.source
                         self.streams[WorkerId(message.source)] = record.stream
+                        if event.assumed is True:
+                            self.assumed.add(WorkerId(message.source))
 
     def note_requests(self, requests: RequestHistory) -> None:
         """Those that the routing stream has, by their ids where no message says a name."""

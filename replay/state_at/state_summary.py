@@ -49,6 +49,8 @@ class WorkerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Per tier how many it holds; tiers without any are left out."""
     cache_known: bool
     """False after a gap in its messages, until it restates its cache."""
+    cache_assumed: bool
+    """True if its engine reports no cache, and it is assumed from the prompts that were sent to it."""
     active_requests: int
     active_blocks: int
     prefill_tokens: int
@@ -209,6 +211,7 @@ def _worker(
         capacity_blocks=joined.capacity_blocks,
         blocks=_blocks(state, worker),
         cache_known=member.cache_known,
+        cache_assumed=joined.assumed is True,
         active_requests=sum(each.requests for each in busy),
         active_blocks=sum(each.blocks for each in busy),
         prefill_tokens=sum(each.prefill_tokens for each in busy),

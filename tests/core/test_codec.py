@@ -108,6 +108,7 @@ BY_TYPE[KvBlocks] = any_of(KvBlocks)
 BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
+BY_TYPE[bool | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.booleans()
 BY_TYPE[PoolAccess | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PoolAccess)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
 constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])

@@ -17,7 +17,8 @@ from core.events import RequestFinished, RequestMigrated, RequestPrefilled, Requ
 from core.events.routing import CACHED_UNKNOWN
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
-from tests.fixtures.fake_vllm_server import FakeVllmServer
+from tests.fixtures.fake_sglang_server import FakeSglangServer
+from tests.fixtures.fake_vllm_server import BLOCK_SIZE, FakeVllmServer
 from tests.fixtures.vllm_server import VllmServer
 
 TALKS = 3
@@ -157,13 +158,25 @@ async def _outlive_a_server(running: Running, server: VllmServer) -> None:
 
 async def test_a_server_that_was_started_again_is_another_worker(tmp_path: Path, tiny_checkpoint: Path) -> None:
     """The process of its worker stays; the worker has another id and an empty cache. A server that cannot be attached
-    is named in one sentence."""
+    is named in one sentence. Beside it servers of other kinds are served."""
     tokenizer = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json"))
-    server = FakeVllmServer(lambda text: tokenizer.encode(text, add_special_tokens=False).ids, str(tiny_checkpoint))
-    await server.open()
-    group = {"name": "gpu", "served_name": "tiny", "attach": {"urls": [server.url]}}
+
+    def tokenize(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    server, sglang = (kind(tokenize, str(tiny_checkpoint)) for kind in (FakeVllmServer, FakeSglangServer))
+    silent = FakeVllmServer(tokenize, str(tiny_checkpoint))
+    silent.tell_events = False
+    for each in (server, sglang, silent):
+        await each.open()
+    openai = {"urls": [silent.url], "engine": "openai", "cache": "assumed", "cache_blocks": 20}
+    groups = [
+        {"name": "gpu", "served_name": "tiny", "attach": {"urls": [server.url]}},
+        {"name": "sgl", "served_name": "tiny-sgl", "attach": {"urls": [sglang.url]}},
+        {"name": "any", "served_name": "tiny-any", "attach": openai},
+    ]
     file = tmp_path / "up.yaml"
-    file.write_text(json.dumps({"version": 1, "workers": [group]}))
+    file.write_text(json.dumps({"version": 1, "workers": groups}))
     try:
         async with up(tmp_path / "data", "-f", str(file)) as running:
             before = running.part("gpu-0")
@@ -179,11 +192,34 @@ async def test_a_server_that_was_started_again_is_another_worker(tmp_path: Path,
             await eventually(lambda: running.state("gpu-0")["blocks"] > 1, "its blocks")
             await running.assert_index_is_cache()
             joined = [event for event in await running.events("kv_0") if isinstance(event, WorkerJoined)]
-            assert [event.name for event in joined] == ["gpu-0", "gpu-0"]
+            assert sorted(event.name for event in joined) == ["any-0", "gpu-0", "gpu-0", "sgl-0"]
+            assert {event.engine for event in joined if event.assumed is True} == {"openai vllm, attached"}
+            await _serve_other_kinds(running)
             server.answers["/kv_event_sources"] = (200, b"{}")
             words = ("attach", "--data", str(running.data), "--model", "tiny", "--url", server.url, "--name", "gpu-9")
             refused = await asyncio.to_thread(contrail, *words)
             assert refused.returncode != 0
             assert "tells no cache events: start it with --kv-events-config '{" in refused.stderr.splitlines()[-1]
     finally:
-        await server.close()
+        for each in (server, sglang, silent):
+            await each.close()
+
+
+async def _serve_other_kinds(running: Running) -> None:
+    """Each answers, its second answer is predicted to find the first one's blocks, and the decisions verify."""
+    for model in ("tiny-sgl", "tiny-any"):
+        asked = []
+        for _ in range(2):
+            raw = await running.openai.completions.with_raw_response.create(
+                model=model, prompt="two " * 60, max_tokens=3
+            )
+            asked.append(raw.headers["x-request-id"])
+            await running.assert_index_is_cache()
+        routing = [event for event in await running.events("routing") if getattr(event, "request", None) == asked[1]]
+        (routed,) = [event for event in routing if isinstance(event, RequestRouted)]
+        (finished,) = [event for event in routing if isinstance(event, RequestFinished)]
+        assert routed.predicted_cached_tokens >= 3 * BLOCK_SIZE
+        if model == "tiny-sgl":
+            assert finished.cached_tokens == routed.predicted_cached_tokens
+    assert contrail("replay", "verify", "--data", str(running.data)).returncode == 0
+    assert "cache assumed" in contrail("replay", "at", asked[1], "--data", str(running.data)).stdout

@@ -25,6 +25,7 @@ ANSWER_CHARS_MAX = 4_000
 MADE = {"seconds", "decisions_per_s", "wall_s"}
 """Keys that say of the run, and nothing of the history."""
 ADDED = {
+    "cache_assumed",
     "concurrent",
     "delay",
     "log_late_ms",

@@ -92,6 +92,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/replay/whatif/test_virtual_fleet.py",
         "tests/replay/whatif/test_scale_rerun.py",
     ),
+    "attached": (
+        "tests/actors/engines/attached/test_assumed_cache.py",
+        "tests/actors/engines/kv_events/test_sglang_events.py",
+        "tests/actors/engines/attached/test_sglang_server.py",
+        "tests/actors/engines/attached/test_silent_servers.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -156,6 +162,7 @@ OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
 NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
+NO_SERVERS = "The log has no attached server, and its workers report their caches."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2807,6 +2814,75 @@ MUTANTS: tuple[Mutant, ...] = (
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
         },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/assumed_cache.py",
+        {
+            "assumed-unbounded": ("while len(self._used) > self._blocks_max:", "while False:", NO_SERVERS),
+            "assumed-head-goes-first": ("for name in reversed(chain):", "for name in chain:", NO_SERVERS),
+            "assumed-salts-mix": ("parent: int | str | None = salt", "parent: int | str | None = None", NO_SERVERS),
+            "assumed-parent-lost": ("parent=chain[first - 1] if first else None,", "parent=None,", NO_SERVERS),
+            "assumed-beyond-room": (
+                "count = min(len(tokens) // size, self._blocks_max)",
+                "count = len(tokens) // size",
+                NO_SERVERS,
+            ),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/attached_engine.py",
+        {
+            "salts-of-any-server": (
+                "self._keeps_salts_apart = stored.cache_salt == salt",
+                "self._keeps_salts_apart = True",
+                NO_SERVERS,
+            ),
+            "assumed-last-token": ("tokens_to_bytes(made[:-1])", "tokens_to_bytes(made)", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/generate_call.py",
+        {
+            "generate-repeats-tokens": ("tokens=tuple(ids[len(ids) - new :])", "tokens=tuple(ids)", NO_SERVERS),
+            "generate-cached-each-time": ("meta.cached_tokens if first else None", "meta.cached_tokens", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/sglang_profile.py",
+        {
+            "sglang-port-of-first-rank": ("{port + rank}", "{port}", NO_SERVERS),
+            "sglang-load-of-a-priority": (' and not labels.get("priority")', "", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/kv_events/sglang_event_reader.py",
+        {
+            "sglang-salt-behind-parent": (
+                "cache_salt=event.cache_salt if parent is None else None",
+                "cache_salt=event.cache_salt",
+                NO_SERVERS,
+            ),
+            "sglang-pairs-indexed": (
+                "        and not pairs\n",
+                "",
+                NO_SERVERS,
+            ),
+            "sglang-numbered-adapter": (
+                "        and (event.lora_id is None or event.lora_name is not None)\n",
+                "",
+                NO_SERVERS,
+            ),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/kv_events/kv_event_feed.py",
+        {"replay-with-topic-only": ("*_, number, payload = frames", "_, _, number, payload = frames", NO_SERVERS)},
     ),
 )
 """All of them, by area."""

@@ -12,18 +12,17 @@ from typing import Any
 import msgspec
 import orjson
 
-from core.errors import CallerError, ContrailError, EngineDead, PeerError, Refused, Unavailable
-from core.generation import TASK_GENERATE, GenerateRequest, Guided, Output, Sampling, TokenLogprobs
+from actors.engines.attached.call_checks import AnswerError, answer_room, stream_error
+from core.errors import CallerError, EngineDead, PeerError
+from core.generation import GenerateRequest, Guided, Output, Sampling, TokenLogprobs
 from core.models import GenerationFailed
-from core.prompt import TOKEN_BYTES, tokens_from_bytes
+from core.prompt import tokens_from_bytes
 
 PATH = "/v1/completions"
 FINISHES = {"stop": "stop", "length": "length", "repetition": "stop"}
 """The server's reasons to end, and ours."""
 ABORTED = "abort"
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - how the server writes a token by its number
-SENTENCE_MAX = 300
-"""Characters of the server's objection that are passed on."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -46,15 +45,10 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int | str | None = None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: _Error | None = None
+    error: AnswerError | None = None
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -65,14 +59,7 @@ def completion_body(request: GenerateRequest, model: str, context_max: int, *, p
 
     `priorities` is true if the server schedules by priority; else priorities are left out, as they have no effect.
     """
-    _check(request)
-    sampling = request.sampling
-    room = context_max - len(request.tokens) // TOKEN_BYTES
-    if room < 1:
-        raise CallerError(
-            f"the prompt has {len(request.tokens) // TOKEN_BYTES} tokens, and the model has room for {context_max} "
-            "tokens with the answer: shorten it"
-        )
+    room = answer_room(request, context_max)
     body: dict[str, Any] = {
         "model": model,
         "prompt": tokens_from_bytes(request.tokens),
@@ -80,23 +67,14 @@ def completion_body(request: GenerateRequest, model: str, context_max: int, *, p
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
-        "max_tokens": min(sampling.max_tokens, room),
-        **_sampling_fields(sampling),
+        "max_tokens": room,
+        **_sampling_fields(request.sampling),
     }
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
     if request.priority and priorities:
         body["priority"] = request.priority
     return orjson.dumps(body)
-
-
-def _check(request: GenerateRequest) -> None:
-    if request.task != TASK_GENERATE:
-        raise CallerError("an attached server makes no embeddings here: ask a worker of Contrail's own for them")
-    if request.adapter:
-        raise CallerError(f"an attached server serves no adapters yet: {request.adapter} is none of its models here")
-    if request.sampling.prompt_logprobs >= 0:
-        raise CallerError("an attached server streams no logprobs of prompts: leave prompt_logprobs out")
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
@@ -159,13 +137,13 @@ class CompletionReader:
         except msgspec.DecodeError as error:
             raise PeerError(f"the server sent an event that is none of a completion: {error}") from error
         if event.error is not None:
-            raise _stream_error(event.error, self._sampling)
+            raise stream_error(event.error, self._sampling)
         if event.usage is not None and event.usage.prompt_tokens_details is not None and self.last is not None:
             cached = event.usage.prompt_tokens_details.cached_tokens
             self.last = msgspec.structs.replace(self.last, cached_tokens=cached)
         for choice in event.choices:
             if choice.token_ids is None:
-                raise PeerError("the server returns no token ids: it must be a vLLM of 0.32 or later")
+                raise PeerError("the server answers in text, without the ids of its tokens (return_token_ids)")
             output = Output(
                 tokens=tuple(choice.token_ids),
                 finish=_finish(choice.finish_reason),
@@ -214,39 +192,3 @@ def _best(candidates: dict[str, float], top: int) -> tuple[tuple[int, float], ..
     except ValueError as error:
         raise PeerError("the server names tokens of logprobs by their text") from error
     return tuple(sorted(known, key=lambda each: -each[1])[:top])
-
-
-def _stream_error(error: _Error, sampling: Sampling) -> ContrailError:
-    """The error for an answer that was begun."""
-    text = _sentence(error.message)
-    if str(error.code) == "400":
-        return CallerError(text)
-    if sampling.guided is not None:
-        return CallerError(
-            "the engine found no token that fits: simplify the schema, pattern or grammar, and see that "
-            "allowed_token_ids, logit_bias and bad_words leave it some"
-        )
-    return GenerationFailed(f"the server failed on this request: {text}")
-
-
-def refusal(status: int, body: bytes) -> ContrailError:
-    """The error for an answer that has another status than 200."""
-    try:
-        error = _event.decode(body).error or _Error()
-    except msgspec.DecodeError:
-        error = _Error()
-    text = _sentence(error.message) or f"status {status}"
-    if status in {400, 413, 422}:
-        return CallerError(text)
-    if status in {401, 403}:
-        return Refused(f"the server refuses the key: {text}")
-    if status == 404:
-        return Refused(f"the server does not serve this model: {text}")
-    if status in {429, 503}:
-        return Unavailable(f"the server takes no more requests now: {text}")
-    return GenerationFailed(f"the server failed on this request: {text}")
-
-
-def _sentence(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= SENTENCE_MAX else f"{line[:SENTENCE_MAX]}…"

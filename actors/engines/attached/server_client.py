@@ -155,6 +155,7 @@ class ServerClient:
             raise CallerError("the server's key has characters that no HTTP header can have")
         self._tls = ssl.create_default_context(cafile=authority) if address.tls else None
         self._open: set[asyncio.StreamWriter] = set()
+        self._hung_up = False
 
     def __repr__(self) -> str:
         return f"<ServerClient {self.address}>"
@@ -184,6 +185,8 @@ class ServerClient:
         reader, writer = await self._connect()
         self._open.add(writer)
         try:
+            if self._hung_up:  # while it connected
+                raise ServerGone(f"{self.address} is asked no more")
             writer.write(self._head(method, path, body, headers) + (body or b""))
             yield await _read_head(reader)
         except (OSError, asyncio.IncompleteReadError) as error:
@@ -195,7 +198,8 @@ class ServerClient:
             writer.transport.abort()
 
     def hang_up(self) -> None:
-        """All requests under way are aborted, and end with ServerGone."""
+        """All requests under way are aborted, and end with ServerGone, as later ones do."""
+        self._hung_up = True
         for writer in self._open:
             writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""The wire of vLLM's KV events: every batch once, in order, or a gap that is told.
+"""The wire of vLLM's and SGLang's KV events: every batch once, in order, or a gap that is told.
 
 1. The engine numbers its batches from 0 and sends them on a PUB socket; its replay socket gives back those that it
    still holds (the last `buffer_steps`). Of an engine that we start both are ipc sockets in a private folder: no other
@@ -191,7 +191,7 @@ class KvEventFeed:
                     if end:
                         return Replayed(oldest, end, whole=False)
                     raise Unavailable(f"no answer to a replay for {REPLAY_TIMEOUT_S:.0f} s") from error
-                _, _, number, payload = frames
+                *_, number, payload = frames  # older SGLang servers send no topic before them
                 if number == END:
                     return Replayed(oldest, end, whole=True)
                 seq = int.from_bytes(number, "big")

@@ -1,39 +1,34 @@
 """vLLM's KV events as bytes, read into the cache changes of `actors.engines.engine`. No socket, no vLLM.
 
-1. A batch is a msgpack array `[time, events, rank]`. An event is a map with the tag `type`; older engines send an
-   array with the tag first. Unknown fields are skipped; an unknown kind of event is a `CacheGap`: it may have
-   changed the cache.
-2. `extra_keys` says for each block what went into its hash beside the tokens, untagged, but each kind has a form of
+1. `extra_keys` says for each block what went into its hash beside the tokens, untagged, but each kind has a form of
    its own: the adapter's name first (text, if `lora_name` is set), `[identifier, offset]` for an image, the cache
    salt (text, only in the first block of a prompt), bytes for prompt embeddings. A block with anything else than
    adapter and salt is not indexable, nor is any after it in the event. Without `extra_keys` this is unknown: not
    indexable.
-3. The cache salt stands only in the first block of a prompt. So `CacheStored.cache_salt` is the scope of a chain
+2. The cache salt stands only in the first block of a prompt. So `CacheStored.cache_salt` is the scope of a chain
    that starts here; where `parent` is set it is None, and the blocks are in their parent's scope. `adapter` is
    given always. Blocks behind a parent that is not indexable are not indexable either: only a mirror can tell.
-4. A removal names group and block only, so the kind of each group is learned from what it stored.
-5. Events of slower tiers come without `extra_keys`, and some without tokens and kind: what they say of tokens and scope
+3. A removal names group and block only, so the kind of each group is learned from what it stored.
+4. Events of slower tiers come without `extra_keys`, and some without tokens and kind: what they say of tokens and scope
    is not taken. They name blocks, of which the device's events say the content: before, or afterwards where a block was
    loaded from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheGap, CacheRemoved, CacheStored
-from core.errors import Corrupt
+from actors.engines.kv_events.kv_batch import BatchForm, BlockName, KvBatch, block_number
 
 INDEXABLE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Groups in which a block can be used only together with all blocks before it."""
 DEVICE = "GPU"
 """vLLM names every device so."""
 TIERS = {DEVICE: "device", "CPU": "host", "STORAGE": "disk"}
-
-BlockName = int | bytes
 
 
 class _Stored(msgspec.Struct, tag="BlockStored", tag_field="type"):
@@ -59,39 +54,11 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
     pass
 
 
-_Event = _Stored | _Removed | _Cleared
-
-
-class _Batch(msgspec.Struct, array_like=True):
-    time: float
-    events: list[_Event]
-
-
-class _AnyBatch(msgspec.Struct, array_like=True):
-    time: float
-    events: list[Any]
-
-
-_KINDS: dict[str, type[_Event]] = {
-    "BlockStored": _Stored,
-    "BlockRemoved": _Removed,
-    "AllBlocksCleared": _Cleared,
-}
-_batch = msgspec.msgpack.Decoder(_Batch)
-_any_batch = msgspec.msgpack.Decoder(_AnyBatch)
-
-
-class KvBatch(NamedTuple):
-    """One batch of the engine's cache events."""
-
-    made_s: float
-    """By the engine's wall clock."""
-    changes: list[CacheChange]
-    """In order."""
+_FORM = BatchForm(_Stored, _Removed, _Cleared)
 
 
 class KvEventReader:
-    """Reads the batches of one engine, in order; remembers what kind each of its groups is."""
+    """Reads the batches of one vLLM engine, in order; remembers what kind each of its groups is."""
 
     def __init__(self) -> None:
         self._kinds: dict[int | None, str | None] = {}
@@ -101,72 +68,36 @@ class KvEventReader:
         """Groups of layers that stored blocks; above 1 the model is a hybrid of several kinds of attention."""
         return len(self._kinds)
 
-    def batch_reader(self, on_cache: Callable[[CacheChange], None]) -> Callable[[bytes], float]:
-        """A function for batches: it passes their changes on, and a gap for one that is none. It returns when the batch
-        was made, in seconds of the engine's clock; 0 if that is unknown."""
-
-        def on_batch(payload: bytes) -> float:
-            try:
-                made_s, changes = self.read(payload)
-            except Corrupt as error:
-                made_s, changes = 0.0, [CacheGap(str(error))]
-            for change in changes:
-                on_cache(change)
-            return made_s
-
-        return on_batch
-
     def read(self, payload: bytes) -> KvBatch:
         """The changes of one batch; Corrupt if it is no batch."""
-        try:
-            batch = _batch.decode(payload)
-        except msgspec.ValidationError:
-            return self._read_one_by_one(payload)
-        except msgspec.DecodeError as error:
-            raise Corrupt(f"not a batch of KV events: {error}") from error
-        return KvBatch(batch.time, [change for event in batch.events for change in self._changes(event)])
+        made_s, events = _FORM.decode(payload)
+        return KvBatch(made_s, [change for event in events for change in self._changes(event)])
 
-    def _read_one_by_one(self, payload: bytes) -> KvBatch:
-        """A batch with an event in another form, or of a kind that this program does not know."""
-        try:
-            batch = _any_batch.decode(payload)
-            return KvBatch(batch.time, [change for raw in batch.events for change in self._read_any(raw)])
-        except msgspec.DecodeError as error:
-            raise Corrupt(f"not a batch of KV events: {error}") from error
-
-    def _read_any(self, raw: Any) -> Iterator[CacheChange]:
-        tag = raw.get("type") if isinstance(raw, dict) else raw[0] if isinstance(raw, list) and raw else None
-        kind = _KINDS.get(tag) if isinstance(tag, str) else None
-        if kind is None:
-            yield CacheGap(f"the engine sent an event of a kind that is not known here: {tag}")
-            return
-        if isinstance(raw, list):
-            raw = dict(zip(("type", *kind.__struct_fields__), raw, strict=False))
-        yield from self._changes(msgspec.convert(raw, kind))
-
-    def _changes(self, event: _Event) -> Iterator[CacheChange]:
+    def _changes(self, event: _Stored | _Removed | _Cleared | CacheGap) -> Iterator[CacheChange]:
         match event:
             case _Stored():
                 slower = event.medium in TIERS and event.medium != DEVICE
                 if event.kv_cache_spec_kind is not None or not slower:
                     self._kinds[event.group_idx] = event.kv_cache_spec_kind
                 if slower and event.extra_keys is None and self._kinds.get(event.group_idx) in INDEXABLE_KINDS:
-                    yield CacheCopied(tuple(map(_name, event.block_hashes)), _tier(event.medium))
+                    yield CacheCopied(tuple(map(block_number, event.block_hashes)), _tier(event.medium))
                 else:
                     yield from _stored(event)
             case _Removed():
-                names = tuple(_name(block) for block in event.block_hashes)
+                names = tuple(block_number(block) for block in event.block_hashes)
                 known = self._kinds.get(event.group_idx) in INDEXABLE_KINDS
                 yield CacheRemoved(names, _tier(event.medium), known)
             case _Cleared():
                 yield CacheEmptied()
+            case CacheGap():
+                yield event
 
 
 def _stored(event: _Stored) -> Iterator[CacheStored]:
     """One change, or two where blocks that are only tokens are followed by others."""
     plain, salt = _plain_blocks(event)
-    names = tuple(_name(block) for block in event.block_hashes)
-    parent = None if event.parent_block_hash is None else _name(event.parent_block_hash)
+    names = tuple(block_number(block) for block in event.block_hashes)
+    parent = None if event.parent_block_hash is None else block_number(event.parent_block_hash)
     tokens, size, tier = tuple(event.token_ids), event.block_size, _tier(event.medium)
     if plain:
         yield CacheStored(names[:plain], parent, tokens[: plain * size], size, tier, event.lora_name, salt, True)
@@ -197,10 +128,6 @@ def _plain_blocks(event: _Stored) -> tuple[int, str | None]:
         if rest:
             return index, salt
     return count, salt
-
-
-def _name(block: BlockName) -> int:
-    return block if isinstance(block, int) else int.from_bytes(block, "big")
 
 
 def _tier(medium: str | None) -> str:

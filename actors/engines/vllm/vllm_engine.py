@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
+from actors.engines.kv_events.kv_batch import batch_handler
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
 from actors.engines.vllm.vllm_args import (
@@ -201,7 +202,7 @@ class VllmEngine:
         from actors.engines.kv_events.kv_event_feed import KvEventFeed  # noqa: PLC0415  (likewise)
 
         self._processes = EngineProcesses()
-        on_batch = KvEventReader().batch_reader(on_cache)
+        on_batch = batch_handler(KvEventReader(), on_cache)
         self._feed = KvEventFeed(on_batch, lambda detail: on_cache(CacheGap(detail)))
         self._feed.start()
 

@@ -375,12 +375,31 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
         for flag, value in {
             "--url": url, "--model": "qwen", "--slots": "64", "--server-model": "m", "--alias": "q",
             "--tokenizer": str(Path("tok").resolve()), "--server-key-file": str(Path("key").resolve()),
-            "--reasoning-parser": "qwen3",
+            "--reasoning-parser": "qwen3", "--engine": "auto", "--cache": "reported",
         }.items():  # fmt: skip
             assert words[words.index(flag) + 1] == value
         assert "--rank" not in words
         command: Any = contrail.get_command(click.Context(contrail), "attach")
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_servers_of_no_known_kind(tmp_path: Path) -> None:
+    """The command has the sizes of their cache, which only they have."""
+    attach = {"urls": ["http://a"], "engine": "openai", "cache": "assumed", "context": 4096, "cache_blocks": 900}
+    (group,) = loaded(tmp_path, {**SERVERS, "attach": attach}).deployment.workers
+    source = model_source(group, tmp_path / "tiny", print)
+    (spec,) = worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(()))
+    words = spec.command[spec.command.index("attach") :]
+    for flag, value in (
+        ("--engine", "openai"),
+        ("--cache", "assumed"),
+        ("--context", "4096"),
+        ("--cache-blocks", "900"),
+    ):
+        assert words[words.index(flag) + 1] == value
+    assert "--block-size" not in words
+    command: Any = contrail.get_command(click.Context(contrail), "attach")
+    command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
 
 def test_a_worker_for_each_rank_of_each_server(tmp_path: Path) -> None:
@@ -412,6 +431,10 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"remote_prefill": True}, "computes no prompts for others"),
         ({"count": 3}, "count: there is a worker for each rank of each URL, 2; leave it out"),
         ({"attach": {"urls": ["http://a"], "ranks": 0}}, "ranks"),
+        ({"attach": {"urls": ["http://a"], "engine": "tgi"}}, "is one of auto, vllm, sglang, openai"),
+        ({"attach": {"urls": ["http://a"], "cache": "known"}}, "cache 'known': there are reported, assumed"),
+        ({"attach": {"urls": ["http://a"], "context": 9}}, "a server of another kind than `openai` says them"),
+        ({"attach": {"urls": ["http://a"], "engine": "openai"}}, "add `cache: assumed` and `cache_blocks`"),
         ({"attach": {"urls": []}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),

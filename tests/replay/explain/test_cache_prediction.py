@@ -65,6 +65,17 @@ def test_as_predicted(stage: Stage, tmp_path: Path) -> None:
     assert (found.verdict, found.predicted_blocks, found.real_blocks, found.blocks) == ("as_predicted", 4, 4, 0)
 
 
+@pytest.mark.parametrize(("real", "expected"), [(2, "a prompt that begins so was sent"), (5, "no more, or never")])
+def test_an_assumed_cache(stage: Stage, tmp_path: Path, real: int, expected: str) -> None:
+    """A wrong prediction of a worker whose cache is assumed is no fault of the log's."""
+    stage.say(KV, A, replace(joined("a"), assumed=True))
+    stage.route("r", ASKED)
+    served(stage, real)
+    found = reuse(stage, tmp_path)
+    assert (found.verdict, found.predicted_blocks, found.real_blocks) == ("believed", 4, real)
+    assert expected in found.text
+
+
 def test_removed_before_and_not_seen(stage: Stage, tmp_path: Path) -> None:
     seq = stage.say(KV, A, removed(*HASHES[2:4]))
     stage.say(KV, B, stored(77))

@@ -117,6 +117,7 @@ def _worker(worker: WorkerSummary, names: dict[str, str]) -> tuple[str, ...]:
 
 def _remarks(worker: WorkerSummary, names: dict[str, str]) -> list[str]:
     remarks = [] if worker.cache_known else ["cache unknown"]
+    remarks += ["cache assumed"] if worker.cache_assumed else []
     if worker.load is not None and worker.load.draining:
         remarks.append("draining")
     for replica, reasons in worker.local.items():

@@ -17,11 +17,11 @@ import pytest
 import zmq
 from tokenizers import Tokenizer
 
-from actors.engines.attached import attached_engine, completion_call, server_client
+from actors.engines.attached import attached_engine, call_checks, server_client
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_client import ServerAddress, ServerGone
-from actors.engines.attached.server_facts import ServerOptions
-from actors.engines.attached.server_metrics import read_metrics
+from actors.engines.attached.server_profile import ServerOptions
+from actors.engines.attached.vllm_profile import read_metrics
 from actors.engines.engine import CacheChange, CacheGap, CacheStored, TransferFailed
 from actors.worker.engine_watchdog import wait_until_dead
 from core.errors import CallerError, ContrailError, EngineDead, PeerError, Refused, Unavailable
@@ -157,7 +157,7 @@ async def test_no_blocks_are_fetched(engine: AttachedEngine) -> None:
 
 
 def model(**fields: Any) -> bytes:
-    one = {"id": "served", "root": "/models/a", "parent": None, "max_model_len": CONTEXT}
+    one = {"id": "served", "root": "/models/a", "parent": None, "max_model_len": CONTEXT, "owned_by": "vllm"}
     return json.dumps({"data": [one | fields]}).encode()
 
 
@@ -168,7 +168,7 @@ def sources(**fields: Any) -> bytes:
     return json.dumps({"0": one | fields}).encode()
 
 
-TWO_MODELS = json.dumps({"data": [{"id": "a", "root": "1"}, {"id": "b", "root": "2"}]}).encode()
+TWO_MODELS = json.dumps({"data": [{"id": name, "root": name, "owned_by": "vllm"} for name in "ab"]}).encode()
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def choice(*tokens: int, **fields: Any) -> dict[str, Any]:
         (raw(sse(choice(1))), EngineDead, "in the middle"),
         (raw(b"data: {\n\n"), PeerError, "none of a completion"),
         (raw(b"data: [DONE]\n\n"), PeerError, "without a reason"),
-        (raw(sse({"choices": [{"text": "a"}]})), PeerError, "no token ids"),
+        (raw(sse({"choices": [{"text": "a"}]})), PeerError, "without the ids of its tokens"),
         (raw(sse(choice(1, finish_reason="abort"))), EngineDead, "aborted"),
         (raw(sse(choice(1, finish_reason="error"))), GenerationFailed, "broke off: error"),
         (raw(sse({"error": {"message": "EngineCore failed", "code": 500}})), GenerationFailed, "EngineCore failed"),
@@ -525,6 +525,18 @@ async def test_stop_ends_requests(server: FakeVllmServer, engine: AttachedEngine
     with pytest.raises(EngineDead, match="not attached"):
         await outputs_of(engine, request())
     await engine.stop()
+
+
+async def test_stop_while_a_request_connects(server: FakeVllmServer, engine: AttachedEngine) -> None:
+    """It is not sent any more."""
+    task = asyncio.create_task(outputs_of(engine, request(max_tokens=1)))
+    await asyncio.sleep(0)
+    assert not engine._client._open
+    before = len(server.bodies)
+    await engine.stop()
+    with pytest.raises(EngineDead):
+        await task
+    assert len(server.bodies) == before
 
 
 async def test_load(server: FakeVllmServer, engine: AttachedEngine) -> None:
@@ -678,8 +690,8 @@ def test_metrics_in_full() -> None:
         for name, value in (("num_requests_running", 2.0), ("num_requests_waiting", 5.0), ("kv_cache_usage_perc", 0.5))
     )
     for rank in (0, 1):
-        found = read_metrics(text, rank)
-        assert (found.running, found.waiting, found.started_s, found.steps) == (2 + rank, 5 + rank, None, 0)
+        found = read_metrics(text, rank).numbers
+        assert (found.running, found.waiting, found.start, found.steps) == (2 + rank, 5 + rank, None, 0)
     with pytest.raises(PeerError):
         read_metrics(text, 2)
     for wrong in (b"", text.replace(b"2.0", b"NaN"), text.replace(b"2.0", b"x")):
@@ -690,6 +702,6 @@ def test_metrics_in_full() -> None:
 def test_long_objections_are_cut() -> None:
     """A server repeats whole patterns in what it says."""
     body = json.dumps({"error": {"message": "no\n" + "a" * 1000}}).encode()
-    text = str(completion_call.refusal(400, body))
-    assert len(text) == completion_call.SENTENCE_MAX + 1
+    text = str(call_checks.refusal(400, body))
+    assert len(text) == call_checks.SENTENCE_MAX + 1
     assert text.startswith("no aaa")

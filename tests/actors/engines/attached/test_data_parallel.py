@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from actors.engines.attached.attached_engine import METRICS_EVERY_S, AttachedEngine
-from actors.engines.attached.server_facts import ServerOptions
+from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.engine import CacheChange
 from actors.kv_cache.cache_mirror import CacheMirror
 from tests.contracts.engine import HASH_SEED, answer_to, prompt, request

@@ -21,11 +21,10 @@ import pytest
 import pytest_asyncio
 
 from actors.engines import engine as engine_module
-from actors.engines.attached import attached_engine
-from actors.engines.attached.attached_engine import AttachedEngine
+from actors.engines.attached.attached_engine import AttachedEngine, trial_tokens
 from actors.engines.attached.server_client import ServerAddress, ServerClient
-from actors.engines.attached.server_facts import ServerOptions
-from actors.engines.attached.server_metrics import ServerMetrics, read_metrics
+from actors.engines.attached.server_profile import ServerNumbers, ServerOptions
+from actors.engines.attached.vllm_profile import read_metrics
 from actors.engines.engine import CacheChange, CacheGap, CacheRemoved, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
 from core.errors import CallerError, EngineDead
@@ -74,8 +73,8 @@ def engine(attached: Attached) -> Engine:
     return attached.engine
 
 
-async def _metrics_of(server: VllmServer) -> ServerMetrics:
-    return read_metrics((await ServerClient(ServerAddress.parse(server.url)).get("/metrics", 10)).body)
+async def _metrics_of(server: VllmServer) -> ServerNumbers:
+    return read_metrics((await ServerClient(ServerAddress.parse(server.url)).get("/metrics", 10)).body).numbers
 
 
 async def test_mirror_equals_that_of_an_engine_of_our_own(server: VllmServer, tiny_checkpoint: Path) -> None:
@@ -91,7 +90,7 @@ async def test_mirror_equals_that_of_an_engine_of_our_own(server: VllmServer, ti
     mirrors = [CacheMirror(BLOCK_SIZE, HASH_SEED) for _ in range(2)]
     applied = [0, 0]
     try:
-        trial = tokens_to_bytes([attached_engine.TRIAL_TOKEN] * (BLOCK_SIZE + 1))
+        trial = tokens_to_bytes(trial_tokens("another", BLOCK_SIZE))
         await answer_to(ours, request(trial, 1, cache_salt="trial"))  # as the attached one did
         fresh = random.Random(7)
         trunks = [prompt(fresh.randrange(2, 12) * BLOCK_SIZE) for _ in range(12)]
@@ -113,7 +112,7 @@ async def test_mirror_equals_that_of_an_engine_of_our_own(server: VllmServer, ti
             held = [sorted(mirror.held("device")) for mirror in mirrors]
             size = KV_BLOCKS if step > 20 else 0
             assert len(held[0]) >= size // 2
-            # salts of the trials differ, and with them two hashes until they are evicted
+            # tokens and salts of the trials differ, and with them two hashes until they are evicted
             assert len(set(held[0]) ^ set(held[1])) in {0, 2}
         assert held[0] == held[1]
         assert sum(isinstance(change, CacheRemoved) for change in changes) > KV_BLOCKS

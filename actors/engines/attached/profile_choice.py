@@ -1,0 +1,32 @@
+"""The profile of a server, by the name of its kind or by the server's own word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actors.engines.attached.openai_profile import OpenaiProfile
+from actors.engines.attached.server_client import ServerClient
+from actors.engines.attached.server_profile import AUTO, OPENAI, ServerProfile
+from actors.engines.attached.server_questions import ask_models
+from actors.engines.attached.sglang_profile import SglangProfile
+from actors.engines.attached.vllm_profile import VllmProfile
+from core.errors import CallerError
+
+PROFILES: Mapping[str, type[ServerProfile]] = {"vllm": VllmProfile, "sglang": SglangProfile, OPENAI: OpenaiProfile}
+"""By the name of the kind."""
+OWNERS = ("vllm", "sglang")
+"""Kinds that a server names as the owner of its models."""
+SERVERS = (AUTO, *PROFILES)
+
+
+async def choose_profile(client: ServerClient, engine: str) -> ServerProfile:
+    """The profile of that name; `auto` asks the server for its kind. CallerError if it says none that is known."""
+    if engine != AUTO:
+        return PROFILES[engine]()
+    owner = str((await ask_models(client, "OpenAI-compatible"))[0].get("owned_by"))
+    if owner in OWNERS:
+        return PROFILES[owner]()
+    raise CallerError(
+        f"{client.address} says neither that it is vLLM nor that it is SGLang (owned_by in /v1/models): if it takes "
+        "token ids, attach it with `engine: openai` (--engine openai)"
+    )
