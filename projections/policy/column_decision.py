@@ -258,7 +258,7 @@ class _Kept(NamedTuple):
     @staticmethod
     def of(table: WorkerTable, request: RouteRequest, load: _Load, view: View, settings: RoutingSettings) -> _Kept:
         """As `find_candidates`; no rows where workers of the last resort have to serve."""
-        eligible = table.eligible(request.model, request.prompt.block_size)
+        eligible = table.eligible(request.model, request.prompt.block_size, request.adapter)
         full = load.waiting.max() >= settings.waiting_max
         if not (eligible.excluded or full or load.draining.any() or any(map(view.local.get, EXCLUSION_REASONS))):
             return _Kept(table.every_row, {})
