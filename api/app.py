@@ -43,7 +43,7 @@ from api.server.limits import ApiSettings
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
-from core.models import ModelCard
+from core.models import ModelCard, ServedAdapter
 
 
 class DirectDispatch:
@@ -73,12 +73,16 @@ def model_routes(backend: Backend) -> APIRouter:
 
     @router.api_route(MODELS, methods=READING)
     async def list_models() -> Response:
-        data = [_model(card, name) for card in backend.models() for name in (card.name, *card.further_names)]
+        data: list[dict[str, Any]] = []
+        for card in backend.models():
+            data += [_model(card, name) for name in (card.name, *card.further_names)]
+            data += [_adapter(card, adapter) for adapter in card.adapters]
         return _json({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{model:path}", methods=READING)
     async def show_model(model: str) -> Response:
-        return _json(_model(backend.card(model), model))
+        card = backend.card(model)
+        return _json(_model(card, model) if card.adapter is None else _adapter(card, card.adapter))
 
     return router
 
@@ -99,6 +103,12 @@ def _model(card: ModelCard, name: str) -> dict[str, Any]:
         "context_max": card.context_max,
         "workers": card.workers,
     }
+
+
+def _adapter(card: ModelCard, adapter: ServedAdapter) -> dict[str, Any]:
+    """The adapter as a model, as vLLM lists it; `root` has the digest of its weights."""
+    shown = {"id": adapter.name, "root": adapter.id, "parent": card.name, "workers": adapter.workers}
+    return _model(card, adapter.name) | shown
 
 
 def _json(value: Any) -> Response:

@@ -35,9 +35,10 @@ from actors.worker.engine_watchdog import wait_until_dead
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
 from actors.worker.load_reporter import LoadReporter
 from actors.worker.model_files import ChatFormat, tokenizer_files
+from actors.worker.worker_adapters import WorkerAdapters
 from core.clock import Clock
 from core.errors import CallerError, ContrailError
-from core.events import PoolAccess, PoolJoined, WorkerJoined
+from core.events import Adapter, AdapterLoaded, AdapterUnloaded, PoolAccess, PoolJoined, WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
 from core.ids import StreamName
@@ -115,6 +116,8 @@ class Worker:
         self.mirror: CacheMirror | None = None
         self.pool: PoolKeeper | None = None
         """Of its disk tier, if it has one that can be announced."""
+        self.adapters: WorkerAdapters | None = None
+        """Known once the engine is up."""
         self.membership: WorkerMembership | None = None
         self.link = options.link.security(key, options.namespace, clock)
         self.port = WorkerServer(self, self.link, prompts_bytes_max=options.prompts_bytes_max)
@@ -173,6 +176,7 @@ class Worker:
         server: dict[str, object] = {"server": info.server, "rank": info.rank} if info.server else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **server, **details}
         self.pool = await self._open_pool()
+        self.adapters = WorkerAdapters(self.engine.adapters, self.clock, self._adapters_changed, self._spawn)
         self.membership = self._new_membership(self.mirror)
         await self._log_watch.start()
         self.membership.join()
@@ -313,6 +317,7 @@ class Worker:
             "link": self.link.describe(),
             "prefill": self.role.describe(),
             "pool": self.pool.describe() if self.pool else None,
+            "adapters": [each.id for each in self.adapters.all()] if self.adapters else [],
         }
 
     @property
@@ -406,6 +411,7 @@ class Worker:
             address=self.address,
             group=info.group,
             pools=self._pools(),
+            adapters=(self.adapters.all() if self.adapters else ()) or UNSET,
         )
         return WorkerMembership(
             options.namespace,
@@ -420,6 +426,10 @@ class Worker:
             on_rejoin=self._rejoined,
             spawn=self._spawn,
         )
+
+    def _adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, adapters: tuple[Adapter, ...]) -> None:
+        assert self.membership is not None
+        self.membership.adapters_changed(event, adapters)
 
     def _pools(self) -> PoolAccess | UnsetType:
         described = self.engine.info.pool

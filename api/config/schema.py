@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_facts import SLOTS as SERVER_SLOTS
+from actors.engines.engine_adapters import check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.planner_settings import ACT, ADVISE, MODE
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
@@ -42,7 +43,7 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
-ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
@@ -328,6 +329,23 @@ class KvTiers(Section, frozen=True, kw_only=True):
             raise ValueError(DISK_ALONE)
 
 
+class AdapterSection(Section, frozen=True, kw_only=True):
+    """An adapter (LoRA) that workers serve from their start."""
+
+    name: str
+    """The name that clients ask for, as that of a model."""
+    path: str
+    """Folder with `adapter_config.json` and the weights, as PEFT writes them."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_adapter_name(self.name)
+        except CallerError as error:
+            raise ValueError(f"name: {error}") from error
+        if not self.path:
+            raise ValueError("path: name a folder")
+
+
 class AttachSection(Section, frozen=True, kw_only=True):
     """Running vLLM servers, each the engine of one worker, or of one for each of its ranks."""
 
@@ -381,6 +399,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     attach: AttachSection | None = None
     """Running servers as the engines of its workers, instead of `model`, `engine` and `engine_args`."""
     kv_tiers: KvTiers = KvTiers()
+    """Of a group without remote prefill."""
+    adapters: tuple[AdapterSection, ...] = ()
     """Of a group without remote prefill."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
@@ -450,6 +470,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if self.kv_tiers.disk is not None and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
+        names = [adapter.name for adapter in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError("adapters: two have one name")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

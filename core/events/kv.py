@@ -45,11 +45,16 @@ class Adapter(Struct, frozen=True):
     @property
     def id(self) -> str:
         """Names the adapter in requests to workers, in the scope of block hashes and in decisions."""
-        return f"{self.name}{ADAPTER_SEPARATOR}{self.digest}"
+        return adapter_id(self.name, self.digest)
 
 
 ADAPTER_SEPARATOR = "@"
 """Between an adapter's name, which has none, and its digest."""
+
+
+def adapter_id(name: str, digest: str) -> str:
+    """See `Adapter.id`."""
+    return f"{name}{ADAPTER_SEPARATOR}{digest}"
 
 
 class WorkerJoined(EventBase, frozen=True):

@@ -86,8 +86,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.adapters_read = False
         """True once any worker has served an adapter."""
         self.turnover = 0
-        """Counts joins and ends, changes of a worker's adapters, and changes of a worker's or pool's cache between known
-        and unknown."""
+        """Counts joins and ends, changes of a worker's adapters, and changes of a cache between known and unknown."""
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.engines.engine_adapters import EngineAdapters
 from actors.transport.frames import Generate, Welcome
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
@@ -20,6 +21,7 @@ class ScriptedEngine:
     def __init__(self, model: str = "sim") -> None:
         self.info = EngineInfo("scripted", model, "", 16, 100, 4096)
         self.transfer: BlockTransfer | None = None
+        self.adapters: EngineAdapters | None = None
         self.scripts: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.asked: list[GenerateRequest] = []
         """What it was asked for."""

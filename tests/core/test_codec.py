@@ -30,6 +30,7 @@ from core.errors import Corrupt
 from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
+    Adapter,
     BlocksEvent,
     BlocksStored,
     DecisionCounts,
@@ -109,6 +110,10 @@ BY_TYPE[PrefillReport | None] = st.none() | any_of(PrefillReport)
 BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(DecisionCounts)
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
 BY_TYPE[PoolAccess | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PoolAccess)
+BY_TYPE[str | msgspec.UnsetType] = st.just(msgspec.UNSET) | words
+BY_TYPE[tuple[Adapter, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.lists(any_of(Adapter), max_size=2).map(
+    tuple
+)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
 constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])
 alike = st.builds(Columns, *[constants] * 9, wait_us=st.none() | constants)

@@ -32,6 +32,7 @@ from actors.engines.engine import (
     EngineLoad,
     TransferFailed,
 )
+from actors.engines.engine_adapters import EngineAdapters
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from core.errors import CallerError, EngineDead, PeerError, Unavailable
@@ -74,6 +75,7 @@ class AttachedEngine:
 
     info: EngineInfo
     transfer: BlockTransfer | None = None
+    adapters: EngineAdapters | None = None
 
     def __init__(self, model: str, options: ServerOptions) -> None:
         self._model = model
