@@ -68,7 +68,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[4]
+RULES_BY_COLUMNS = RULES[5]
 """The rules that this module follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
