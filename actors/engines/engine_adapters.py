@@ -3,13 +3,15 @@
 1. The files are copied first, and the digest is that of the copy. The engine reads the copy alone. So the digest names
    what the engine computes with, whatever becomes of the files that were given.
 2. The engine knows an adapter by its id, `name@digest`, and by a number that no other one of this engine ever has:
-   what the engine keeps under an id, KV included, is never found for other weights.
+   what the engine keeps under an id, KV included, is never found for other weights. A copy lies where earlier ones of
+   its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.
 3. An adapter that is unloaded goes when its last request has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 import shutil
@@ -100,6 +102,7 @@ class EngineAdapters:
                 await asyncio.to_thread(shutil.rmtree, copy.folder)
                 there.retired = False
                 return there.copy
+            copy = copy._replace(folder=copy.folder.rename(self._home / _folder_name(copy)))
             try:
                 if self._attach is not None:
                     await self._attach(copy)
@@ -170,6 +173,11 @@ def adapter_rank(folder: Path) -> int:
     if not isinstance(rank, int) or not 0 < rank <= RANK_MAX:
         raise CallerError(f"{folder / CONFIGURATION}: the rank `r` is {rank!r}")
     return rank
+
+
+def _folder_name(copy: AdapterCopy) -> str:
+    """One for each id; a name may hold what no folder's may."""
+    return f"{copy.digest}-{hashlib.blake2b(copy.name.encode(), digest_size=8).hexdigest()}"
 
 
 def _copied(name: str, source: Path, home: Path, number: int) -> AdapterCopy:

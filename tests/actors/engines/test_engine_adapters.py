@@ -59,7 +59,7 @@ async def test_it_goes_behind_its_last_request(tmp_path: Path) -> None:
     await leaving
     assert (gone, copy.folder.exists()) == ([copy], False)
     again = await adapters.load("sql", str(tmp_path / "a"))
-    assert (again.id, again.number > copy.number) == (copy.id, True)
+    assert (again.id, again.folder, again.number > copy.number) == (copy.id, copy.folder, True)
     adapters.close()
 
 
