@@ -20,6 +20,7 @@ from actors.membership.routing_publisher import RoutingPublisher
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.adapter_catalog import AdapterCatalog
+from actors.router.adapter_changes import AdapterChanges
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
@@ -164,6 +165,7 @@ class Router:
         )
         self.reservations = Reservations(self.requests, self.fleet, self.state, self._clock, options.reservations)
         self._adapters = AdapterCatalog(self.state)
+        self.adapter_changes = AdapterChanges(self.fleet, self._adapters, self._worker_name)
         self._connected = ConnectedWorkers(self.state, self.fleet)
         self._log_watch = LogWatch(log, self._clock, self._on_clock_corrected)
         self.background_tasks = BackgroundTasks(
@@ -376,6 +378,10 @@ class Router:
         self.membership.publish(
             AnswerDelayed(request=request, written_ms=written_ms, stalled_ms=stalled_ms, unsent_bytes=unsent_bytes)
         )
+
+    def _worker_name(self, worker: str) -> str:
+        member = self.state.member(WorkerId(worker))
+        return member.joined.name if member is not None and member.joined is not None else worker
 
     # --- what the scheduler reads ------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
-from actors.transport.frames import FromPrefill, Generate, Welcome
+from actors.transport.frames import AdapterChanged, FromPrefill, Generate, LoadAdapter, UnloadAdapter, Welcome
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
 from actors.worker.engine_watchdog import wait_until_dead
@@ -340,7 +340,7 @@ class Worker:
         """The worker's present id, its name and its model."""
         assert self.publisher is not None
         name, model = self.options.name, self.engine.info.model
-        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True)
+        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True, changes_adapters=True)
 
     @property
     def publisher(self) -> WorkerPublisher | None:
@@ -379,6 +379,18 @@ class Worker:
     def files(self) -> dict[str, bytes]:
         """The model files that a front end needs."""
         return self._files
+
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """The adapter is loaded or unloaded, or the answer has the reason why not."""
+        assert self.adapters is not None
+        try:
+            if isinstance(frame, LoadAdapter):
+                changed = await self.adapters.load(frame.name, frame.path)
+            else:
+                changed = await self.adapters.unload(frame.name)
+        except ContrailError as error:
+            return AdapterChanged(fault=str(error))
+        return AdapterChanged(adapter=changed.id)
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, and so much of it came from the engine's cache."""

@@ -238,6 +238,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Not given, they speak plain HTTP."""
     route: RouteSection | None = None
     """Not given, there is no /v1/route."""
+    operator_token_file: str | None = None
+    """File with the token that a change of adapters must send; not given, front ends change none."""
     stop_delay: str = "0s"
     """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
     drain_timeout: str = "30s"

@@ -8,7 +8,7 @@ from typing import Any
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
 from actors.engines.engine_adapters import EngineAdapters
-from actors.transport.frames import Generate, Welcome
+from actors.transport.frames import AdapterChanged, Generate, LoadAdapter, UnloadAdapter, Welcome
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
 
@@ -101,6 +101,9 @@ class ScriptedHost:
 
     def on_frame(self, connection: object, frame: object) -> None:
         self.frames.append(frame)
+
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        return AdapterChanged(fault="this host has no adapters")
 
     def on_disconnect(self, connection: object) -> None:
         pass

@@ -10,10 +10,17 @@ import httpx
 import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
+from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router import adapter_catalog
 from actors.router.router import Router
 from actors.worker import worker_adapters
 from actors.worker.worker import Worker
+from api.app import create_app
+from api.auth.access_policy import AccessPolicy
+from api.openai.adapter_routes import OperatorAccess
+from api.server.http_server import HttpServer
+from api.server.limits import ApiSettings
+from api.server.sockets import bind
 from core.errors import CallerError
 from core.events import AdapterLoaded, AdapterUnloaded, RequestRejected, RequestRouted, WorkerJoined
 from core.models import UnknownModel
@@ -188,7 +195,6 @@ async def test_two_digests_under_one_name(folder: Path, tmp_path: Path) -> None:
         await it.ready(router, 2)
         first = await b.adapters.load("sql", old)
         assert await holders(router, "sql", 1) == first.id
-        it.clock.wall_ms  # noqa: B018  # both workers read it
         last = await a.adapters.load("sql", new)
         last_is_later = (last.loaded_ms, last.digest) > (first.loaded_ms, first.digest)
         await eventually(lambda: len(router.state.serving()) == 2, "both")
@@ -220,3 +226,57 @@ async def test_names_that_are_away_have_a_bound(folder: Path, tmp_path: Path, mo
             await eventually(lambda: len(router.state.serving()) == len(it.workers), "it left")
             router.card("tiny")
         assert [each.name for each in router.card("tiny").adapters] == ["two"]
+
+
+TOKEN = {"x-contrail-operator-token": "secret"}
+
+
+async def test_an_operator_changes_adapters(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all workers, or on those that are named. Errors have the API's form, and say which worker refused."""
+    monkeypatch.setattr(worker_adapters, "UNLOAD_GRACE_S", 0.0)
+    sql = adapter_folder(tmp_path / "sql", b"sql")
+    async with world() as it:
+        for name in ("a", "b"):
+            await worker(it, folder, name)
+        router = await it.router()
+        await it.ready(router, 2)
+        app = create_app(
+            router, FrontendMetrics(), ApiSettings(), policy=AccessPolicy(keyring=None),
+            operators=OperatorAccess(router, "secret"),
+        )  # fmt: skip
+        server = HttpServer(app, bind("127.0.0.1", 0))
+        async with httpx.AsyncClient(base_url=f"http://{await server.start()}", headers=TOKEN) as http:
+
+            async def change(what: str, **body: Any) -> httpx.Response:
+                return await http.post(f"/v1/{what}_lora_adapter", json={"lora_name": "sql", **body})
+
+            missing = await http.post("/v1/load_lora_adapter", json={}, headers={"x-contrail-operator-token": ""})
+            wrong = await http.post("/v1/load_lora_adapter", json={}, headers={"x-contrail-operator-token": "guess"})
+            assert (missing.status_code, wrong.status_code) == (401, 403)
+            assert missing.json()["error"]["code"] == "operator_token_missing"
+            one = await change("load", lora_path=sql, workers=["b"])
+            assert one.status_code == 200, one.text
+            adapter = one.json()["workers"]["b"]
+            assert await holders(router, "sql", 1) == adapter
+            await ask(http, "sql")  # at once
+            both = (await change("load", lora_path=sql, base="tiny")).json()
+            assert both == {"lora_name": "sql", "workers": {"a": adapter, "b": adapter}}
+            await holders(router, "sql", 2)
+            for body, fault in (
+                ({"lora_path": str(tmp_path / "none")}, "a: the adapter in"),
+                ({"lora_path": sql, "workers": ["c"]}, "has no worker 'c'; there are: a, b"),
+                ({"lora_path": sql, "lora_name": "tiny"}, "a model is called 'tiny'"),
+                ({"lora_path": sql, "lora_name": "a@b"}, "the name of an adapter has"),
+                ({"lora_path": sql, "base": "other"}, "the model 'other' does not exist"),
+            ):
+                refused = await change("load", **body)
+                assert refused.status_code in {400, 404}
+                assert fault in refused.json()["error"]["message"]
+            assert (await change("unload", workers=["a"])).json()["workers"] == {"a": adapter}
+            await holders(router, "sql", 1)
+            assert (await change("unload")).json()["workers"] == {"b": adapter}
+            await eventually(lambda: not router.card("tiny").adapters, "none")
+            assert "serves an adapter 'sql'" in (await change("unload")).json()["error"]["message"]
+        await server.stop(grace_s=1)
+        assert len(await it.told(KV, AdapterLoaded)) == len(await it.told(KV, AdapterUnloaded)) == 2
+        assert (await proved(it, tmp_path)).verified == 1
