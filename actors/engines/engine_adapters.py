@@ -1,7 +1,7 @@
 """EngineAdapters: the adapters (LoRA) of one engine, each in a copy of its own files, under an id and a number.
 
-1. The files are copied first, and the digest is that of the copy. The engine reads the copy alone. So the digest names
-   what the engine computes with, whatever becomes of the files that were given.
+1. The files are copied first, and the digest is that of the copy. The engine reads the copy alone. So the digest
+   names the weights that the engine computes with, also if the given files change.
 2. The engine knows an adapter by its id, `name@digest`, and by a number that no other one of this engine ever has:
    what the engine keeps under an id, KV included, is never found for other weights. A copy lies where earlier ones of
    its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.

@@ -74,18 +74,18 @@ class AdapterChanges:
         return changed
 
     def _clients(self, model: str, workers: Collection[str]) -> dict[str, ReconnectingClient]:
-        there = {
-            self._worker_name(worker): self._fleet.clients.get(worker)
-            for worker, each in sorted(self._fleet.registered.items())
-            if each.model == model and each.role != PREFILL
-        }
+        there: dict[str, ReconnectingClient] = {}
+        for worker, each in self._fleet.registered.items():
+            name, client = self._worker_name(worker), self._fleet.clients[worker]
+            if each.model == model and each.role != PREFILL and (name not in there or client.up):
+                there[name] = client  # of a worker that was started anew, the dead one may still be registered
         if unknown := sorted(set(workers) - there.keys()):
-            raise CallerError(f"model {model!r} has no worker {unknown[0]!r}; there are: {listed(there)}")
+            raise CallerError(f"model {model!r} has no worker {unknown[0]!r}; there are: {listed(sorted(there))}")
         found = {}
-        for name, client in there.items():
+        for name, client in sorted(there.items()):
             if workers and name not in workers:
                 continue
-            if client is None or not client.up:
+            if not client.up:
                 raise NoWorkers(f"worker {name} is not connected")
             found[name] = client
         if not found:

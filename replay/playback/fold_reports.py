@@ -94,8 +94,8 @@ def _folds_less(report: FoldReport, state: State) -> bool:
     if not is_kv(report.stream):
         return False
     fold = state.kv[report.stream]
-    lacks_pools = report.fold_version < POOLS_VERSION and fold.pools_read
-    return lacks_pools or (report.fold_version < ADAPTERS_VERSION and fold.adapters_read)
+    without_pools = report.fold_version < POOLS_VERSION and fold.pools_read
+    return without_pools or (report.fold_version < ADAPTERS_VERSION and fold.adapters_read)
 
 
 class FoldCheck:

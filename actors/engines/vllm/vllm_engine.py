@@ -414,7 +414,7 @@ class VllmEngine:
             await self._llm.add_lora(vllm_calls.lora_request(copy, self._vllm))
         except self._vllm.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
-        except Exception as error:  # the engine's process reports whatever its loader raised, as a type of its own
+        except Exception as error:  # the engine's process reports each error of its loader as a type of its own
             raise CallerError(f"vLLM refuses the adapter {copy.name}: {vllm_calls.sentence(error)}") from error
 
     async def _detach(self, copy: AdapterCopy) -> None:
