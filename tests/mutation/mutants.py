@@ -87,6 +87,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_blocks/test_pool_folder.py",
         "tests/actors/kv_blocks/test_block_store.py",
     ),
+    "adapters": (
+        "tests/projections/folds/test_adapters.py",
+        "tests/actors/engines/test_engine_adapters.py",
+        "tests/api/test_adapters.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -145,6 +150,7 @@ OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
 NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
+NO_ADAPTERS = "No worker of the log serves an adapter."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2667,6 +2673,61 @@ MUTANTS: tuple[Mutant, ...] = (
             "speed-of-remote-prompts": (" and not stages.remote", "", NO_SCALE),
             "speed-of-failed-requests": (" or event.outcome not in SERVED", "", NO_SCALE),
             "speed-without-held-tokens": ("held + event.output_tokens // 2", "event.output_tokens // 2", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "core/events/kv.py",
+        {"adapter-is-its-name": ('return f"{name}{ADAPTER_SEPARATOR}{digest}"', "return name", NO_ADAPTERS)},
+    ),
+    *_mutants(
+        "adapters",
+        f"{FOLDS}/kv_fold.py",
+        {
+            "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)", NO_ADAPTERS),
+            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n", NO_ADAPTERS),
+            "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", "", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        f"{POLICY}/candidates.py",
+        {"adapter-of-any-worker": ("if member.worker not in holders", "if False", NO_ADAPTERS)},
+    ),
+    *_mutants(
+        "adapters",
+        f"{POLICY}/decide.py",
+        {"adapter-undigested": ('(*everything, "adapter", request.adapter)', "everything", NO_ADAPTERS)},
+    ),
+    *_mutants(
+        "adapters",
+        "actors/engines/engine_adapters.py",
+        {
+            "adapter-number-again": ("next(self._numbers))", "len(self._entries) + 1)", NO_ADAPTERS),
+            "adapter-goes-under-requests": ("while entry.requests:", "while False:", NO_ADAPTERS),
+            "adapter-unloaded-takes-requests": ("if entry is None or entry.retired:", "if entry is None:", NO_ADAPTERS),
+            "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
+            "adapters-unbounded": ("if len(self._entries) >= ADAPTERS_MAX:", "if False:", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/router/adapter_catalog.py",
+        {
+            "adapter-oldest-counts": ("max(ours, key=", "min(ours, key=", NO_ADAPTERS),
+            "adapter-unloaded-is-away": (" and not gone.holders & alive:", ":", NO_ADAPTERS),
+            "adapters-away-unbounded": ("while len(self._away) > AWAY_MAX:", "while False:", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/membership/worker_membership.py",
+        {
+            "adapter-lost-with-id": (
+                "self._joined = msgspec.structs.replace(self._joined, adapters",
+                "_ = msgspec.structs.replace(self._joined, adapters",
+                NO_ADAPTERS,
+            ),
         },
     ),
 )
