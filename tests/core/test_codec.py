@@ -427,8 +427,8 @@ def compact(request: pytest.FixtureRequest) -> RequestRouted:
 
 def test_a_compact_decision_beside_unknown_events(compact: RequestRouted) -> None:
     """It is read where the events of a message are looked at one by one, and further values are passed over."""
-    fields = msgspec.msgpack.decode(encode_event(compact))
-    later = pack(fields | {"d": [*fields["d"], "added later"]})
+    fields = msgspec.msgpack.decode(encode_event(replace(compact, adapter="sql@01")))
+    later = pack(fields | {"d": [*fields["d"][:-1], None, "added later"]})
     assert decode_message(sealed(later)).events == (compact,)
     message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(compact), later))
     assert message.events[1:] == (compact, compact)

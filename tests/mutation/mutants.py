@@ -150,7 +150,7 @@ OPENED = "            opened = self._id(), self._load(self._list().stays)\n"
 NO_POOLS = "In the log each pool has one source, which never ends, and is read by its keeper alone."
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
-NO_ADAPTERS = "No worker of the log serves an adapter."
+NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2678,26 +2678,26 @@ MUTANTS: tuple[Mutant, ...] = (
     *_mutants(
         "adapters",
         "core/events/kv.py",
-        {"adapter-is-its-name": ('return f"{name}{ADAPTER_SEPARATOR}{digest}"', "return name", NO_ADAPTERS)},
+        {"adapter-is-its-name": ('return f"{name}{ADAPTER_SEPARATOR}{digest}"', "return name")},
     ),
     *_mutants(
         "adapters",
         f"{FOLDS}/kv_fold.py",
         {
-            "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)", NO_ADAPTERS),
-            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n", NO_ADAPTERS),
-            "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", "", NO_ADAPTERS),
+            "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)"),
+            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n"),
+            "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", ""),
         },
     ),
     *_mutants(
         "adapters",
         f"{POLICY}/candidates.py",
-        {"adapter-of-any-worker": ("if member.worker not in holders", "if False", NO_ADAPTERS)},
+        {"adapter-of-any-worker": ("if member.worker not in holders", "if False")},
     ),
     *_mutants(
         "adapters",
         f"{POLICY}/decide.py",
-        {"adapter-undigested": ('(*everything, "adapter", request.adapter)', "everything", NO_ADAPTERS)},
+        {"adapter-undigested": ('(*everything, "adapter", request.adapter)', "everything")},
     ),
     *_mutants(
         "adapters",
