@@ -2132,10 +2132,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        jobs, kv, load, routing = value\n",
                 "        kv, jobs, load, routing = value\n",
             ),
-            "short-base-none": ("            values[-1] = UNSET\n", "            pass\n", READ_ALIKE),
+            "short-base-none": (
+                "    values[-2:] = [UNSET if each is None else each for each in values[-2:]]\n",
+                "",
+                READ_ALIKE,
+            ),
             "short-read-as-before": (
-                "RequestRouted(*values, v=SHORT_VERSION)",
-                "RequestRouted(*values, v=COMPACT_VERSION)",
+                "RequestRouted(*_with_unset(values), v=SHORT_VERSION)",
+                "RequestRouted(*_with_unset(values), v=COMPACT_VERSION)",
                 VERSION,
             ),
             "short-cursor-written-otherwise": (
@@ -2341,7 +2345,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "mix(pool.pool, pool.name,",
             ),
             "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
-            "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n"),
+            "pools-of-worker-undigested": ("joined.group, *pools, *adapters,\n", "joined.group, *adapters,\n"),
         },
     ),
     *_mutants(
