@@ -191,7 +191,7 @@ def _copied(name: str, source: Path, home: Path, number: int) -> AdapterCopy:
         try:
             copies = [Path(shutil.copyfile(path, folder / path.name)) for path in files]
             return AdapterCopy(name, content_digest(copies), adapter_rank(folder), number, folder)
-        except BaseException:
+        except BaseException:  # whichever it was: half a copy is none
             shutil.rmtree(folder)
             raise
     except OSError as error:
