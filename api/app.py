@@ -25,6 +25,7 @@ from api.auth.authentication import Authentication
 from api.auth.cross_origin import CrossOriginProtection
 from api.auth.tenancy import Tenancy
 from api.docs_page import HEADERS, docs_page
+from api.openai.adapter_routes import OperatorAccess, adapter_routes
 from api.openai.embeddings import EmbeddingRequest, Embeddings
 from api.openai.generation_route import CHAT, COMPLETION, GenerationRoute
 from api.openai.request.body_reader import BodyIntake
@@ -43,7 +44,7 @@ from api.server.limits import ApiSettings
 from api.server.middleware import ApiCorsMiddleware, RequestIdMiddleware
 from core.clock import Clock, SystemClock
 from core.errors import ContrailError
-from core.models import ModelCard
+from core.models import ModelCard, ServedAdapter
 
 
 class DirectDispatch:
@@ -73,12 +74,16 @@ def model_routes(backend: Backend) -> APIRouter:
 
     @router.api_route(MODELS, methods=READING)
     async def list_models() -> Response:
-        data = [_model(card, name) for card in backend.models() for name in (card.name, *card.further_names)]
+        data: list[dict[str, Any]] = []
+        for card in backend.models():
+            data += [_model(card, name) for name in (card.name, *card.further_names)]
+            data += [_adapter(card, adapter) for adapter in card.adapters]
         return _json({"object": "list", "data": data})
 
     @router.api_route("/v1/models/{model:path}", methods=READING)
     async def show_model(model: str) -> Response:
-        return _json(_model(backend.card(model), model))
+        card = backend.card(model)
+        return _json(_model(card, model) if card.adapter is None else _adapter(card, card.adapter))
 
     return router
 
@@ -101,6 +106,12 @@ def _model(card: ModelCard, name: str) -> dict[str, Any]:
     }
 
 
+def _adapter(card: ModelCard, adapter: ServedAdapter) -> dict[str, Any]:
+    """The adapter as a model, as vLLM lists it; `root` has the digest of its weights."""
+    shown = {"id": adapter.name, "root": adapter.id, "parent": card.name, "workers": adapter.workers}
+    return _model(card, adapter.name) | shown
+
+
 def _json(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
@@ -121,11 +132,13 @@ def post_routes(
     seal: ReasoningSeal | None = None,
     texts: DigestStore | None = None,
     proxies: ProxyAccess | None = None,
+    operators: OperatorAccess | None = None,
     *,
     isolate_tenants: bool = False,
 ) -> PostRoutes:
     """All routes that take a POST. Without a seal, no other process opens the reasoning that clients bring back.
-    `texts` keeps tokenized texts, by default within the default bound. Without `proxies` nothing is routed for them."""
+    `texts` keeps tokenized texts, by default within the default bound. Without `proxies` nothing is routed for them.
+    Without `operators` no adapter is changed."""
     models = LoadedModels(texts, isolate_tenants=isolate_tenants)
     intake = BodyIntake(settings, models.pool)
     preprocessor = Preprocessor(backend, settings, models, intake)
@@ -150,6 +163,7 @@ def post_routes(
             "/tokenize": unary(TokenizeRequest, tokenization.tokenize),
             "/detokenize": unary(DetokenizeRequest, tokenization.detokenize),
             **proxied,
+            **({} if operators is None else adapter_routes(operators, unary)),
         },
     )
 
@@ -183,16 +197,17 @@ def create_app(
     seal: ReasoningSeal | None = None,
     texts: DigestStore | None = None,
     proxies: ProxyAccess | None = None,
+    operators: OperatorAccess | None = None,
 ) -> ASGIApp:
     """The whole API over this backend; every error that leaves it has the shape that clients of its path know. `page`
-    answers /debug and what is below it. Without a policy every client is admitted; for `seal`, `texts` and `proxies`
-    see `post_routes`."""
+    answers /debug and what is below it. Without a policy every client is admitted; for `seal`, `texts`,
+    `proxies` and `operators` see `post_routes`."""
     policy = policy or AccessPolicy()
     clock = clock or SystemClock()
     if policy.keyring is not None or policy.isolates:
         backend = Tenancy(backend, isolate=policy.isolates)
     direct, further = post_routes(
-        backend, metrics, settings, clock, seal, texts, proxies, isolate_tenants=policy.isolates
+        backend, metrics, settings, clock, seal, texts, proxies, operators, isolate_tenants=policy.isolates
     )
     app = framework(backend, {**direct, **further}, page, policy)
     routes = DirectDispatch(direct, app, (*further, MODELS))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import uvloop
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.engines.engine_adapters import EngineAdapters
 from actors.worker.worker import Worker, WorkerOptions
 from api.config.deployment_ref import find_by_data_folder
 from api.process.planes import open_planes
@@ -70,6 +71,7 @@ class FreeEngine:
     """Tokens at no cost, and no cache."""
 
     transfer: BlockTransfer | None = None
+    adapters: EngineAdapters | None = None
 
     def __init__(self, folder: str, pace_s: float, interval: int, place: float) -> None:
         """`place`: how far behind the pace's start it ticks, in parts of the pace."""

@@ -25,6 +25,8 @@ from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
     EVENT_VERSIONS,
+    AdapterLoaded,
+    AdapterUnloaded,
     Event,
     PoolJoined,
     PoolLeft,
@@ -84,6 +86,8 @@ JSON_START = b"{"
 """No msgpack map begins with this byte."""
 READABLE: tuple[type[Event], ...] = (
     WorkerJoined,
+    AdapterLoaded,
+    AdapterUnloaded,
     WorkerLeft,
     WorkerLost,
     PoolJoined,

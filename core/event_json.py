@@ -143,11 +143,12 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "columns": dict,
     "base": _base,
     "pools": msgspec.structs.asdict,
+    "adapters": _rows,
     "reads": _version,
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"assumed", "base", "decision", "pools", "since"})
+ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "pools", "since"})
 """Fields that JSON leaves out where the event does."""
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from core.errors import CallerError, PeerError, Unavailable
 from core.served_names import listed
+
+
+class ServedAdapter(NamedTuple):
+    """An adapter (LoRA) of a model, which requests name as their model."""
+
+    name: str
+    id: str
+    """`core.events.kv.Adapter.id`."""
+    workers: int
+    """Workers that serve it now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +40,15 @@ class ModelCard:
     """Beside its own, without patterns (`core.served_names`)."""
     embedding_size: int = 0
     """Numbers in an embedding; 0 if unknown."""
+    adapters: tuple[ServedAdapter, ...] = ()
+    """By name."""
+    adapter: ServedAdapter | None = None
+    """The adapter that was asked for; None if it was the model itself."""
+
+    @property
+    def shown_name(self) -> str:
+        """The name that answers have: that of the adapter, or the model's own."""
+        return self.name if self.adapter is None else self.adapter.name
 
 
 class UnknownModel(CallerError):

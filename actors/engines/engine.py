@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from actors.engines.engine_adapters import EngineAdapters
 from actors.kv_blocks.pool_folder import PoolDescription
 from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Output
@@ -159,6 +160,8 @@ class Engine(Protocol):
     info: EngineInfo
     transfer: BlockTransfer | None
     """None if it was not made to move blocks."""
+    adapters: EngineAdapters | None
+    """None if it was not made to serve adapters. Those that it was given are served once it is up."""
 
     async def start(self, on_cache: Callable[[CacheChange], None]) -> None:
         """The engine serves; `info` is set. `on_cache` is called for every change of its cache from the first on."""
@@ -174,6 +177,8 @@ class Engine(Protocol):
         first ones, and then the engine may leave its cache unread. They are of the model itself, or of what the
         sampling left of it: the engine's own settings say which. A guided answer ends when it is whole, unless it may
         not end yet. For an embedding one Output comes, with `finish` `stop`; an engine may serve one task alone.
+
+        A request for an adapter names it by its id, and gets Unavailable if the adapter is not served here any more.
 
         CallerError if the engine cannot take this request, for any reason (a guided one perhaps only after
         tokens: none is left that fits); it goes on with the others. EngineDead if the engine is gone; TransferFailed.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -51,8 +52,18 @@ def weights_digest(folder: Path, kept: Path) -> str:
     known = {path: [state, fresh.get(path) or before[path][1]] for path, state in files.items()}
     if unread:
         _save(kept, before | known)
+    return _joined(content for _, content in known.values())
+
+
+def content_digest(paths: Iterable[Path]) -> str:
+    """The digest of the content of these files, in this order: 32 hex digits. Blocks. CallerError if a file cannot be
+    read."""
+    return _joined(_content(str(path)) for path in paths)
+
+
+def _joined(contents: Iterable[str]) -> str:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    for _, content in known.values():
+    for content in contents:
         digest.update(bytes.fromhex(content))
     return digest.hexdigest()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.membership.membership import Membership
 from actors.membership.worker_publisher import WorkerPublisher
 from core.clock import Clock
-from core.events import WorkerJoined
+from core.events import Adapter, AdapterLoaded, AdapterUnloaded, WorkerJoined
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
 from streams.log import EventLog
@@ -52,6 +53,12 @@ class WorkerMembership(Membership[WorkerPublisher]):
         """WorkerJoined is on its way to the log, with the cache if it is not empty."""
         self.publisher.start()
 
+    def adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, adapters: tuple[Adapter, ...]) -> None:
+        """The event is on its way to the log. Restatements, and later ids of the worker, have these adapters."""
+        self._joined = msgspec.structs.replace(self._joined, adapters=adapters or UNSET)
+        joined = msgspec.structs.replace(self.publisher.joined, adapters=adapters or UNSET)
+        self.publisher.adapters_changed(event, joined)
+
     def _resume(self, _before: WorkerPublisher) -> None:
         self.join()
         self._on_rejoin()
@@ -59,6 +66,7 @@ class WorkerMembership(Membership[WorkerPublisher]):
     def _registry_facts(self) -> Mapping[str, object]:
         facts: dict[str, object] = msgspec.to_builtins(self.publisher.joined)
         del facts["type"]
+        facts.pop("adapters", None)  # the log has them as they are now
         return facts
 
     def _new_publisher(self) -> WorkerPublisher:

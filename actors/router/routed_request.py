@@ -204,7 +204,7 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
         self.payload = self.answer.payload(left_ms)
         self.asked = RouteRequest(
             self.id, self.attempt, self.model, self.answer.prompt(self.payload), self.tenant, self.priority,
-            self.session, time, session_parent=self.session_parent,
+            self.session, time, session_parent=self.session_parent, adapter=self.payload.adapter or "",
         )  # fmt: skip
 
     def start(self, routed: RequestRouted, now_us: int) -> None:

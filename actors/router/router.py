@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,8 @@ from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.routing_publisher import RoutingPublisher
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
+from actors.router.adapter_catalog import AdapterCatalog
+from actors.router.adapter_changes import AdapterChanges
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
@@ -161,6 +164,8 @@ class Router:
             decided=decided,
         )
         self.reservations = Reservations(self.requests, self.fleet, self.state, self._clock, options.reservations)
+        self._adapters = AdapterCatalog(self.state)
+        self.adapter_changes = AdapterChanges(self.fleet, self._adapters, self._worker_name)
         self._connected = ConnectedWorkers(self.state, self.fleet)
         self._log_watch = LogWatch(log, self._clock, self._on_clock_corrected)
         self.background_tasks = BackgroundTasks(
@@ -304,14 +309,23 @@ class Router:
         return [self.card(model) for model in self.fleet.catalog.models if self.model_of(model) == model]
 
     def model_of(self, name: str) -> str:
-        """The model that has this name or alias; the name itself if there is none."""
-        return self.fleet.catalog.model_of(name)
+        """The model that has this name or alias, or an adapter of this name; the name itself if there is none."""
+        found = self.fleet.catalog.model_of(name)
+        if found not in self.fleet.catalog and (adapter := self._adapters.find(name)) is not None:
+            return adapter.model
+        return found
 
     def card(self, model: str) -> ModelCard:
-        """The card of the model that has this name. UnknownModel if there was never a worker for it."""
-        model = self.model_of(model)
+        """The card of the model that has this name, or of the adapter that has it. UnknownModel if there was never a
+        worker for it."""
+        name, model = model, self.model_of(model)
         self._check_known(model)
-        return self.fleet.catalog.card(model, self.connected(model))
+        card = self.fleet.catalog.card(model, self.connected(model))
+        if not (adapters := self._adapters.of(model)):
+            return card
+        is_model = self.fleet.catalog.model_of(name) == model
+        asked = None if is_model else next((each for each in adapters if each.name == name), None)
+        return dataclasses.replace(card, adapters=adapters, adapter=asked)
 
     def _check_known(self, model: str) -> None:
         """UnknownModel if there was never a worker for it, NoWorkers if none is connected yet."""
@@ -364,6 +378,10 @@ class Router:
         self.membership.publish(
             AnswerDelayed(request=request, written_ms=written_ms, stalled_ms=stalled_ms, unsent_bytes=unsent_bytes)
         )
+
+    def _worker_name(self, worker: str) -> str:
+        member = self.state.member(WorkerId(worker))
+        return member.joined.name if member is not None and member.joined is not None else worker
 
     # --- what the scheduler reads ------------------------------------------------------------------------------
 

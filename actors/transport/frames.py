@@ -187,6 +187,19 @@ class AskCache(Frame, frozen=True, tag="AskCache"):
     """Which blocks do you hold on the device?"""
 
 
+class LoadAdapter(Frame, frozen=True, tag="LoadAdapter"):
+    """Serve the adapter in this folder of your machine under that name."""
+
+    name: str
+    path: str
+
+
+class UnloadAdapter(Frame, frozen=True, tag="UnloadAdapter"):
+    """Serve the adapter of that name no more."""
+
+    name: str
+
+
 class WorkerHello(Frame, frozen=True, tag="WorkerHello"):
     """The answer to `ClientHello`: the worker proves itself first."""
 
@@ -202,6 +215,8 @@ class Welcome(Frame, frozen=True, tag="Welcome"):
     model: str
     keeps_prompts: bool = False
     """True if the worker reads `Generate.parts`."""
+    changes_adapters: bool = False
+    """True if the worker reads `LoadAdapter` and `UnloadAdapter`."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -261,6 +276,15 @@ class Cache(Frame, frozen=True, tag="Cache"):
     """uint64, sorted."""
 
 
+class AdapterChanged(Frame, frozen=True, tag="AdapterChanged"):
+    """The answer to `LoadAdapter` and `UnloadAdapter`, in their order."""
+
+    adapter: str = ""
+    """`core.events.kv.Adapter.id`."""
+    fault: str = ""
+    """The reason why nothing was changed; empty if it was."""
+
+
 ToWorker = (
     ClientHello
     | ClientProof
@@ -271,6 +295,8 @@ ToWorker = (
     | Restate
     | AskFiles
     | AskCache
+    | LoadAdapter
+    | UnloadAdapter
     | Introduce
     | Claim
     | JobCompleted
@@ -288,6 +314,7 @@ ToReplica = (
     | Pong
     | Files
     | Cache
+    | AdapterChanged
     | JobPrompt
     | JobOffer
     | Confirm

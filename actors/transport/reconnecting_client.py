@@ -7,16 +7,19 @@ import logging
 from collections.abc import Callable
 
 from actors.transport.frames import (
+    AdapterChanged,
     AskCache,
     AskFiles,
     Cache,
     Files,
+    LoadAdapter,
     Ping,
     Pong,
     Restate,
     ToPrefill,
     ToReplica,
     ToWorker,
+    UnloadAdapter,
     Welcome,
     WorkerHello,
 )
@@ -34,6 +37,8 @@ RECONNECT_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses between tries to connect; the last one repeats."""
 ASK_TIMEOUT_S = 10.0
 """For an answer that takes the worker more than a word."""
+ADAPTER_TIMEOUT_S = 300.0
+"""For a worker to copy and load an adapter, behind others that it was asked for."""
 PORT_MAX = 65535
 OLDER = "the worker is of the version before and cannot prove itself: upgrade it, or set link.old_handshake_until"
 UNPROVED = "the worker closed the connection or kept silent before it proved itself; with link.tls there, give it here"
@@ -159,6 +164,15 @@ class ReconnectingClient:
         assert isinstance(frame, Cache)
         return frame.hashes
 
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """The worker's answer. TimeoutError after ADAPTER_TIMEOUT_S; PeerError if the connection breaks, or if the
+        worker is of a version that takes no such changes."""
+        if not self._ready().changes_adapters:
+            raise PeerError("the worker is of an earlier version, which serves no adapters")
+        answer = await self._ask(frame, AdapterChanged, ADAPTER_TIMEOUT_S)
+        assert isinstance(answer, AdapterChanged)
+        return answer
+
     def _ready(self) -> WorkerConnection:
         if self._connection is None or not self.up:
             raise WorkerDisconnected(f"no connection to worker {self.worker} at {self.address}")
@@ -240,6 +254,7 @@ class ReconnectingClient:
             self._handshake = handshake
         assert isinstance(frame, Welcome)
         connection.keeps_prompts = frame.keeps_prompts
+        connection.changes_adapters = frame.changes_adapters
         return frame
 
     def _broken(self) -> None:

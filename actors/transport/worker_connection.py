@@ -13,6 +13,7 @@ import msgspec
 
 from actors.prompt_cache.part_digests import NamedParts
 from actors.transport.frames import (
+    AdapterChanged,
     AskPrompt,
     Cache,
     Cancel,
@@ -144,6 +145,8 @@ class WorkerConnection(asyncio.Protocol):
         self.silence = 0
         """The number of pings since then."""
         self.keeps_prompts = False
+        self.changes_adapters = False
+        """As the worker's welcome says."""
         """The worker keeps the parts of prompts that it was sent."""
         self._sent_parts = _SentParts()
         self._named: dict[int, _Named] = {}
@@ -325,7 +328,7 @@ class WorkerConnection(asyncio.Protocol):
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
-            case WorkerHello() | Welcome() | Pong() | Files() | Cache():
+            case WorkerHello() | Welcome() | Pong() | Files() | Cache() | AdapterChanged():
                 self._answer(frame)
             case JobPrompt() | JobOffer() | Confirm() | Release():
                 if self._on_frame is None:

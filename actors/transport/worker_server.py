@@ -15,6 +15,7 @@ import msgspec
 from actors.prompt_cache.part_digests import PartDigests
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX, PromptStore
 from actors.transport.frames import (
+    AdapterChanged,
     AskCache,
     AskFiles,
     AskPrompt,
@@ -31,6 +32,7 @@ from actors.transport.frames import (
     JobCompleted,
     JobFailed,
     LegacyHello,
+    LoadAdapter,
     Ping,
     Pong,
     Refusal,
@@ -38,6 +40,7 @@ from actors.transport.frames import (
     StillHeld,
     ToReplica,
     ToWorker,
+    UnloadAdapter,
     Welcome,
 )
 from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
@@ -54,6 +57,8 @@ HELLO_TIMEOUT_S = 5.0
 """A connection whose client has not proved itself by then is closed."""
 UNPROVED_MAX = 256
 """Connections whose clients have not proved themselves yet; for one more, the oldest one is closed."""
+ADAPTER_CHANGES_MAX = 64
+"""Changes of adapters under way on one connection; one more breaks it."""
 GATHERED_TOKENS_MAX = 32
 """Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
@@ -78,6 +83,9 @@ class ServerHandler(Protocol):
 
     def files(self) -> dict[str, bytes]:
         """Tokenizer files."""
+
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """The answer, once the change is made or refused; one at a time, in their order."""
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine said how much of a prompt came from its cache."""
@@ -209,6 +217,8 @@ class ClientConnection(asyncio.Protocol):
         """Streams without a token yet, with how many tokens their replica expects to be computed."""
         self._asked: set[int] = set()
         """Streams of which the client was asked for the whole prompt."""
+        self._changes: set[asyncio.Task[AdapterChanged]] = set()
+        """Changes of adapters under way; at most ADAPTER_CHANGES_MAX."""
         self._held: dict[int, OutputBuffer] = {}
         """Tokens of each stream that are gathered before they are sent."""
         self._worker_server = port
@@ -249,8 +259,8 @@ class ClientConnection(asyncio.Protocol):
         self._worker_server.left(self)
 
     def cancel(self) -> None:
-        """Nothing is served any more."""
-        for task in self.streams.values():
+        """Nothing is served any more, and changes of adapters that are under way are given up."""
+        for task in (*self.streams.values(), *self._changes):
             task.cancel()
 
     def end_streams(self, fault: str, why: str) -> None:
@@ -336,10 +346,10 @@ class ClientConnection(asyncio.Protocol):
                 self.send(Pong(n=n))
             case Restate():
                 self._worker_server.host.restate()
-            case AskFiles():
-                self.send(Files(files=self._worker_server.host.files()))
-            case AskCache():
-                self.send(Cache(hashes=self._worker_server.host.cached()))
+            case AskFiles() | AskCache():
+                self._answer(frame)
+            case LoadAdapter() | UnloadAdapter():
+                self._change_adapter(frame)
             case Introduce() if self._handshake and not self._handshake.speaks_as(frame.worker, frame.proof):
                 self._refuse(f"you did not prove to be {frame.worker}")
             case Introduce() | Claim() | JobCompleted() | JobFailed() | StillHeld():
@@ -348,6 +358,31 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse("greeted twice")
             case _:
                 assert_never(frame)
+
+    def _answer(self, question: AskFiles | AskCache) -> None:
+        host = self._worker_server.host
+        if isinstance(question, AskFiles):
+            self.send(Files(files=host.files()))
+        else:
+            self.send(Cache(hashes=host.cached()))
+
+    def _change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> None:
+        if len(self._changes) >= ADAPTER_CHANGES_MAX:
+            self._refuse(f"{ADAPTER_CHANGES_MAX} changes of adapters are under way on this connection")
+            return
+        task = asyncio.create_task(self._worker_server.host.change_adapter(frame), name=f"adapter {frame.name}")
+        self._changes.add(task)
+        task.add_done_callback(self._adapter_changed)
+
+    def _adapter_changed(self, task: asyncio.Task[AdapterChanged]) -> None:
+        self._changes.discard(task)
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            _logger.error("an adapter could not be changed by a defect", exc_info=error)
+            self.send(AdapterChanged(fault="internal error of the worker"))
+        else:
+            self.send(task.result())
 
     def _take(self, frame: Generate) -> None:
         stream, model = frame.stream, self._worker_server.host.welcome().model

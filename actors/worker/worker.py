@@ -28,16 +28,17 @@ from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
-from actors.transport.frames import FromPrefill, Generate, Welcome
+from actors.transport.frames import AdapterChanged, FromPrefill, Generate, LoadAdapter, UnloadAdapter, Welcome
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
 from actors.worker.engine_watchdog import wait_until_dead
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
 from actors.worker.load_reporter import LoadReporter
 from actors.worker.model_files import ChatFormat, tokenizer_files
+from actors.worker.worker_adapters import WorkerAdapters
 from core.clock import Clock
 from core.errors import CallerError, ContrailError
-from core.events import PoolAccess, PoolJoined, WorkerJoined
+from core.events import Adapter, AdapterLoaded, AdapterUnloaded, PoolAccess, PoolJoined, WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
 from core.ids import StreamName
@@ -115,6 +116,8 @@ class Worker:
         self.mirror: CacheMirror | None = None
         self.pool: PoolKeeper | None = None
         """Of its disk tier, if it has one that can be announced."""
+        self.adapters: WorkerAdapters | None = None
+        """Known once the engine is up."""
         self.membership: WorkerMembership | None = None
         self.link = options.link.security(key, options.namespace, clock)
         self.port = WorkerServer(self, self.link, prompts_bytes_max=options.prompts_bytes_max)
@@ -173,6 +176,7 @@ class Worker:
         server: dict[str, object] = {"server": info.server, "rank": info.rank} if info.server else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **server, **details}
         self.pool = await self._open_pool()
+        self.adapters = WorkerAdapters(self.engine.adapters, self.clock, self._adapters_changed, self._spawn)
         self.membership = self._new_membership(self.mirror)
         await self._log_watch.start()
         self.membership.join()
@@ -313,6 +317,7 @@ class Worker:
             "link": self.link.describe(),
             "prefill": self.role.describe(),
             "pool": self.pool.describe() if self.pool else None,
+            "adapters": [each.id for each in self.adapters.all()] if self.adapters else [],
         }
 
     @property
@@ -335,7 +340,7 @@ class Worker:
         """The worker's present id, its name and its model."""
         assert self.publisher is not None
         name, model = self.options.name, self.engine.info.model
-        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True)
+        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True, changes_adapters=True)
 
     @property
     def publisher(self) -> WorkerPublisher | None:
@@ -375,6 +380,18 @@ class Worker:
         """The model files that a front end needs."""
         return self._files
 
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        """The adapter is loaded or unloaded, or the answer has the reason why not."""
+        assert self.adapters is not None
+        try:
+            if isinstance(frame, LoadAdapter):
+                changed = await self.adapters.load(frame.name, frame.path)
+            else:
+                changed = await self.adapters.unload(frame.name)
+        except ContrailError as error:
+            return AdapterChanged(fault=str(error))
+        return AdapterChanged(adapter=changed.id)
+
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, and so much of it came from the engine's cache."""
         self._totals.update(requests=1, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
@@ -407,6 +424,7 @@ class Worker:
             group=info.group,
             pools=self._pools(),
             assumed=info.assumed or UNSET,
+            adapters=(self.adapters.all() if self.adapters else ()) or UNSET,
         )
         return WorkerMembership(
             options.namespace,
@@ -421,6 +439,10 @@ class Worker:
             on_rejoin=self._rejoined,
             spawn=self._spawn,
         )
+
+    def _adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, adapters: tuple[Adapter, ...]) -> None:
+        assert self.membership is not None
+        self.membership.adapters_changed(event, adapters)
 
     def _pools(self) -> PoolAccess | UnsetType:
         described = self.engine.info.pool

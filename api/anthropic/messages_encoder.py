@@ -142,7 +142,7 @@ class MessagesEncoder:
             "id": self._id,
             "type": "message",
             "role": "assistant",
-            "model": self._prepared.model,
+            "model": self._prepared.shown_model,
             "usage": _usage(self._prepared),
         }
 

@@ -14,7 +14,7 @@ import msgspec
 from api.auth.api_keys import read_keys
 from api.auth.keyring import Keyring
 from api.config.addresses import is_loopback
-from api.config.deployment_ref import link_options, operations_token, route_token
+from api.config.deployment_ref import link_options, operations_token, operator_token, route_token
 from api.config.schema import Deployment, FrontendSection
 from api.server.sockets import tls_context
 from core.clock import Clock
@@ -45,7 +45,10 @@ def with_checked_files(deployment: Deployment, clock: Clock) -> Deployment:
     if route is not None:
         route = msgspec.structs.replace(route, token_file=_absolute(route.token_file))
         route_token(route)
-    frontend = msgspec.structs.replace(section, keys=keys, tls=tls, route=route)
+    operator_file = _absolute(section.operator_token_file)
+    if operator_file is not None:
+        operator_token(operator_file)
+    frontend = msgspec.structs.replace(section, keys=keys, tls=tls, route=route, operator_token_file=operator_file)
     link = deployment.link
     if (files := link.tls) is not None:
         paths = {name: _absolute(getattr(files, name)) for name in files.__struct_fields__}

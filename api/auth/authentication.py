@@ -11,8 +11,8 @@ from api.server.caller import CALLER, Caller
 from api.server.errors import RETRY_AFTER_S, ApiError, error_for_path
 from api.server.middleware import send_error
 
-OPEN = frozenset({"/health", "/openapi.json", "/docs", "/debug"})
-"""Health, the API description in both forms, and the page, which has a token of its own.
+OPEN = frozenset({"/health", "/openapi.json", "/docs", "/debug", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Health, the API description in both forms, and the page and the changes of adapters, which have tokens of their own.
 Every other route needs a key."""
 OPEN_BELOW = ("/debug/", "/v1/route/")
 """The page, and the reports of `api.route.reservation_reports`: each has a token of its own."""

@@ -14,6 +14,7 @@ import uvloop
 from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
+from actors.engines.engine_adapters import check_adapter_name
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
@@ -112,6 +113,9 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 )
 @click.option("--disk-tier", metavar="DIR", help="Files of these copies, too: in a folder of the worker's name there.")
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
+@click.option(
+    "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
+)
 @with_options(*ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
@@ -130,6 +134,7 @@ def worker(
     contrail worker --data data --name decode-3 --model tiny --engine simulated
     contrail worker --data data --name decode-4 --model tiny --model-path data/models/tiny --remote-prefill
     contrail worker --data data --name decode-5 --model tiny --model-path data/models/tiny --host-tier 1GiB
+    contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --adapter sql=loras/sql
     contrail worker --data data --name decode-6 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
         --disk-tier data/kv --disk-size 20GiB
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
@@ -264,6 +269,7 @@ def run_worker(
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
+    adapters: tuple[str, ...] = (),
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -309,6 +315,7 @@ def run_worker(
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
         disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key),
         attached=attached,
+        adapters=_adapter_paths(adapters),
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
@@ -323,6 +330,17 @@ def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes) -> D
     if not folder or size is None:
         return None
     return DiskTier(Path(folder).resolve() / name, _size("--disk-size", size), key)
+
+
+def _adapter_paths(pairs: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, path = pair.partition("=")
+        if not equals or not path or name in found:
+            raise CallerError(f"--adapter {pair}: give each adapter once, as NAME=PATH")
+        check_adapter_name(name)
+        found[name] = str(Path(path).resolve())
+    return found
 
 
 def _size(option: str, text: str) -> int:

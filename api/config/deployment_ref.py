@@ -224,6 +224,11 @@ def route_token(section: RouteSection) -> str:
     return _token_in(Path(section.token_file).expanduser(), "route token")
 
 
+def operator_token(token_file: str) -> str:
+    """The token in the file. CallerError names the file's fault."""
+    return _token_in(Path(token_file).expanduser(), "operator token")
+
+
 def _token_in(file: Path, name: str) -> str:
     try:
         with file.open("rb") as opened:

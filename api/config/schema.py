@@ -18,6 +18,7 @@ from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
+from actors.engines.engine_adapters import check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
 from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
@@ -45,7 +46,7 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
-ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
@@ -240,6 +241,8 @@ class FrontendSection(Section, frozen=True, kw_only=True):
     """Not given, they speak plain HTTP."""
     route: RouteSection | None = None
     """Not given, there is no /v1/route."""
+    operator_token_file: str | None = None
+    """File with the token that a change of adapters must send; not given, front ends change none."""
     stop_delay: str = "0s"
     """For how long a front end that was told to end is not ready but serves on, so that a balancer stops asking it."""
     drain_timeout: str = "30s"
@@ -331,6 +334,23 @@ class KvTiers(Section, frozen=True, kw_only=True):
             raise ValueError(DISK_ALONE)
 
 
+class AdapterSection(Section, frozen=True, kw_only=True):
+    """An adapter (LoRA) that workers serve from their start."""
+
+    name: str
+    """The name that clients ask for, as that of a model."""
+    path: str
+    """Folder with `adapter_config.json` and the weights, as PEFT writes them."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_adapter_name(self.name)
+        except CallerError as error:
+            raise ValueError(f"name: {error}") from error
+        if not self.path:
+            raise ValueError("path: name a folder")
+
+
 class AttachSection(Section, frozen=True, kw_only=True):
     """Running servers, each the engine of one worker, or of one for each of its ranks."""
 
@@ -404,6 +424,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Running servers as the engines of its workers, instead of `model`, `engine` and `engine_args`."""
     kv_tiers: KvTiers = KvTiers()
     """Of a group without remote prefill."""
+    adapters: tuple[AdapterSection, ...] = ()
+    """Of a group without remote prefill."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -472,6 +494,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if self.kv_tiers.disk is not None and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
+        names = [adapter.name for adapter in self.adapters]
+        if len(set(names)) < len(names):
+            raise ValueError("adapters: two have one name")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

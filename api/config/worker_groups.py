@@ -26,6 +26,10 @@ TIERS_ALONE = (
     "KV tiers do not go together with remote prefill yet: blocks that were fetched would be copied before their holder "
     "confirmed them; leave one of the two out"
 )
+ADAPTERS_ALONE = (
+    "adapters do not go together with remote prefill yet: no job names an adapter to a prefill worker; leave one of "
+    "the two out"
+)
 DISK_ALONE = "a disk tier lies behind a host tier, through which its blocks go: give the host tier's size, too"
 DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
 
@@ -99,7 +103,9 @@ def with_remote_prefill(groups: Iterable[WorkerGroup]) -> tuple[WorkerGroup, ...
     )
     for group in decided:
         if group.kv_tiers.host is not None:
-            _check_tiers(group)
+            _check_alone(group, TIERS_ALONE)
+        if group.adapters:
+            _check_alone(group, ADAPTERS_ALONE)
         if group.role == PREFILL:
             _check_of_use(group, [other for other in decided if other.role == DECODE])
     return decided
@@ -118,11 +124,17 @@ def check_aliases(groups: Iterable[WorkerGroup]) -> None:
                     f"worker groups {owner.name!r} and {group.name!r} serve two models, {owner.client_name} and "
                     f"{group.client_name}, and both are called {name!r}: take it out of one `served_name`"
                 )
+    for group in decode:
+        for adapter in group.adapters:
+            if adapter.name in owners:
+                raise ValueError(
+                    f"worker group {group.name!r}: a model is called {adapter.name!r}, and so is an adapter; rename one"
+                )
 
 
-def _check_tiers(group: WorkerGroup) -> None:
+def _check_alone(group: WorkerGroup, fault: str) -> None:
     if group.role == PREFILL or group.remote_prefill:
-        raise ValueError(f"worker group {group.name!r}: {TIERS_ALONE}")
+        raise ValueError(f"worker group {group.name!r}: {fault}")
 
 
 def _check_of_use(prefill: WorkerGroup, decode: list[WorkerGroup]) -> None:

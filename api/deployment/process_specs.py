@@ -195,6 +195,7 @@ def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, nam
         *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
         *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
         *("--engine-args", json.dumps(group.engine_args), *_role_words(group), *_tier_words(group, data)),
+        *(f"--adapter={each.name}={Path(each.path).expanduser().resolve()}" for each in group.adapters),
     )
 
 

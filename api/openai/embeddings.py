@@ -25,6 +25,7 @@ from api.server.errors import ContextExceeded, bad_parameter, not_supported
 from api.server.limits import ApiSettings
 from api.tokenizer.model_tokenizer import ModelTokenizer, TextTooLong
 from api.tokenizer.word_cache import WordTooLong
+from core.errors import CallerError
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling
 from core.ids import RequestId
 from core.models import GenerationFailed, ModelCard
@@ -144,6 +145,8 @@ class Embeddings:
         """OpenAI's JSON. The first input that fails fails all of them, and cancels those that are under way."""
         request_headers = parse_headers(unary_request.headers)
         card = self._backend.card(body.model)
+        if card.adapter is not None:
+            raise CallerError(f"model {body.model!r} is an adapter, and adapters make no embeddings here yet")
         tokenizer = (await self._models.of(card)).tokenizer
         tenant = self._models.cache_tenant(request_headers.tenant)
         if unary_request.size <= self._settings.inline_bytes_max:

@@ -49,7 +49,7 @@ class OpenAIEncoder:
         self._identity = {
             "id": self.id_prefix + request_id,
             "created": created_s,
-            "model": prepared.model,
+            "model": prepared.shown_model,
             "object": self.chunk_object if prepared.stream else self.whole_object,
         }
         self._head = b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.engine import Engine
 from actors.engines.vllm.vllm_args import DiskTier
 from api.config.addresses import is_loopback, split_address
-from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, TIERS_ALONE
+from api.config.worker_groups import ADAPTERS_ALONE, DISK_ALONE, DISK_SIMULATED, TIERS_ALONE
 from core.errors import CallerError
 
 NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
@@ -42,6 +43,8 @@ class EngineArguments:
     """Memory for copies of the cache's blocks; 0 for none."""
     disk_tier: DiskTier | None = None
     """The folder for copies behind that."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The folders of adapters, by name."""
     attached: ServerOptions | None = None
     """The server to attach, for the engine `attached`."""
 
@@ -49,12 +52,7 @@ class EngineArguments:
 def make_engine(arguments: EngineArguments) -> Engine:
     """The engine, not started; its own library is imported when it starts."""
     moves_blocks = arguments.moves_blocks
-    if arguments.host_tier_bytes and moves_blocks:
-        raise CallerError(TIERS_ALONE)
-    if arguments.disk_tier is not None and not arguments.host_tier_bytes:
-        raise CallerError(DISK_ALONE)
-    if arguments.disk_tier is not None and arguments.engine == "simulated":
-        raise CallerError(DISK_SIMULATED)
+    _check(arguments)
     if arguments.attached is not None:
         return AttachedEngine(arguments.model, arguments.attached)
     if arguments.engine == "simulated":
@@ -71,7 +69,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
                 given.setdefault("side_channel_host", arguments.block_host)
         settings = SimulatedSettings.parse(given)
         channel = TcpSideChannel(settings.side_channel_host, settings.side_channel_port, arguments.transfer_key)
-        return SimulatedEngine(arguments.model, settings, channel=channel)
+        return SimulatedEngine(arguments.model, settings, channel=channel, adapters=arguments.adapters)
     from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only if asked for
     from actors.engines.vllm.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
 
@@ -81,12 +79,25 @@ def make_engine(arguments: EngineArguments) -> Engine:
         arguments.model,
         arguments.model_path,
         arguments.engine_args,
+        adapters=arguments.adapters,
         moves_blocks=moves_blocks,
         transfer_key=arguments.transfer_key,
         reasoning_parser=arguments.reasoning_parser,
         host_tier_bytes=arguments.host_tier_bytes,
         disk_tier=arguments.disk_tier,
     )
+
+
+def _check(arguments: EngineArguments) -> None:
+    """CallerError for parts that do not go together."""
+    if arguments.host_tier_bytes and arguments.moves_blocks:
+        raise CallerError(TIERS_ALONE)
+    if arguments.disk_tier is not None and not arguments.host_tier_bytes:
+        raise CallerError(DISK_ALONE)
+    if arguments.disk_tier is not None and arguments.engine == "simulated":
+        raise CallerError(DISK_SIMULATED)
+    if arguments.adapters and arguments.moves_blocks:
+        raise CallerError(ADAPTERS_ALONE)
 
 
 def block_host(listen_host: str, advertise: str) -> str:

@@ -27,10 +27,11 @@ from api.app import create_app
 from api.auth.access_policy import AccessPolicy, policy_of
 from api.config.addresses import join_address, reachable, split_address
 from api.config.data_folder import DataFolder
-from api.config.deployment_ref import DeploymentRef, route_token
+from api.config.deployment_ref import DeploymentRef, operator_token, route_token
 from api.config.run_file import announce_if_supervised
 from api.config.running_deployments import DEFAULT_DATA
 from api.config.schema import FrontendSection, OperationsSection
+from api.openai.adapter_routes import OperatorAccess
 from api.process.lifecycle import stop_requested, tune_garbage_collection
 from api.process.logging_setup import log_as
 from api.process.operations import OPERATIONS_GRACE_S, operations_server, watch_outbox
@@ -139,9 +140,12 @@ async def serve_frontend(connection: DeploymentRef, arguments: FrontendArguments
             seal = ReasoningSeal(connection.key.reasoning_key, connection.key.older_reasoning_keys)
             page_app = page.app(with_token=not policy.local)
             proxies = None if section.route is None else ProxyAccess(router, route_token(section.route))
+            token_file = section.operator_token_file
+            operators = None if token_file is None else OperatorAccess(router, operator_token(token_file))
             app = create_app(
-                router, metrics, settings, page=page_app, policy=policy, seal=seal, texts=texts, proxies=proxies
-            )
+                router, metrics, settings, page=page_app, policy=policy, seal=seal, texts=texts, proxies=proxies,
+                operators=operators,
+            )  # fmt: skip
             limits = HttpLimits(connections_max=connections_for(raise_file_limit()))
             api = HttpServer(app, listener, tls, neighbours=neighbours, limits=limits)
             ready = partial(_ready, router, policy)

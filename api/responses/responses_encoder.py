@@ -153,7 +153,7 @@ class ResponsesEncoder:
             seal=seal if SEALED in (body.include or ()) else unsealed,
         )
         self._events = EventWriter()
-        self._response = {**_begun(body, request_id, clock), "model": prepared.model}
+        self._response = {**_begun(body, request_id, clock), "model": prepared.shown_model}
 
     def __repr__(self) -> str:
         return f"<ResponsesEncoder {self._response['id']}, {self._events}>"

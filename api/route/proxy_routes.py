@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actors.router.router import Router
 from api.anthropic.messages_encoder import MESSAGES
+from api.auth.token_check import TokenCheck
 from api.openai.generation_route import CHAT, COMPLETION, ApiAdapter
 from api.openai.unary_route import UnaryRoute
 from api.route.reservation_reports import EndReport, FirstTokenReport, ReservationReports
@@ -24,8 +24,6 @@ URI_HEADER = b"x-original-uri"
 CHATS = "/v1/chat/completions"
 """The path of a body without that header."""
 ADAPTERS: Mapping[str, ApiAdapter[Any]] = {CHATS: CHAT, "/v1/completions": COMPLETION, "/v1/messages": MESSAGES}
-MISSING = "no route token was given: send it as `x-contrail-route-token`"
-WRONG = "this route token is not valid here"
 
 
 class ProxyAccess(NamedTuple):
@@ -45,24 +43,7 @@ def proxy_routes(
         FIRST_TOKEN: unary(FirstTokenReport, reports.first_token),
         END: unary(EndReport, reports.end),
     }
-    return {path: TokenCheck(app, access.token) for path, app in apps.items()}
-
-
-class TokenCheck:
-    """Around the application: a request without the token is answered with 401, one with a wrong token with 403."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = _header(scope, TOKEN_HEADER)
-        if not given:
-            await send_error(send, ApiError(401, MISSING, code="route_token_missing"))
-        elif not hmac.compare_digest(given, self._token):
-            await send_error(send, ApiError(403, WRONG, code="route_token_wrong"))
-        else:
-            await self._app(scope, receive, send)
+    return {path: TokenCheck(app, TOKEN_HEADER, "route", access.token) for path, app in apps.items()}
 
 
 class ApiSelection:

@@ -13,6 +13,9 @@ import msgspec
 
 from core.events.jobs import JobEvent, JobsRestated
 from core.events.kv import (
+    Adapter,
+    AdapterLoaded,
+    AdapterUnloaded,
     BlocksEvent,
     BlocksRemoved,
     BlocksStored,
@@ -64,6 +67,9 @@ from core.events.scale import (
 )
 
 __all__ = [
+    "Adapter",
+    "AdapterLoaded",
+    "AdapterUnloaded",
     "AnswerDelayed",
     "BlocksEvent",
     "BlocksRemoved",

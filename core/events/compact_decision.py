@@ -25,11 +25,14 @@ from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 COMPACT_DECISION, SHORT_DECISION = "RequestRouted3", "RequestR4"
 """The types on the wire. They begin like that of the other versions: journals count decisions by that."""
 COMPACT_TYPES = frozenset({COMPACT_DECISION, SHORT_DECISION})
-BASE = "base"
-"""The last value; a decision that continues no other leaves it out."""
-VALUES: dict[str, Any] = {field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, "v"}}
+BASE, ADAPTER = "base", "adapter"
+"""The last values. One that the decision does not have is None, or left out where no later one stands."""
+VALUES: dict[str, Any] = {
+    field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, ADAPTER, "v"}
+}
 """The other values with their types, in the order of the wire: that of the fields of the class."""
 _BASE = (BASE, PromptBase | None, None)
+_LAST = (_BASE, (ADAPTER, str | None, None))
 
 
 class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -83,9 +86,9 @@ SHORT_VALUES = {
 }
 """The same of version 4. A cursor with other streams has their names."""
 _CURSOR, _COLUMNS = map([*VALUES].index, ("cursor", "columns"))
-DecisionValues: Any = msgspec.defstruct("DecisionValues", [*VALUES.items(), _BASE], gc=False, array_like=True)
+DecisionValues: Any = msgspec.defstruct("DecisionValues", [*VALUES.items(), *_LAST], gc=False, array_like=True)
 """The array of all values. A reader passes over further ones."""
-ShortValues: Any = msgspec.defstruct("ShortValues", [*SHORT_VALUES.items(), _BASE], gc=False, array_like=True)
+ShortValues: Any = msgspec.defstruct("ShortValues", [*SHORT_VALUES.items(), *_LAST], gc=False, array_like=True)
 """The same of version 4."""
 
 
@@ -98,10 +101,7 @@ class CompactDecision(msgspec.Struct, frozen=True, gc=False, tag_field="type", t
     @property
     def event(self) -> RequestRouted:
         """The decision."""
-        values = astuple(self.d)
-        if values[-1] is None:
-            values = values[:-1]
-        return RequestRouted(*values, v=COMPACT_VERSION)
+        return RequestRouted(*_with_unset([*astuple(self.d)]), v=COMPACT_VERSION)
 
 
 class ShortDecision(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag=SHORT_DECISION):
@@ -117,9 +117,7 @@ class ShortDecision(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag
         values[_CURSOR] = cursor_of(values[_CURSOR])
         if type(columns := values[_COLUMNS]) is ShortColumns:
             values[_COLUMNS] = columns.columns()
-        if values[-1] is None:
-            values[-1] = UNSET
-        return RequestRouted(*values, v=SHORT_VERSION)
+        return RequestRouted(*_with_unset(values), v=SHORT_VERSION)
 
 
 def partial_values(*names: str) -> Any:
@@ -172,12 +170,24 @@ _START, _SHORT_START = before_array(COMPACT_DECISION, "d"), before_array(SHORT_D
 _encode = msgspec.msgpack.Encoder().encode
 
 
+def _with_unset(values: list[Any]) -> list[Any]:
+    """The last values as the event has them."""
+    values[-2:] = [UNSET if each is None else each for each in values[-2:]]
+    return values
+
+
+def _without_unset(values: list[Any]) -> list[Any]:
+    """The last values as they stand on the wire."""
+    while values[-1] is UNSET:
+        values.pop()
+    if len(values) > len(VALUES) and values[-2] is UNSET:
+        values[-2] = None  # the base of a decision with an adapter
+    return values
+
+
 def encode_compact(event: RequestRouted) -> bytes:
     """The decision as a CompactDecision."""
-    values = [*astuple(event)]
-    values.pop()
-    if values[-1] is UNSET:
-        values.pop()
+    values = _without_unset([*astuple(event)[:-1]])
     if type(columns := event.columns) is Columns and columns.reuse is None:
         values[_COLUMNS] = astuple(columns)[:-1]  # as programs wrote it that had no such column
     return _START + _encode(values)
@@ -185,10 +195,7 @@ def encode_compact(event: RequestRouted) -> bytes:
 
 def encode_short(event: RequestRouted) -> bytes:
     """The decision as a ShortDecision."""
-    values = [*astuple(event)]
-    values.pop()
-    if values[-1] is UNSET:
-        values.pop()
+    values = _without_unset([*astuple(event)[:-1]])
     values[_CURSOR] = _positions(event.cursor)
     if type(columns := event.columns) is Columns:
         values[_COLUMNS] = _short(columns)

@@ -30,6 +30,33 @@ class PoolAccess(Struct, frozen=True):
     """Blocks that one request can take from pools at most."""
 
 
+class Adapter(Struct, frozen=True):
+    """An adapter (LoRA) that a worker serves under a name, by the content of its files."""
+
+    name: str
+    """The name that clients ask for."""
+    digest: str
+    """Of its weights and configuration (`actors.kv_blocks.weights_digest`): 32 hex digits."""
+    rank: int
+    """As its configuration has it."""
+    loaded_ms: int
+    """Wall clock of the worker when it began to serve it. Of two digests under one name the later one counts."""
+
+    @property
+    def id(self) -> str:
+        """Names the adapter in requests to workers, in the scope of block hashes and in decisions."""
+        return adapter_id(self.name, self.digest)
+
+
+ADAPTER_SEPARATOR = "@"
+"""Between an adapter's name, which has none, and its digest."""
+
+
+def adapter_id(name: str, digest: str) -> str:
+    """See `Adapter.id`."""
+    return f"{name}{ADAPTER_SEPARATOR}{digest}"
+
+
 class WorkerJoined(EventBase, frozen=True):
     """A worker joined with an empty cache, or restates its identity."""
 
@@ -55,6 +82,24 @@ class WorkerJoined(EventBase, frozen=True):
     assumed: bool | UnsetType = UNSET
     """True if its engine reports no cache, and its cache events are assumed from the prompts that were sent to it; else
     left out."""
+    adapters: tuple[Adapter, ...] | UnsetType = UNSET
+    """All that it serves now, by name; left out if there are none. AdapterLoaded and AdapterUnloaded change them."""
+
+
+class AdapterLoaded(EventBase, frozen=True):
+    """The worker serves this adapter from now on, and no other one of that name. The fields are those of `Adapter`."""
+
+    name: str
+    digest: str
+    rank: int
+    loaded_ms: int
+
+
+class AdapterUnloaded(EventBase, frozen=True):
+    """The worker serves this adapter no more."""
+
+    name: str
+    digest: str
 
 
 class PoolJoined(EventBase, frozen=True):
@@ -177,6 +222,8 @@ class LoadReported(EventBase, frozen=True):
 
 KvEvent = (
     WorkerJoined
+    | AdapterLoaded
+    | AdapterUnloaded
     | PoolJoined
     | BlocksStored
     | BlocksRemoved

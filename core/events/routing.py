@@ -29,10 +29,10 @@ read PROGRESS_VERSION, too."""
 ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
-PROGRAM_VERSION = "0.4.0"
+PROGRAM_VERSION = "0.5.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
-DECIDE_VERSION = 4
+DECIDE_VERSION = 5
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice; `projections.policy.rules` keeps the earlier ones."""
 
@@ -360,6 +360,8 @@ class RequestRouted(EventBase, frozen=True):
     decision rests on it."""
     base: PromptBase | UnsetType = UNSET
     """Stands in version 2, and in later ones if the decision continues another."""
+    adapter: str | UnsetType = UNSET
+    """`core.events.kv.Adapter.id` of the adapter that the request is for; left out if it is for the model itself."""
 
     @property
     def expects_load(self) -> bool:
@@ -466,6 +468,8 @@ class RequestRejected(EventBase, frozen=True, omit_defaults=True):
     now_ms: int
     tenant: str = ""
     decide_version: int = 1
+    adapter: str | UnsetType = UNSET
+    """As in RequestRouted."""
 
 
 class Points(msgspec.Struct, frozen=True, array_like=True):

@@ -8,6 +8,7 @@ A pool is folded as a worker is; it is no candidate. `State.pool_readers` says f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, assert_never
 
 import msgspec
@@ -15,6 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from core.codec import Message
 from core.events import (
+    Adapter,
+    AdapterLoaded,
+    AdapterUnloaded,
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
@@ -79,8 +83,10 @@ class KvFold(SourceFold[WorkerId, Member]):
         """Pools among them, by their sources."""
         self.pools_read = False
         """True once any pool or any worker with pools has joined."""
+        self.adapters_read = False
+        """True once any worker has served an adapter."""
         self.turnover = 0
-        """Counts joins and ends, and changes of a worker's or pool's cache between known and unknown."""
+        """Counts joins and ends, changes of a worker's adapters, and changes of a cache between known and unknown."""
 
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
@@ -97,6 +103,7 @@ class KvFold(SourceFold[WorkerId, Member]):
             self.pools[member.worker] = member
             self.turnover += 1
         self.pools_read |= names_pools(member)
+        self.adapters_read |= bool(adapters_of(member))
         self._account(member.worker, member)
 
     def _part(self, source: WorkerId) -> Member:
@@ -130,8 +137,8 @@ class KvFold(SourceFold[WorkerId, Member]):
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
                     self.index.remove(member.worker, event.tier, event.blocks)
-            case WorkerJoined() | PoolJoined():
-                self._joined(member, event)
+            case WorkerJoined() | PoolJoined() | AdapterLoaded() | AdapterUnloaded():
+                self._described(member, event)
             case CacheCleared():
                 self._forget(member, known=member.cache_known)
             case CacheRestated():
@@ -152,7 +159,26 @@ class KvFold(SourceFold[WorkerId, Member]):
         member.joined = event
         member.identity = _identity(event)
         self.pools_read |= event.pools is not UNSET
+        self.adapters_read |= event.adapters is not UNSET
         self.alive[member.worker] = member
+
+    def _described(self, member: Member, event: WorkerJoined | PoolJoined | AdapterLoaded | AdapterUnloaded) -> None:
+        if isinstance(event, WorkerJoined | PoolJoined):
+            self._joined(member, event)
+        else:
+            self._adapter_changed(member, event)
+
+    def _adapter_changed(self, member: Member, event: AdapterLoaded | AdapterUnloaded) -> None:
+        """`joined` says what the worker would restate now. Without it, the worker's next restatement has them all."""
+        if member.joined is None:
+            return
+        others = {each.name: each for each in adapters_of(member)}
+        if isinstance(event, AdapterLoaded):
+            others[event.name] = Adapter(event.name, event.digest, event.rank, event.loaded_ms)
+        elif event.name in others and others[event.name].digest == event.digest:
+            del others[event.name]
+        adapters = tuple(others[name] for name in sorted(others))
+        self._joined(member, msgspec.structs.replace(member.joined, adapters=adapters or UNSET))
 
     def _pool_joined(self, member: Member, event: PoolJoined) -> None:
         if member.pool != event:
@@ -204,13 +230,29 @@ def names_pools(member: Member) -> bool:
     return member.pool is not UNSET or (member.joined is not None and member.joined.pools is not UNSET)
 
 
+def adapters_of(member: Member) -> tuple[Adapter, ...]:
+    """The adapters that a worker serves, by name."""
+    found = UNSET if member.joined is None else member.joined.adapters
+    return () if isinstance(found, UnsetType) else found
+
+
+def serving_adapter(members: Iterable[Member], adapter: str) -> frozenset[WorkerId]:
+    """Those of these workers that serve the adapter of this id (`core.events.kv.Adapter.id`). O(workers and their
+    adapters)."""
+    return frozenset(member.worker for member in members if any(each.id == adapter for each in adapters_of(member)))
+
+
 def _identity(joined: WorkerJoined) -> int:
-    # so logs of earlier programs, and those without pools, keep their digests; no fold and no decision reads `assumed`
-    found = joined.pools
+    # so logs of earlier programs, and those without pools and adapters, keep their digests; no fold and no decision
+    # reads `assumed`
+    found, served = joined.pools, joined.adapters
     pools = () if isinstance(found, UnsetType) else (*found.ids, found.kind, found.load_blocks)
+    adapters: tuple[str | int, ...] = ()
+    if not isinstance(served, UnsetType):
+        adapters = ("adapters", *(value for each in served for value in (each.id, each.rank, each.loaded_ms)))
     return mix(
         joined.name, joined.model, joined.role, joined.engine, joined.block_size, joined.capacity_blocks,
-        joined.context_max, joined.address, joined.partition, joined.group, *pools,
+        joined.context_max, joined.address, joined.partition, joined.group, *pools, *adapters,
     )  # fmt: skip
 
 

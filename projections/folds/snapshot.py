@@ -4,8 +4,8 @@
    behind the other, in the order of the head. Columns are sorted: reading and writing a state gives the same bytes.
 2. Derived values (digests, sums per worker) are not stored; points and gaps are not either.
 3. Form 2 has the jobs stream, form 3 the approximate indexes of replicas, form 4 runs of blocks, form 5 prompts in
-   flight that continue a decision, form 6 pools. A state without one of these is written in the earlier form, byte for
-   byte.
+   flight that continue a decision, form 6 pools, form 7 adapters. A state without one of these is written in the
+   earlier form, byte for byte.
 4. A head of another form or fold version is refused: its reader folds from an older snapshot or from the log.
 """
 
@@ -27,14 +27,15 @@ from core.subjects import JOBS
 from projections.digest import FOLD_VERSION, READ_FOLD_VERSIONS
 from projections.folds.approximate_index import ApproximateIndex, WorkerBlocks
 from projections.folds.jobs_fold import JobsFold, JobsPart
-from projections.folds.kv_fold import KvFold, Member, names_pools
+from projections.folds.kv_fold import KvFold, Member, adapters_of, names_pools
 from projections.folds.routing_fold import ReplicaPart
 from projections.folds.source_fold import Chain
 from projections.folds.state import Position, State
 from projections.index.index_dump import HolderGroup, split_group
 
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 """Changed whenever a reader of the one before could not read this one."""
+SNAPSHOT_VERSION_WITHOUT_ADAPTERS = 6
 SNAPSHOT_VERSION_WITHOUT_POOLS = 5
 SNAPSHOT_VERSION_WITHOUT_BASES = 4
 SNAPSHOT_VERSION_WITHOUT_RUNS = 3
@@ -226,8 +227,9 @@ def _head(state: State, groups: list[_Group], runs: list[_Runs]) -> _Head:
     without = SNAPSHOT_VERSION_WITHOUT_RUNS if believed else without
     without = SNAPSHOT_VERSION_WITHOUT_BASES if runs else without
     without = SNAPSHOT_VERSION_WITHOUT_POOLS if _has_bases(state) else without
+    without = SNAPSHOT_VERSION_WITHOUT_ADAPTERS if _has_pools(state) else without
     return _Head(
-        v=SNAPSHOT_VERSION if _has_pools(state) else without,
+        v=SNAPSHOT_VERSION if _has_adapters(state) else without,
         fold_version=FOLD_VERSION,
         corrupt=state.corrupt,
         streams={stream: _stream(state, stream, at) for stream, at in state.cursor.items()},
@@ -249,6 +251,11 @@ def _has_bases(state: State) -> bool:
 def _has_pools(state: State) -> bool:
     """True if a pool is announced, or a worker reads one."""
     return any(names_pools(member) for kv in state.kv.values() for member in kv.members.values())
+
+
+def _has_adapters(state: State) -> bool:
+    """True if a worker serves an adapter."""
+    return any(adapters_of(member) for kv in state.kv.values() for member in kv.members.values())
 
 
 def _approximate_indexes(state: State) -> dict[ReplicaId, list[WorkerBlocks]]:

@@ -10,7 +10,7 @@ folds themselves then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import chain
 
 import msgspec
@@ -21,7 +21,7 @@ from core.events import LoadReported
 from core.ids import WorkerId
 from core.prompt import Prompt
 from projections.folds.in_flight import NO_LOAD, InFlightLoad, OutstandingPrefill
-from projections.folds.kv_fold import Member
+from projections.folds.kv_fold import Member, serving_adapter
 from projections.folds.load_fold import LoadFold
 from projections.index.prefix_index import PrefixIndex
 from projections.index.worker_sets import WorkerSets
@@ -35,7 +35,7 @@ NUMBER_MAX = 1 << 26
 TIME_US_MAX = 1 << 60
 """Bound of a point in time in a row."""
 ELIGIBLE_MAX = 256
-"""Models and block sizes of which the rows are remembered."""
+"""Models, block sizes and adapters of which the rows are remembered."""
 OUTSTANDING_COLUMNS = 4
 """Outstanding prefills of a worker that have columns; a row with more of them is in `crowded`."""
 
@@ -49,9 +49,11 @@ Fixed = tuple[WorkerId, str, int, int, bool]
 
 
 class Eligible:
-    """The rows of one model and block size."""
+    """The rows of one model and block size, and of one adapter if any is asked for."""
 
-    def __init__(self, fixed: Sequence[Fixed], model: str, block_size: int) -> None:
+    def __init__(
+        self, fixed: Sequence[Fixed], model: str, block_size: int, holders: Container[WorkerId] | None
+    ) -> None:
         self.excluded: dict[str, list[WorkerId]] = {}
         """All others, by reason."""
         rows = []
@@ -60,6 +62,8 @@ class Eligible:
                 self.excluded.setdefault("other_model", []).append(worker)
             elif its_block_size != block_size:
                 self.excluded.setdefault("other_block_size", []).append(worker)
+            elif holders is not None and worker not in holders:
+                self.excluded.setdefault("other_adapter", []).append(worker)
             else:
                 rows.append(row)
         self.flags: Flags = np.zeros(len(fixed), bool)
@@ -75,7 +79,7 @@ class WorkerTable:
         self._in_flight: InFlightLoad | None = None
         self._sets: WorkerSets | None = None
         self._sets_turnover = 0
-        self._eligible: dict[tuple[str, int], Eligible] = {}
+        self._eligible: dict[tuple[str, int, str], Eligible] = {}
         self._places: Column = np.zeros(0, np.int64)
         """Of the bit of each row's worker; -1, the last place, without one."""
         self._places_size = 0
@@ -123,13 +127,16 @@ class WorkerTable:
         loads.changed.clear()
         in_flight.changed.clear()
 
-    def eligible(self, model: str, block_size: int) -> Eligible:
-        """The rows of workers that serve the model with this block size; O(1) when asked before."""
-        found = self._eligible.get((model, block_size))
+    def eligible(self, model: str, block_size: int, adapter: str = "") -> Eligible:
+        """The rows of workers that serve the model with this block size, and the adapter of this id if there is one;
+        O(1) when asked before."""
+        found = self._eligible.get((model, block_size, adapter))
         if found is None:
             if len(self._eligible) >= ELIGIBLE_MAX:
                 self._eligible.clear()
-            found = self._eligible[model, block_size] = Eligible(self.fixed, model, block_size)
+            holders = serving_adapter(self._serving or (), adapter) if adapter else None
+            found = Eligible(self.fixed, model, block_size, holders)
+            self._eligible[model, block_size, adapter] = found
         return found
 
     def depths(self, index: PrefixIndex, prompt: Prompt) -> Column | None:

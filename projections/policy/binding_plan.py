@@ -134,7 +134,7 @@ class PlacementInputs:
         self._prefixes = PendingPrefixes(view)
         self._reuse = view.reuse()
         self._backlogs: dict[PrefillTime, PrefillBacklog] = {}
-        self._candidates: dict[tuple[str, int], list[Candidate]] = {}
+        self._candidates: dict[tuple[str, int, str], list[Candidate]] = {}
         """By model and block size: as one prompt saw them."""
 
     def __repr__(self) -> str:
@@ -158,7 +158,7 @@ class PlacementInputs:
     def _seen(self, request: RouteRequest) -> list[Candidate]:
         """Whom it can be sent to does not depend on the prompt, only what they have of it."""
         prompt = request.prompt
-        kind = request.model, prompt.block_size
+        kind = request.model, prompt.block_size, request.adapter
         candidates = self._candidates.get(kind)
         if candidates is None:
             found = self._candidates[kind] = find_candidates(self._view, request, self._settings, self._now_ms).left

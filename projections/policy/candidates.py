@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 from core.ids import WorkerId
 from core.settings import RoutingSettings
+from projections.folds.kv_fold import serving_adapter
 from projections.policy.view import EXCLUSION_REASONS, Candidate, RouteRequest, View
 
+OTHER_ADAPTER = "other_adapter"
+"""The reason to leave a worker out that does not serve the request's adapter."""
 LAST_RESORT_REASONS = ("suspected", "failed")
 """Reasons to leave a worker out only for as long as another one is left."""
 
@@ -42,10 +45,7 @@ def _sort_candidates(
     view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, *, pools: bool
 ) -> _SortedCandidates:
     """Candidates, candidates of the last resort, and excluded workers: all by id."""
-    local: dict[WorkerId, str] = {}
-    for reason in reversed(EXCLUSION_REASONS):  # the first one counts
-        if workers := view.local.get(reason):
-            local.update(dict.fromkeys(workers, reason))
+    left_out = _left_out(view, request.adapter)
     out = _SortedCandidates([], [], {})
     model, block_size, waiting_max = request.model, request.prompt.block_size, settings.waiting_max
     left = out.left.append
@@ -56,8 +56,8 @@ def _sort_candidates(
             reason = "other_model"
         elif its_block_size != block_size:
             reason = "other_block_size"
-        elif local and worker in local:
-            reason = local[worker]
+        elif left_out and worker in left_out:
+            reason = left_out[worker]
         elif draining:
             reason = "draining"
         elif waiting >= waiting_max:
@@ -70,3 +70,16 @@ def _sort_candidates(
         else:
             out.excluded.setdefault(reason, []).append(worker)
     return out
+
+
+def _left_out(view: View, adapter: str) -> dict[WorkerId, str]:
+    """Workers with a local reason, and those without the adapter, if one is asked for: then that is their reason."""
+    found: dict[WorkerId, str] = {}
+    for reason in reversed(EXCLUSION_REASONS):  # the first one counts
+        if workers := view.local.get(reason):
+            found.update(dict.fromkeys(workers, reason))
+    if adapter:
+        serving = view.state.serving()
+        holders = serving_adapter(serving, adapter)
+        found.update((member.worker, OTHER_ADAPTER) for member in serving if member.worker not in holders)
+    return found

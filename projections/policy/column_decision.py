@@ -68,7 +68,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[4]
+RULES_BY_COLUMNS = RULES[5]
 """The rules that this module follows."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -258,7 +258,7 @@ class _Kept(NamedTuple):
     @staticmethod
     def of(table: WorkerTable, request: RouteRequest, load: _Load, view: View, settings: RoutingSettings) -> _Kept:
         """As `find_candidates`; no rows where workers of the last resort have to serve."""
-        eligible = table.eligible(request.model, request.prompt.block_size)
+        eligible = table.eligible(request.model, request.prompt.block_size, request.adapter)
         full = load.waiting.max() >= settings.waiting_max
         if not (eligible.excluded or full or load.draining.any() or any(map(view.local.get, EXCLUSION_REASONS))):
             return _Kept(table.every_row, {})

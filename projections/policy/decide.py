@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 import xxhash
+from msgspec import UNSET
 
 from core.events import RequestRejected, RequestRouted
 from core.events.routing import COMPACT_VERSION, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns
@@ -151,6 +152,8 @@ def conclude(
         everything = (*everything, prefer)
     if request.session:  # the like
         everything = (*everything, request.session)
+    if request.adapter:
+        everything = (*everything, "adapter", request.adapter)
     if backlog is not NO_BACKLOG:
         everything = (*everything, backlog.time, [*backlog.waits_us.items()])  # by id
     if any(reuse):
@@ -185,7 +188,7 @@ def record(
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
     prefer, prefer_tokens, backlog, wait_us, believed, version = decision[10:]
-    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent = request
+    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent, adapter = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
     learned: tuple[int, ...] = ()
@@ -223,6 +226,7 @@ def record(
         held={str(worker): held_us for worker, held_us in held.items()} if held else {},
         believed=believed,
         session_parent=parent,
+        adapter=adapter or UNSET,
         v=version_read if version_read >= COMPACT_VERSION else 1,
     )
 
@@ -241,6 +245,7 @@ def rejection(decision: Decision, request: RouteRequest, revision: int, status: 
         now_ms=decision.now_ms,
         tenant=request.tenant,
         decide_version=decision.version,
+        adapter=request.adapter or UNSET,
     )
 
 

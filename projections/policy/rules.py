@@ -76,6 +76,8 @@ RULES: dict[int, Rules] = {
     2: Rules(_find_without_pools, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
     3: Rules(_find_without_pools, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
     4: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
+    5: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
 }
-"""By the version that a decision records (`RequestRouted.decide_version`)."""
+"""By the version that a decision records (`RequestRouted.decide_version`). Versions 4 and 5 differ by requests for
+adapters, which no record of version 4 has: the functions are the same."""
 assert max(RULES) == DECIDE_VERSION

@@ -51,6 +51,9 @@ class RouteRequest(NamedTuple):
     by the worker to which they would go first; with the prefills of workers that declined a request."""
     session_parent: str = ""
     """The key of the session that began `session`: recorded, and nothing is decided by it."""
+    adapter: str = ""
+    """`core.events.kv.Adapter.id` of the adapter that it is for: only workers that serve it are candidates. Empty if it
+    is for the model itself."""
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
@@ -60,7 +63,7 @@ class RouteRequest(NamedTuple):
         held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
         return RouteRequest(
             request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held,
-            event.session_parent,
+            event.session_parent, event.adapter or "",
         )  # fmt: skip
 
 

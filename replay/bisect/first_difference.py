@@ -8,6 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from core.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
@@ -198,6 +200,8 @@ def _of_worker(worker: str, change: Event, event: RequestRouted | RequestRejecte
     match change:
         case WorkerJoined() | WorkerLeft() | WorkerLost() | PoolJoined() | PoolLeft() | PoolLost():
             return f"{worker}: {type(change).__name__}"
+        case AdapterLoaded() | AdapterUnloaded():
+            return f"{worker}: {type(change).__name__} {change.name}"
         case BlocksStored() | BlocksRemoved() | CacheRestated():
             return _blocks(change, worker, event)
         case CacheCleared():

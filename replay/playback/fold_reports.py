@@ -17,7 +17,7 @@ from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
 from core.subjects import LOAD, is_kv
-from projections.digest import FOLD_VERSION, POOLS_VERSION, RATES_VERSION, READ_FOLD_VERSIONS
+from projections.digest import ADAPTERS_VERSION, FOLD_VERSION, POOLS_VERSION, RATES_VERSION, READ_FOLD_VERSIONS
 from projections.folds.state import DigestPoint, State
 from replay.playback.late_folds import LateFolds
 from replay.playback.state_cursors import CursorSource, StateCursor
@@ -91,7 +91,11 @@ def _folds_less(report: FoldReport, state: State) -> bool:
     """True if the report's fold is of a version that lacks a part of this state (`projections.digest`)."""
     if report.stream == LOAD:
         return report.fold_version < RATES_VERSION and state.loads.rates_reported
-    return is_kv(report.stream) and report.fold_version < POOLS_VERSION and state.kv[report.stream].pools_read
+    if not is_kv(report.stream):
+        return False
+    fold = state.kv[report.stream]
+    without_pools = report.fold_version < POOLS_VERSION and fold.pools_read
+    return without_pools or (report.fold_version < ADAPTERS_VERSION and fold.adapters_read)
 
 
 class FoldCheck:

@@ -1,7 +1,7 @@
 """Pseudonyms: the text in a redacted log for each name of the original, the same for the same name everywhere.
 
-Random ids stay, since all that is folded and decided goes by them; so do models and request ids, which decisions and
-their digests rest on.
+Random ids stay, since all that is folded and decided goes by them; so do models, adapters and request ids, which
+decisions and their digests rest on.
 """
 
 from __future__ import annotations

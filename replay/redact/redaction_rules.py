@@ -12,6 +12,8 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     AnswerDelayed,
     BlocksRemoved,
     BlocksStored,
@@ -114,7 +116,15 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
     """The event without names; None for one of which nothing can stay: it is about digests of folds that are other
     ones now, or of a kind that this program does not know."""
     match event:
-        case BlocksStored() | BlocksRemoved() | CacheRestated() | LocalChanged() | JobsRestated():
+        case (
+            BlocksStored()
+            | BlocksRemoved()
+            | CacheRestated()
+            | LocalChanged()
+            | JobsRestated()
+            | AdapterLoaded()
+            | AdapterUnloaded()  # with their names, as models: digests of decisions rest on them
+        ):
             return event
         case ReplicaReported() | DivergenceFound() | UnknownEvent():
             return _without_digests(event)

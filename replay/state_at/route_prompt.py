@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from core.errors import CallerError
+from core.events.kv import ADAPTER_SEPARATOR
 from core.ids import ReplicaId, RequestId
 from core.prompt import Prompt
 from core.subjects import ROUTING
@@ -41,6 +42,8 @@ class PromptQuery(NamedTuple):
     """Little-endian uint32 each."""
     model: str
     scope: bytes = b""
+    adapter: str = ""
+    """`core.events.kv.Adapter.id`; in recordings of before, a name, by which no worker is left out."""
 
 
 class PromptRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +74,9 @@ def route_prompt(state_at: StateAt, query: PromptQuery, hash_seed: int) -> Promp
     CallerError if no worker served the model."""
     recording, names = state_at.recording, state_at.recording.names
     prompt = Prompt(query.tokens, _block_size(state_at, query.model), hash_seed, query.scope)
-    request = RouteRequest(ASKED, 0, query.model, prompt, time=_prefill_time(state_at, query.model))
+    adapter = query.adapter if ADAPTER_SEPARATOR in query.adapter else ""
+    time = _prefill_time(state_at, query.model)
+    request = RouteRequest(ASKED, 0, query.model, prompt, time=time, adapter=adapter)
     view = state_at.belief.view if state_at.belief is not None else _by_log(state_at)
     settings = state_at.belief.settings if state_at.belief is not None else newest_settings(state_at.state)
     decision = decide(view, request, settings, state_at.time_ms, seed=0)

@@ -270,7 +270,7 @@ def remake_refusal(at: RecordedRefusal) -> list[Remade]:
 
 def _decide_again(at: RecordedRefusal, block_size: int) -> Remade:
     event, prompt = at.event, HashedPrompt(1, block_size, b"")
-    request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt)
+    request = RouteRequest(RequestId(event.request), event.attempt, event.model, prompt, adapter=event.adapter or "")
     decision = decide(at.view, request, at.settings, event.now_ms, 0, version=event.decide_version)
     return Remade([*_revision_differences(at), *_refusal_differences(event, decision)], decision)
 

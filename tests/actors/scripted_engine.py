@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
-from actors.transport.frames import Generate, Welcome
+from actors.engines.engine_adapters import EngineAdapters
+from actors.transport.frames import AdapterChanged, Generate, LoadAdapter, UnloadAdapter, Welcome
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
 
@@ -20,6 +21,7 @@ class ScriptedEngine:
     def __init__(self, model: str = "sim") -> None:
         self.info = EngineInfo("scripted", model, "", 16, 100, 4096)
         self.transfer: BlockTransfer | None = None
+        self.adapters: EngineAdapters | None = None
         self.scripts: dict[str, asyncio.Queue[Output | Exception]] = {}
         self.asked: list[GenerateRequest] = []
         """What it was asked for."""
@@ -99,6 +101,9 @@ class ScriptedHost:
 
     def on_frame(self, connection: object, frame: object) -> None:
         self.frames.append(frame)
+
+    async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
+        return AdapterChanged(fault="this host has no adapters")
 
     def on_disconnect(self, connection: object) -> None:
         pass

@@ -30,6 +30,7 @@ from core.errors import Corrupt
 from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
+    Adapter,
     BlocksEvent,
     BlocksStored,
     DecisionCounts,
@@ -110,6 +111,10 @@ BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(De
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
 BY_TYPE[bool | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.booleans()
 BY_TYPE[PoolAccess | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PoolAccess)
+BY_TYPE[str | msgspec.UnsetType] = st.just(msgspec.UNSET) | words
+BY_TYPE[tuple[Adapter, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.lists(any_of(Adapter), max_size=2).map(
+    tuple
+)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
 constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])
 alike = st.builds(Columns, *[constants] * 9, wait_us=st.none() | constants)
@@ -423,8 +428,8 @@ def compact(request: pytest.FixtureRequest) -> RequestRouted:
 
 def test_a_compact_decision_beside_unknown_events(compact: RequestRouted) -> None:
     """It is read where the events of a message are looked at one by one, and further values are passed over."""
-    fields = msgspec.msgpack.decode(encode_event(compact))
-    later = pack(fields | {"d": [*fields["d"], "added later"]})
+    fields = msgspec.msgpack.decode(encode_event(replace(compact, adapter="sql@01")))
+    later = pack(fields | {"d": [*fields["d"][:-1], None, "added later"]})
     assert decode_message(sealed(later)).events == (compact,)
     message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(compact), later))
     assert message.events[1:] == (compact, compact)

@@ -17,6 +17,8 @@ from msgspec import structs
 
 from core.codec import digest
 from core.events import (
+    AdapterLoaded,
+    AdapterUnloaded,
     CacheCleared,
     LocalChanged,
     ReplicaRestated,
@@ -85,6 +87,9 @@ PREFILLING = [worker_id(21), worker_id(22)]
 POOLS = (("31" * 8, DECODE[0], "kind"), ("32" * 8, DECODE[1], "kind"), ("33" * 8, DECODE[2], "another kind"))
 """By the sources of pools: the pool has the same id. The first two are kept by workers that read them, the last one is
 of a kind that its worker does not read."""
+ADAPTERS = ("alpha@aa", "alpha@bb", "beta@cc")
+ASKED_ADAPTERS = ("",) * 12 + ADAPTERS
+"""Of a request, by their share."""
 SESSIONS = ("", "5e55105e55105e55", "b3907b3907b3907b")
 LOCAL = (*[()] * 7, ("stale",), ("stale",), ("suspected", "stale"), ("not_connected",), ("suspected",), ("failed",))
 """Local reasons of a worker, by their share."""
@@ -115,6 +120,8 @@ class DecisionLog:
                 said = structs.replace(said, pools=reads(POOLS[number][0], load_blocks=(500, 9, 500)[number]))
             stage.say(KV, worker, said)
             stage.say(LOAD, worker, load())
+            if number % 2:
+                self._load_adapter(worker, ADAPTERS[number // 2])
         for pool, keeper, kind in POOLS:
             stage.say(KV, pool, pool_joined(pool, keeper, kind))
         stage.say(KV, OTHER_MODEL, joined("other-model", model="large"))
@@ -151,6 +158,8 @@ class DecisionLog:
                         stage.say(KV, worker, stored(*blocks[: dice.randrange(1, len(blocks) + 1)], tier=level))
                 case _:
                     stage.say(KV, worker, stored(*blocks))
+        if dice.random() < 0.1:
+            self._change_adapter(dice.choice(DECODE))
         if dice.random() < 0.5:
             self._change_pool(dice.choice(POOLS)[0])
         if dice.random() < 0.3:
@@ -163,6 +172,17 @@ class DecisionLog:
             stage.tell(ReplicaRestated(**_nothing_in_flight()), replica=self._restate())
         while len(self._in_flight) > dice.randrange(4, 24):
             self._go_on()
+
+    def _load_adapter(self, worker: str, adapter: str) -> None:
+        name, _, content = adapter.partition("@")
+        self.stage.say(KV, worker, AdapterLoaded(name=name, digest=content, rank=8, loaded_ms=self.stage.clock.now_ms))
+
+    def _change_adapter(self, worker: str) -> None:
+        """Mostly another adapter, sometimes one less."""
+        if self._dice.random() < 0.7:
+            self._load_adapter(worker, self._dice.choice(ADAPTERS))
+        else:
+            self.stage.say(KV, worker, AdapterUnloaded(name="alpha", digest=self._dice.choice(("aa", "bb"))))
 
     def _change_pool(self, pool: str) -> None:
         dice, blocks = self._dice, hashes_from_bytes(self._prompt().hashes())
@@ -230,6 +250,7 @@ class DecisionLog:
         asked = RouteRequest(
             RequestId(request), attempt, "tiny", self._prompt(), "tenant", dice.randrange(3), dice.choice(SESSIONS),
             dice.choice((None, PrefillTime(4000, 12_500))), self._held(),
+            adapter=dice.choice(ASKED_ADAPTERS),
         )  # fmt: skip
         seat = stage.seat(replica, lag)
         decision = decide(seat.view, asked, seat.settings, stage.clock.now_ms, dice.getrandbits(64))
@@ -254,6 +275,7 @@ class DecisionLog:
     def _refuse(self) -> None:
         """No worker can serve: only the last resort is left, then not even that, then another model's workers alone."""
         stage = self.stage
+        self._ask("tiny", adapter="gamma@dd")
         for reasons in (("failed",), ("not_connected",)):
             for worker in DECODE:
                 stage.tell(LocalChanged(worker=worker, reasons=reasons))
@@ -266,10 +288,10 @@ class DecisionLog:
         stage.say(KV, OTHER_MODEL, WorkerLeft(reason="stopped"))
         self._ask("large")
 
-    def _ask(self, model: str) -> None:
+    def _ask(self, model: str, adapter: str = "") -> None:
         stage, self._number = self.stage, self._number + 1
         seat = stage.seat(R)
-        asked = RouteRequest(RequestId(f"r{self._number}"), 0, model, self._prompt())
+        asked = RouteRequest(RequestId(f"r{self._number}"), 0, model, self._prompt(), adapter=adapter)
         decision = decide(seat.view, asked, seat.settings, stage.clock.now_ms, 1)
         event: Any = rejection(decision, asked, seat.revision, 503)
         if decision.worker is not None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from core.events import RequestPrefilled, RequestRejected
 from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION
@@ -110,6 +111,7 @@ def test_the_log_has_every_state(path: Path) -> None:
         ("", "some recorded"),
         *(("time", fact) for fact in ("reuse", "equal") if _version_of(path) > 1),
         *(("time", fact) for fact in ("hidden reuse",) if _version_of(path) > 2),
+        *(("", reason) for reason in ("other_adapter", "adapter") if _version_of(path) > 4),
         *((policy, fact) for policy in ("kv", "time") for fact in ("pool", "pool's bound") if _version_of(path) > 3),
     }
     refused = [event for event in events if isinstance(event, RequestRejected)]
@@ -136,6 +138,7 @@ def _facts(playback: Playback) -> Iterator[set[tuple[str, str]]]:
                 for fact, holds in {
                     "last resort": event.worker in left,
                     "another attempt": event.attempt > 0,
+                    "adapter": event.adapter is not UNSET,
                     "all recorded": event.candidates_total == len(from_column(event.candidates)),
                     "some recorded": event.candidates_total > len(from_column(event.candidates)),
                 }.items()
@@ -211,7 +214,7 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
     monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[5\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+    with pytest.raises(AssertionError, match=r"RULES\[6\], raise DECIDE_VERSION and PROGRAM_VERSION"):
         check(DECIDE_VERSION)
 
 

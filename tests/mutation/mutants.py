@@ -98,6 +98,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/engines/attached/test_sglang_server.py",
         "tests/actors/engines/attached/test_silent_servers.py",
     ),
+    "adapters": (
+        "tests/projections/folds/test_adapters.py",
+        "tests/actors/engines/test_engine_adapters.py",
+        "tests/api/test_adapters.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -163,6 +168,7 @@ NO_POOLS = "In the log each pool has one source, which never ends, and is read b
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
+NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -2144,10 +2150,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        jobs, kv, load, routing = value\n",
                 "        kv, jobs, load, routing = value\n",
             ),
-            "short-base-none": ("            values[-1] = UNSET\n", "            pass\n", READ_ALIKE),
+            "short-base-none": (
+                "    values[-2:] = [UNSET if each is None else each for each in values[-2:]]\n",
+                "",
+                READ_ALIKE,
+            ),
             "short-read-as-before": (
-                "RequestRouted(*values, v=SHORT_VERSION)",
-                "RequestRouted(*values, v=COMPACT_VERSION)",
+                "RequestRouted(*_with_unset(values), v=SHORT_VERSION)",
+                "RequestRouted(*_with_unset(values), v=COMPACT_VERSION)",
                 VERSION,
             ),
             "short-cursor-written-otherwise": (
@@ -2353,7 +2363,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "mix(pool.pool, pool.name,",
             ),
             "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
-            "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n"),
+            "pools-of-worker-undigested": ("joined.group, *pools, *adapters,\n", "joined.group, *adapters,\n"),
         },
     ),
     *_mutants(
@@ -2883,6 +2893,61 @@ MUTANTS: tuple[Mutant, ...] = (
         "attached",
         "actors/engines/kv_events/kv_event_feed.py",
         {"replay-with-topic-only": ("*_, number, payload = frames", "_, _, number, payload = frames", NO_SERVERS)},
+    ),
+    *_mutants(
+        "adapters",
+        "core/events/kv.py",
+        {"adapter-is-its-name": ('return f"{name}{ADAPTER_SEPARATOR}{digest}"', "return name")},
+    ),
+    *_mutants(
+        "adapters",
+        f"{FOLDS}/kv_fold.py",
+        {
+            "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)"),
+            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n"),
+            "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", ""),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        f"{POLICY}/candidates.py",
+        {"adapter-of-any-worker": ("if member.worker not in holders", "if False")},
+    ),
+    *_mutants(
+        "adapters",
+        f"{POLICY}/decide.py",
+        {"adapter-undigested": ('(*everything, "adapter", request.adapter)', "everything")},
+    ),
+    *_mutants(
+        "adapters",
+        "actors/engines/engine_adapters.py",
+        {
+            "adapter-number-again": ("next(self._numbers))", "len(self._entries) + 1)", NO_ADAPTERS),
+            "adapter-goes-under-requests": ("while entry.requests:", "while False:", NO_ADAPTERS),
+            "adapter-unloaded-takes-requests": ("if entry is None or entry.retired:", "if entry is None:", NO_ADAPTERS),
+            "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
+            "adapters-unbounded": ("if len(self._entries) >= ADAPTERS_MAX:", "if False:", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/router/adapter_catalog.py",
+        {
+            "adapter-oldest-counts": ("max(ours, key=", "min(ours, key=", NO_ADAPTERS),
+            "adapter-unloaded-is-away": (" and not gone.holders & alive:", ":", NO_ADAPTERS),
+            "adapters-away-unbounded": ("while len(self._away) > AWAY_MAX:", "while False:", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/membership/worker_membership.py",
+        {
+            "adapter-lost-with-id": (
+                "self._joined = msgspec.structs.replace(self._joined, adapters",
+                "_ = msgspec.structs.replace(self._joined, adapters",
+                NO_ADAPTERS,
+            ),
+        },
     ),
 )
 """All of them, by area."""

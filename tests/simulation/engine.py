@@ -16,6 +16,7 @@ from actors.engines.engine import (
     EngineInfo,
     EngineLoad,
 )
+from actors.engines.engine_adapters import EngineAdapters
 from core.generation import GenerateRequest, Output
 from core.keys import DeploymentKey
 from core.kv_transfer import KvPull
@@ -43,6 +44,7 @@ class CacheEngine:
             context_max=4096,
         )
         self.transfer: BlockTransfer | None = None
+        self.adapters: EngineAdapters | None = None
         self._random = random_
         self._options = options
         self._held: dict[tuple[int, ...], int] = {}

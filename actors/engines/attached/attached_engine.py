@@ -42,6 +42,7 @@ from actors.engines.engine import (
     EngineLoad,
     TransferFailed,
 )
+from actors.engines.engine_adapters import EngineAdapters
 from actors.engines.kv_events.kv_batch import KvBatchReader, batch_handler
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from core.errors import CallerError, EngineDead, PeerError, Unavailable
@@ -93,6 +94,7 @@ class AttachedEngine:
 
     info: EngineInfo
     transfer: BlockTransfer | None = None
+    adapters: EngineAdapters | None = None
 
     def __init__(self, model: str, options: ServerOptions) -> None:
         self._model = model

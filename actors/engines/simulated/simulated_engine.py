@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.simulated.engine_state import Abort, Input, Submit
 from actors.engines.simulated.engine_step import EngineState, check_request, load_of, step
 from actors.engines.simulated.simulated_settings import SimulatedSettings
@@ -39,8 +41,11 @@ class SimulatedEngine:
         settings: SimulatedSettings | None = None,
         clock: Clock | None = None,
         channel: SimulatedSideChannel | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`channel` moves blocks if the settings want that; TCP if there is none."""
+        """`channel` moves blocks if the settings want that; TCP if there is none. `adapters` maps names of adapters to
+        their folders, all served once it is up: each gives answers and blocks of its own. Of their files only the
+        digest is read."""
         self.settings = settings or SimulatedSettings()
         self.info = EngineInfo(
             engine="simulated",
@@ -59,6 +64,8 @@ class SimulatedEngine:
         if self.settings.transfer:
             where = self.settings.side_channel_host, self.settings.side_channel_port
             self.transfer = self._moves = SimulatedTransfer(self, channel or TcpSideChannel(*where))
+        self.adapters: EngineAdapters | None = EngineAdapters()
+        self._adapter_paths = dict(adapters or {})
         self._clock = clock or SystemClock()
         self._replies: CannedReplies | None = None
         self._accepted = 0
@@ -86,6 +93,9 @@ class SimulatedEngine:
             self._replies = await asyncio.to_thread(CannedReplies, self.settings)
         if self._moves is not None:
             await self._moves.open()
+        assert self.adapters is not None
+        for name, path in self._adapter_paths.items():
+            await self.adapters.load(name, path)
         self._on_cache = on_cache
         self._dead = None
         self._driver = asyncio.create_task(self._drive(), name=f"simulated engine {self.info.model}")
@@ -96,6 +106,18 @@ class SimulatedEngine:
         The holder of an accepted request's blocks is told when they need not be held any more: at the end
         at the latest.
         """
+        with self._adapter_of(request):
+            async with aclosing(self._generate(request, pull)) as outputs:
+                async for output in outputs:
+                    yield output
+
+    def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
+        if not request.adapter:
+            return nullcontext()
+        assert self.adapters is not None
+        return self.adapters.using(request.adapter)
+
+    async def _generate(self, request: GenerateRequest, pull: KvPull | None) -> AsyncGenerator[Output]:
         own = await self.accept(request)
         if pull is not None and self._moves is None:
             raise CallerError("this engine moves no blocks: start it with engine_args transfer=true")
@@ -131,6 +153,8 @@ class SimulatedEngine:
         self._die("it was stopped")
         if self._driver is not None:
             await asyncio.wait([self._driver])
+        if self.adapters is not None:
+            self.adapters.close()
 
     def crash(self, reason: str = "it crashed as a test wanted") -> None:
         """Fault: the engine is dead from now on, with all that runs in it."""

@@ -20,7 +20,7 @@ from actors.engines.simulated.sequence import EngineSequence
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.generation import TASK_EMBED, GenerateRequest, Output, Sampling, TokenLogprobs
-from core.prompt import TOKEN_BYTES
+from core.prompt import TOKEN_BYTES, scope_bytes
 
 BIAS_DECIDES = 100.0
 """A bias of so much forces a token, of minus so much it forbids it; one between has no meaning without logits."""
@@ -160,7 +160,7 @@ class TokenSequence(EngineSequence):
         """The right content of each full block."""
         self._wrong = b""
         """Not empty once a block held something else."""
-        self._text = xxhash.xxh3_64(request.tokens, seed=_TOKEN_SEED)
+        self._text = xxhash.xxh3_64(scope_bytes(request.adapter, None) + request.tokens, seed=_TOKEN_SEED)
 
     def go_on(self) -> Output:
         """As of `EngineSequence`; an embedding if that is asked for. Every token is delivered at once."""

@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actors.engines.engine_adapters import adapter_rank
 from core.errors import CallerError
 from core.ids import new_id
 
@@ -113,6 +114,10 @@ def set_defaults(variables: Mapping[str, str]) -> None:
         os.environ.setdefault(name, value)
 
 
+LORA_RANKS = (16, 32, 64, 128, 256, 320, 512)
+"""vLLM's ranks from its default on; memory is taken for the largest one of each adapter on the device."""
+
+
 def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, cpu: bool) -> dict[str, Any]:
     """The arguments of vLLM's AsyncEngineArgs but `kv_events_config`: those given as they stand, ours, and defaults.
 
@@ -142,6 +147,18 @@ def engine_arguments(given: Mapping[str, Any], model: str, model_path: str, *, c
         "enable_prefix_caching": True,
     }
     return defaults | dict(given) | ours
+
+
+def adapter_arguments(adapters: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's arguments for these adapters, by their folders; none without any. CallerError if a folder is none, or if
+    the engine's own arguments turn adapters off."""
+    if not adapters:
+        return {}
+    if given.get("enable_lora") is False:
+        raise CallerError("engine argument enable_lora is false, and adapters are to be served: leave one of them out")
+    rank = max(adapter_rank(Path(path)) for path in adapters.values())
+    fitting = next((each for each in LORA_RANKS if each >= rank), rank)  # vLLM refuses a larger one
+    return {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": fitting}
 
 
 def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actors.engines.engine import check_prompt_logprobs
+from actors.engines.engine_adapters import AdapterCopy
 from core.errors import CallerError, EngineDead
 from core.generation import TASK_EMBED, GenerateRequest, Guided, Output, Sampling, TokenLogprobs
 from core.models import GenerationFailed
@@ -22,7 +23,7 @@ SENTENCE_MAX = 300
 
 
 def arguments(
-    request: GenerateRequest, vllm: Any, llm: Any, adapters: Mapping[str, str], moving: Mapping[str, Any] | None = None
+    request: GenerateRequest, vllm: Any, llm: Any, adapter: AdapterCopy | None, moving: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The request as arguments of AsyncLLM.generate, or of AsyncLLM.encode if it asks for an embedding; what this
     engine does not use is left out.
@@ -42,8 +43,8 @@ def arguments(
         call["pooling_params"] = vllm.PoolingParams(task="embed")
     else:
         call["sampling_params"] = _sampling_params(request.sampling, vllm, moving)
-    if request.adapter:
-        call["lora_request"] = _lora_request(request.adapter, vllm, adapters)
+    if adapter is not None:
+        call["lora_request"] = lora_request(adapter, vllm)
     if llm.vllm_config.scheduler_config.policy == "priority":
         call["priority"] = request.priority
     if request.traceparent and llm.observability_config.otlp_traces_endpoint:
@@ -157,8 +158,6 @@ def _structured(guided: Guided, vllm: Any) -> Any:
     )
 
 
-def _lora_request(name: str, vllm: Any, adapters: Mapping[str, str]) -> Any:
-    if name not in adapters:
-        raise CallerError(f"there is no adapter {name} here")
-    number = sorted(adapters).index(name) + 1
-    return vllm.LoRARequest(name, number, adapters[name])
+def lora_request(adapter: AdapterCopy, vllm: Any) -> Any:
+    """The adapter in vLLM's terms."""
+    return vllm.LoRARequest(adapter.id, adapter.number, str(adapter.folder))

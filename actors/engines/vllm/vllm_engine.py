@@ -18,7 +18,7 @@ import gc
 import os
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
+from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.kv_events.kv_batch import batch_handler
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
@@ -67,6 +68,7 @@ KV_CONFIG = "kv_transfer_config"
 """vLLM's argument that says how blocks move."""
 WEIGHTS_FILE = "weights.json"
 """Digests of model files that were read once, beside the folders of a disk tier's workers."""
+NO_ADAPTERS = "this engine serves no adapters: start it with one, or with enable_lora"
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -91,7 +93,8 @@ VLLM_PARTS = {
 
 
 class VllmEngine:
-    """One vLLM engine with one cache. `adapters` maps LoRA names to their folders.
+    """One vLLM engine with one cache. `adapters` maps names of adapters (LoRA) to their folders: all are served once it
+    is up. Without any, and without `enable_lora` among the arguments, no adapter can be loaded later.
 
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
@@ -122,7 +125,10 @@ class VllmEngine:
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
-        self._adapters = dict(adapters or {})
+        self._adapter_paths = dict(adapters or {})
+        self.adapters: EngineAdapters | None = None
+        if self._adapter_paths or engine_args.get("enable_lora"):
+            self.adapters = EngineAdapters(self._attach, self._detach)
         self._start_timeout_s = start_timeout_s
         self._moves_blocks = moves_blocks
         self._transfer_key = transfer_key
@@ -175,6 +181,9 @@ class VllmEngine:
 
                 await asyncio.to_thread(engine_processes.deprioritize_polling_threads, self._processes.pids)
             await self._feed.catch_up()
+            for name, path in self._adapter_paths.items():
+                assert self.adapters is not None
+                await self.adapters.load(name, path)
             if self._disk_tier is not None and await asyncio.to_thread(self._read_weights) != self._weights:
                 raise EngineDead(f"the model's files in {self._model_path} changed while the engine read them")  # noqa: TRY301
         except BaseException:  # a cancelled start, too, leaves no process behind
@@ -230,7 +239,8 @@ class VllmEngine:
         cpu = self._vllm.current_platform.is_cpu()
         if cpu:
             vllm_args.set_defaults(vllm_args.environment_cpu(len(os.sched_getaffinity(0))))
-        arguments = vllm_args.engine_arguments(self._engine_args, self._model, self._model_path, cpu=cpu)
+        given = vllm_args.adapter_arguments(self._adapter_paths, self._engine_args) | self._engine_args
+        arguments = vllm_args.engine_arguments(given, self._model, self._model_path, cpu=cpu)
         arguments["kv_events_config"] = self._vllm.KVEventsConfig(
             enable_kv_cache_events=True,
             publisher="zmq",
@@ -374,11 +384,12 @@ class VllmEngine:
         try:
             if self._disk_tier is not None:
                 moving = {DISK_PARAMETER: not request.adapter}
-            call = vllm_calls.arguments(request, self._vllm, self._llm, self._adapters, moving)
-            ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
-            async with aclosing(ask(**call)) as results:
-                async for result in results:
-                    yield result
+            with self._adapter_of(request) as adapter:
+                call = vllm_calls.arguments(request, self._vllm, self._llm, adapter, moving)
+                ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
+                async with aclosing(ask(**call)) as results:
+                    async for result in results:
+                        yield result
         except self._vllm.EngineDeadError as error:
             raise EngineDead(f"the engine died: {error}") from error
         except self._vllm.GracefulHTTPError as error:
@@ -389,6 +400,27 @@ class VllmEngine:
             if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
                 raise CallerError(vllm_calls.sentence(error.__cause__)) from error
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
+
+    def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
+        if not request.adapter:
+            return nullcontext()
+        if self.adapters is None:
+            raise CallerError(NO_ADAPTERS)
+        return self.adapters.using(request.adapter)
+
+    async def _attach(self, copy: AdapterCopy) -> None:
+        """vLLM has read the adapter; CallerError if it refuses it."""
+        assert self._llm is not None
+        try:
+            await self._llm.add_lora(vllm_calls.lora_request(copy, self._vllm))
+        except self._vllm.EngineDeadError as error:
+            raise EngineDead(f"the engine died: {error}") from error
+        except Exception as error:  # the engine's process reports each error of its loader as a type of its own
+            raise CallerError(f"vLLM refuses the adapter {copy.name}: {vllm_calls.sentence(error)}") from error
+
+    async def _detach(self, copy: AdapterCopy) -> None:
+        if self._llm is not None:
+            await self._llm.remove_lora(copy.number)
 
     def load(self) -> EngineLoad:
         """The numbers of the last step; an engine with no request left is idle, though no step said so.
@@ -440,6 +472,8 @@ class VllmEngine:
             self.disk_counts()
             await self._feed.stop()
             self._feed = None
+        if self.adapters is not None:
+            self.adapters.close()
         if self._disk_lock is not None:
             await asyncio.to_thread(shared_memory.remove_leftovers)
             self._disk_lock.close()

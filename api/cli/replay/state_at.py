@@ -39,7 +39,9 @@ AFTER_MS = 1000
 @click.option("--tokens", help="The same for token ids: 1,15043,29871.")
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="The model's folder, or its tokenizer.json.")
 @click.option("--model", help="The model to ask for; may be left out if there was only one.")
-@click.option("--adapter", help="The adapter that the prompt is for.")
+@click.option(
+    "--adapter", help="The adapter that the prompt is for: its id, NAME@DIGEST; in recordings of before its name."
+)
 @click.option("--cache-salt", help="The salt that keeps its cache apart.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON, with stable keys.")
 def at(
@@ -100,7 +102,9 @@ def _ask(
             raise CallerError(f"which model? Give --model: there were {', '.join(there) or 'none'}")
         model = there[0]
     tokens = prompt_bytes(given, model, source.connection)
-    found = route_prompt(here, PromptQuery(tokens, model, scope_bytes(adapter, cache_salt)), key.hash_seed)
+    found = route_prompt(
+        here, PromptQuery(tokens, model, scope_bytes(adapter, cache_salt), adapter or ""), key.hash_seed
+    )
     print_result(asked_text(found, here.held()), found, as_json=as_json)
 
 

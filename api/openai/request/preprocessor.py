@@ -75,6 +75,9 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """A request that can be sent to workers."""
 
     model: str
+    """The model's own name, also of a request for an adapter."""
+    shown_model: str
+    """`core.models.ModelCard.shown_name`."""
     choices: tuple[Choice, ...]
     """All answers to the first prompt, then those to the next."""
     prompt_tokens: int
@@ -199,6 +202,7 @@ class _ChoiceBuilder:
         special = options.continuous_usage or options.prompt_logprobs or self._echoes or self._by_token
         return PreparedRequest(
             model=self._card.name,
+            shown_model=self._card.shown_name,
             choices=tuple(choices),
             prompt_tokens=count,
             stream=bool(parameters.stream),
@@ -212,6 +216,7 @@ class _ChoiceBuilder:
             id=RequestId(f"{self._request_id}.{index}" if index else self._request_id),
             tokens=tokens,
             sampling=sampling,
+            adapter=None if self._card.adapter is None else self._card.adapter.id,
             cache_salt=parameters.cache_salt or None,
             priority=(parameters.priority or 0) if request_headers.priority is None else request_headers.priority,
             tenant=request_headers.tenant,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import msgspec
 
 from core.codec import encode_event
-from core.events import CacheCleared, Event, WorkerLeft
+from core.events import AdapterLoaded, AdapterUnloaded, CacheCleared, Event, WorkerLeft
 from core.events.routing import LOCAL_REASONS
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
@@ -45,6 +45,7 @@ from tests.projections.site import KV, REPLICA, Site
 
 OTHER = "dd" * 8
 NOW_MS = 1_000_000
+ADAPTERS = ("alpha@aa", "alpha@bb", "beta@cc")
 DECISIONS = 25
 """Decisions of one fleet."""
 ROOTS = [[dice.randrange(40) for _ in range(length)] for dice, length in ((random.Random(n), 3 * n) for n in range(9))]
@@ -72,6 +73,7 @@ class RandomFleet:
         """By their sources; each has its own id."""
         self._models = ("tiny",) * 7 + (("other",) if dice.random() < 0.4 else ())
         self._sizes = (4,) * 7 + ((8,) if dice.random() < 0.3 else ())
+        self._asked_adapters = ("",) * 5 + (ADAPTERS if dice.random() < 0.4 else ())
         self._spread = dice.choice((1, 2, 60))
         """Loads differ by so much: with 1 nearly all costs are equal."""
         for _ in range(dice.choice((1, 2, 5, 12, 30, 70))):
@@ -90,6 +92,7 @@ class RandomFleet:
         kinds = [self._report, self._store, self._route, self._route_here, self._first, self._end, self._read_back]
         rare = [self._join, self._leave, self._remove, self._clear, self._gap, self._restate_replica, self._recount]
         kinds += [self._pool] * 3 if self._pools else []
+        kinds += [self._adapter] if len(self._asked_adapters) > 5 else []
         dice.choice(kinds if dice.random() < 0.93 else rare)()
 
     def decisions(self) -> Iterator[tuple[Decision, Decision, RouteRequest, RoutingSettings]]:
@@ -137,7 +140,7 @@ class RandomFleet:
             held = {WorkerId(dice.choice(workers)): dice.randrange(10**6) for _ in range(3)}
         return RouteRequest(
             RequestId(f"r{self._requests}"), dice.randrange(2), dice.choice(self._models), self._prompt(), "", 0,
-            dice.choice(("", "", "0123456789abcdef")), time, held,
+            dice.choice(("", "", "0123456789abcdef")), time, held, adapter=dice.choice(self._asked_adapters),
         )  # fmt: skip
 
     def _doubts(self) -> None:
@@ -192,6 +195,14 @@ class RandomFleet:
         if depth:
             event = stored_chain(*hashes[:depth])
             self.site.say(KV, self._some(), msgspec.structs.replace(event, tier=dice.choice(self._tiers)))
+
+    def _adapter(self) -> None:
+        """A worker serves one adapter more, another one of its name, or one less."""
+        name, _, content = self.dice.choice(ADAPTERS).partition("@")
+        event: Event = AdapterLoaded(name=name, digest=content, rank=8, loaded_ms=self._requests)
+        if self.dice.random() < 0.2:
+            event = AdapterUnloaded(name=name, digest=content)
+        self.site.say(KV, self._some(), event)
 
     def _pool(self) -> None:
         """A pool has another keeper, or more or fewer blocks."""

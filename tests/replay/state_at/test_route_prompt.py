@@ -8,6 +8,7 @@ import pytest
 
 from api.cli.renderer import render
 from api.cli.replay.text.state_text import asked_text
+from core.events import AdapterLoaded
 from core.ids import RequestId
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -134,3 +135,16 @@ def test_whether_a_draw_decides(tmp_path: Path, given: dict[str, float | str], w
     found, page = asked_at(it, tmp_path / "log", AtTime(now(it) + 1))
     assert found.drawn == drawn
     assert ("the draw decides; one with seed 0 gives w" in page) == drawn
+
+
+def test_an_adapter_leaves_out_workers_without_it(tmp_path: Path) -> None:
+    """By its id; a name, as recordings of before have it, leaves out none."""
+    it = staged()
+    it.say(KV, B, AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1))
+    it.clock.advance(1000)
+    route(it, "x", prompt(1))
+    with it.recording(tmp_path / "log") as recording:
+        here = state_at(recording, AtRequest(RequestId("x")))
+        found = route_prompt(here, PromptQuery(TOKENS, "tiny", bytes(16), "sql@01"), SEED)
+        assert (found.worker, [*found.excluded]) == (B, ["other_adapter"])
+        assert route_prompt(here, PromptQuery(TOKENS, "tiny", bytes(16), "sql"), SEED).excluded == {}

@@ -27,7 +27,7 @@ from core.ids import new_id
 from core.prompt import TOKEN_BYTES
 from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, REPEATS, SIZE, Depth, Followed
 from tests.contracts.engine import Answer, answer_to, prompt, request
-from tests.fixtures.engines import ADAPTERS, RecordedEngine
+from tests.fixtures.engines import RecordedEngine, adapter_ids
 from tests.fixtures.eventually import eventually
 
 DEVICE_BLOCKS, HOST_BLOCKS = 128, 100
@@ -58,8 +58,6 @@ def engine_over(
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
-    if more:
-        arguments |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": 8}
     tier = DiskTier(folder, disk_bytes, b"k" * 32)
     return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
 
@@ -79,7 +77,7 @@ def model(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tiered(model: Path, folder: Path, vllm_engine: RecordedEngine) -> AsyncIterator[RecordedEngine]:
     """An engine with a small device, a smaller host and a disk, and the adapters of the shared engine."""
-    engine = engine_over(model, folder, adapters=vllm_engine._adapters)
+    engine = engine_over(model, folder, adapters=vllm_engine._adapter_paths)
     await engine.start()
     yield engine
     await engine.stop()
@@ -170,7 +168,7 @@ async def test_scopes_share_nothing(tiered: RecordedEngine, folder: Path) -> Non
     an adapter never reach the disk."""
     plain = [request(prompt(LENGTH), 8) for _ in range(REPEATS // 2)]
     salted = [msgspec.structs.replace(again(each), cache_salt="one") for each in plain]
-    adapted = [msgspec.structs.replace(again(each), adapter=ADAPTERS[0]) for each in plain]
+    adapted = [msgspec.structs.replace(again(each), adapter=adapter_ids(tiered)[0]) for each in plain]
     cold = [cold for cold, _ in await stored(tiered, [*plain, *salted], folder)]
     before = await quiet(tiered)
     with_adapter = [await answer_to(tiered, each) for each in adapted]
@@ -324,7 +322,7 @@ async def life(
     before: RecordedEngine, model: Path, folder: Path, kind: type[RecordedEngine] = RecordedEngine
 ) -> RecordedEngine:
     """An engine with the adapters of the one before it, started."""
-    engine = engine_over(model, folder, kind, adapters=before._adapters)
+    engine = engine_over(model, folder, kind, adapters=before._adapter_paths)
     await engine.start()
     return engine
 

@@ -24,7 +24,7 @@ from core.generation import GenerateRequest
 from core.ids import new_id
 from core.prompt import TOKEN_BYTES, Prompt, scope_bytes
 from tests.contracts.engine import HASH_SEED, Answer, EngineContract, Started, answer_to, prompt, request
-from tests.fixtures.engines import ADAPTERS, RecordedEngine
+from tests.fixtures.engines import ADAPTERS, RecordedEngine, adapter_ids
 
 DEVICE_BLOCKS, HOST_BLOCKS = 128, 512
 SIZE = 32
@@ -39,9 +39,8 @@ LENGTH = 20 * SIZE + 5
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tiered(tiny_checkpoint: Path, vllm_engine: RecordedEngine) -> AsyncIterator[RecordedEngine]:
     """An engine with a small device and a larger host, and the adapters of the shared engine."""
-    arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1, "enable_lora": True}
-    arguments |= {"max_loras": len(ADAPTERS), "max_lora_rank": 8}
-    adapters = vllm_engine._adapters
+    arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
+    adapters = vllm_engine._adapter_paths
     engine = RecordedEngine(
         "tiny", str(tiny_checkpoint), arguments, adapters=adapters, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES
     )
@@ -112,7 +111,7 @@ async def test_scopes_share_nothing(tiered: RecordedEngine) -> None:
     """One prompt under adapters and salts, and beside them plain: each is loaded as its own, and a new one not at
     all."""
     asked = prompt(LENGTH)
-    scopes = [(adapter, salt) for adapter in (None, *ADAPTERS) for salt in (None, "one", "two")]
+    scopes = [(adapter, salt) for adapter in (None, *adapter_ids(tiered)) for salt in (None, "one", "two")]
     sent = [
         msgspec.structs.replace(request(asked, 8, cache_salt=salt), adapter=adapter, id=new_id())
         for adapter, salt in scopes

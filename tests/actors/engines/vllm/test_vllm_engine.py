@@ -28,12 +28,12 @@ from actors.engines.vllm import vllm_args
 from actors.engines.vllm.vllm_engine import VllmEngine, parse_flags
 from actors.engines.vllm.vllm_side_channel import PORT_VARIABLE
 from actors.kv_cache.cache_mirror import CacheMirror
-from core.errors import CallerError, EngineDead
+from core.errors import CallerError, EngineDead, Unavailable
 from core.ids import new_id
 from core.kv_transfer import KvAddress, KvBlocks, KvPull
 from core.prompt import Prompt, scope_bytes, tokens_from_bytes, tokens_to_bytes
-from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle
-from tests.fixtures.engines import ADAPTERS, BLOCKS, RecordedEngine
+from tests.contracts.engine import HASH_SEED, Answer, EngineContract, Started, answer_to, prompt, request, until_idle
+from tests.fixtures.engines import BLOCKS, RecordedEngine, adapter_ids, make_adapter
 
 TOKEN_KV_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
 """What a token of the tiny model takes in the cache, keys and values in float32."""
@@ -49,7 +49,7 @@ async def test_scopes(vllm_engine: RecordedEngine) -> None:
     """Two adapters and two salts over the same tokens make nine caches, in the engine and in its mirror."""
     size = vllm_engine.info.block_size
     asked = prompt(3 * size + 5)
-    scopes = list(product((None, *ADAPTERS), (None, "one", "two")))
+    scopes = list(product((None, *adapter_ids(vllm_engine)), (None, "one", "two")))
     before = len(vllm_engine.changes)
     for expected in (0, 3 * size):
         for adapter, salt in scopes:
@@ -70,9 +70,56 @@ async def test_adapters_speak_differently(vllm_engine: RecordedEngine) -> None:
     asked = request(prompt(20), 8)
     answers = {
         (await answer_to(vllm_engine, msgspec.structs.replace(asked, adapter=adapter))).tokens
-        for adapter in (None, *ADAPTERS)
+        for adapter in (None, *adapter_ids(vllm_engine))
     }
     assert len(answers) == 3
+
+
+async def test_other_weights_under_the_same_name_and_path(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
+    """Files that are replaced are another adapter: its answer is that of an engine that never had the first one, and
+    it finds nothing of the first one's cache. What was loaded does not change with its files."""
+    adapters = vllm_engine.adapters
+    assert adapters is not None
+    asked = request(prompt(3 * vllm_engine.info.block_size + 5), 12)
+
+    async def answer(adapter: str) -> Answer:
+        return await answer_to(vllm_engine, msgspec.structs.replace(asked, adapter=adapter))
+
+    first = await adapters.load("gamma", str(make_adapter(tmp_path / "gamma", 7)))
+    cold = await answer(first.id)
+    make_adapter(tmp_path / "gamma", 8)
+    assert (await answer(first.id)).tokens == cold.tokens
+    second = await adapters.load("gamma", str(tmp_path / "gamma"))
+    assert (second.name, second.digest == first.digest, second.number) == ("gamma", False, first.number + 1)
+    changed = await answer(second.id)
+    assert changed.cached_tokens == 0
+    twin = await adapters.load("delta", str(make_adapter(tmp_path / "delta", 8)))  # the same weights, never cached
+    again = await answer(twin.id)
+    assert (again.cached_tokens, again.tokens) == (0, changed.tokens)
+    assert changed.tokens != cold.tokens
+    for copy in (first, second, twin):
+        await adapters.unload(copy.id)
+        assert not copy.folder.exists()
+        with pytest.raises(Unavailable, match="not served here any more"):
+            await answer(copy.id)
+    back = await adapters.load("gamma", str(make_adapter(tmp_path / "gamma", 7)))
+    assert (back.id, back.number) == (first.id, twin.number + 1)
+    assert (await answer(back.id)) == cold._replace(cached_tokens=3 * vllm_engine.info.block_size)
+    await adapters.unload(back.id)
+
+
+async def test_an_adapter_that_does_not_fit(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
+    """vLLM's objection in a sentence; nothing is left of it, and the engine goes on."""
+    adapters = vllm_engine.adapters
+    assert adapters is not None
+    folder = make_adapter(tmp_path / "large", 1)
+    configuration = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(configuration | {"r": 512}))
+    before = adapters.served()
+    with pytest.raises(CallerError, match="refuses the adapter large"):
+        await adapters.load("large", str(folder))
+    assert adapters.served() == before
+    await vllm_engine.check()
 
 
 async def test_full_cache(vllm_engine: RecordedEngine) -> None:
@@ -158,15 +205,12 @@ async def test_seed(vllm_engine: RecordedEngine) -> None:
         ([1], {"top_p": 0.0}),
         ([1], {"min_tokens": 9}),
         ([1], {"stop_token_ids": (2**40,)}),
-        ([1], {"adapter": "nobody"}),
     ],
 )
 async def test_refused(vllm_engine: RecordedEngine, tokens: list[int], sampling: dict[str, Any]) -> None:
     """What the engine cannot do is the caller's error in a sentence, and the engine goes on."""
-    adapter = sampling.pop("adapter", None)
-    sent = msgspec.structs.replace(request(tokens_to_bytes(tokens), 4, **sampling), adapter=adapter)
     with pytest.raises(CallerError, match=" "):
-        await answer_to(vllm_engine, sent)
+        await answer_to(vllm_engine, request(tokens_to_bytes(tokens), 4, **sampling))
     await vllm_engine.check()
 
 

@@ -174,7 +174,7 @@ async def test_makes_no_embeddings(vllm_engine: RecordedEngine) -> None:
         await answer_to(vllm_engine, embed)
     pooling = SimpleNamespace(vllm_config=SimpleNamespace(model_config=SimpleNamespace(runner_type="pooling")))
     with pytest.raises(CallerError, match="only makes embeddings"):
-        vllm_calls.arguments(request(prompt(5)), vllm_engine._vllm, pooling, {})
+        vllm_calls.arguments(request(prompt(5)), vllm_engine._vllm, pooling, None)
 
 
 @pytest.mark.parametrize("guided", [None, Guided(regex="a")])

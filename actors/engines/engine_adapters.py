@@ -1,0 +1,198 @@
+"""EngineAdapters: the adapters (LoRA) of one engine, each in a copy of its own files, under an id and a number.
+
+1. The files are copied first, and the digest is that of the copy. The engine reads the copy alone. So the digest
+   names the weights that the engine computes with, also if the given files change.
+2. The engine knows an adapter by its id, `name@digest`, and by a number that no other one of this engine ever has:
+   what the engine keeps under an id, KV included, is never found for other weights. A copy lies where earlier ones of
+   its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.
+3. An adapter that is unloaded goes when its last request has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from actors.kv_blocks.weights_digest import WEIGHTS, content_digest
+from core.errors import CallerError, Unavailable
+from core.events.kv import ADAPTER_SEPARATOR, adapter_id
+
+ADAPTERS_MAX = 64
+"""Adapters of one engine, those included that still have requests."""
+NAME_CHARS_MAX = 128
+CONFIGURATION = "adapter_config.json"
+RANK_MAX = 1 << 16
+
+
+class AdapterCopy(NamedTuple):
+    """An adapter as its engine reads it."""
+
+    name: str
+    digest: str
+    rank: int
+    number: int
+    """From 1."""
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """See `core.events.kv.Adapter.id`."""
+        return adapter_id(self.name, self.digest)
+
+
+class _Entry:
+    def __init__(self, copy: AdapterCopy) -> None:
+        self.copy = copy
+        self.requests = 0
+        self.retired = False
+        """New requests are refused."""
+        self.unused = asyncio.Event()
+        self.unused.set()
+
+
+class EngineAdapters:
+    """See the module's text. All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        attach: Callable[[AdapterCopy], Awaitable[None]] | None = None,
+        detach: Callable[[AdapterCopy], Awaitable[None]] | None = None,
+    ) -> None:
+        """`attach` makes the engine read a copy, `detach` makes the engine forget it; None for an engine that reads
+        none."""
+        self._attach = attach
+        self._detach = detach
+        self._entries: dict[str, _Entry] = {}
+        """By id; at most ADAPTERS_MAX."""
+        self._numbers = itertools.count(1)
+        self._lock = asyncio.Lock()
+        self._home: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"<EngineAdapters {', '.join(self._entries)}>"
+
+    def served(self) -> list[AdapterCopy]:
+        """Adapters that take new requests, in the order in which they were loaded."""
+        return [entry.copy for entry in self._entries.values() if not entry.retired]
+
+    async def load(self, name: str, path: str) -> AdapterCopy:
+        """The engine serves the adapter in this folder under its id. One of equal content under this name is not loaded
+        again. Copies and reads the files: some seconds for each GB.
+
+        CallerError if the name or the files are none of an adapter, if the engine refuses them, or if it has
+        ADAPTERS_MAX.
+        """
+        check_adapter_name(name)
+        async with self._lock:
+            if len(self._entries) >= ADAPTERS_MAX:
+                raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
+            if self._home is None:
+                self._home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="contrail-adapters-"))
+            copy = await asyncio.to_thread(_copied, name, Path(path), self._home, next(self._numbers))
+            there = self._entries.get(copy.id)
+            if there is not None:
+                await asyncio.to_thread(shutil.rmtree, copy.folder)
+                there.retired = False
+                return there.copy
+            copy = copy._replace(folder=copy.folder.rename(self._home / _folder_name(copy)))
+            try:
+                if self._attach is not None:
+                    await self._attach(copy)
+            except BaseException:  # a cancelled call, too, leaves no copy behind
+                shutil.rmtree(copy.folder)
+                raise
+            self._entries[copy.id] = _Entry(copy)
+            return copy
+
+    async def unload(self, adapter: str) -> None:
+        """The adapter of this id takes no new requests, and is gone once its last request has ended; nothing happens if
+        there is none. It stays if it is loaded again meanwhile."""
+        entry = self._entries.get(adapter)
+        if entry is None:
+            return
+        entry.retired = True
+        while entry.requests:
+            await entry.unused.wait()
+        async with self._lock:
+            if not entry.retired or entry.requests or self._entries.get(adapter) is not entry:
+                return
+            del self._entries[adapter]
+            if self._detach is not None:
+                await self._detach(entry.copy)
+            await asyncio.to_thread(shutil.rmtree, entry.copy.folder)
+
+    @contextmanager
+    def using(self, adapter: str) -> Iterator[AdapterCopy]:
+        """The adapter of this id stays while the block runs. Unavailable if it is not served here: it was unloaded
+        since the request was sent."""
+        entry = self._entries.get(adapter)
+        if entry is None or entry.retired:
+            raise Unavailable(f"the adapter {adapter} is not served here any more")
+        entry.requests += 1
+        entry.unused.clear()
+        try:
+            yield entry.copy
+        finally:
+            entry.requests -= 1
+            if not entry.requests:
+                entry.unused.set()
+
+    def close(self) -> None:
+        """No copy is left; the engine is gone."""
+        self._entries.clear()
+        if self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+            self._home = None
+
+
+def check_adapter_name(name: str) -> None:
+    """CallerError unless an adapter may have this name."""
+    if not name or len(name) > NAME_CHARS_MAX or not name.isprintable() or ADAPTER_SEPARATOR in name or "*" in name:
+        raise CallerError(
+            f"{name[:NAME_CHARS_MAX]!r}: the name of an adapter has 1 to {NAME_CHARS_MAX} printable characters, and "
+            f"neither `{ADAPTER_SEPARATOR}` nor `*`"
+        )
+
+
+def adapter_rank(folder: Path) -> int:
+    """The rank in the configuration of the adapter in this folder. CallerError if there is none. Blocks."""
+    try:
+        rank = json.loads((folder / CONFIGURATION).read_text())["r"]
+    except OSError as error:
+        raise CallerError(f"{folder} is no adapter: its {CONFIGURATION} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CallerError(f"{folder / CONFIGURATION} is no configuration of an adapter with a rank `r`") from error
+    if not isinstance(rank, int) or not 0 < rank <= RANK_MAX:
+        raise CallerError(f"{folder / CONFIGURATION}: the rank `r` is {rank!r}")
+    return rank
+
+
+def _folder_name(copy: AdapterCopy) -> str:
+    """One for each id; a name may hold what no folder's may."""
+    return f"{copy.digest}-{hashlib.blake2b(copy.name.encode(), digest_size=8).hexdigest()}"
+
+
+def _copied(name: str, source: Path, home: Path, number: int) -> AdapterCopy:
+    """The copy, read once. CallerError if the folder has no weights or no configuration, or cannot be read."""
+    folder = home / str(number)
+    try:
+        files = [path for path in sorted(source.iterdir()) if path.suffix in WEIGHTS or path.name == CONFIGURATION]
+        if not any(path.suffix in WEIGHTS for path in files):
+            raise CallerError(f"{source} is no adapter: it has no file of weights")
+        folder.mkdir()
+        try:
+            copies = [Path(shutil.copyfile(path, folder / path.name)) for path in files]
+            return AdapterCopy(name, content_digest(copies), adapter_rank(folder), number, folder)
+        except BaseException:  # whichever it was: half a copy is none
+            shutil.rmtree(folder)
+            raise
+    except OSError as error:
+        raise CallerError(f"the adapter in {source} cannot be read: {error.strerror}") from error
