@@ -147,7 +147,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"base", "pools", "since"})
+ABSENT = frozenset({"base", "fence", "pools", "since"})
 """Fields that JSON leaves out where the event does."""
 
 

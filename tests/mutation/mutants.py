@@ -2334,6 +2334,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "mix(pool.pool, pool.keeper, pool.name,",
                 "mix(pool.pool, pool.name,",
             ),
+            "pool-fence-undigested": ("pool.partition, *fence)", "pool.partition)", NO_POOLS),
             "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
             "pools-of-worker-undigested": ("joined.group, *pools,\n", "joined.group,\n"),
         },
@@ -2342,7 +2343,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "pools",
         f"{FOLDS}/state.py",
         {
-            "pool-of-dead-keeper": (" and pool.keeper in alive:", ":", NO_POOLS),
+            "pool-of-dead-keeper": ("if pool.keeper in alive and _fence(", "if _fence(", NO_POOLS),
+            "pool-of-older-keeper": (" and _fence(pool) == fences[pool.pool]:", ":", NO_POOLS),
+            "pool-fence-of-the-living": (
+                "    for pool, _ in announced:\n        fences",
+                "    for pool, _ in (each for each in announced if each[0].keeper in alive):\n        fences",
+                NO_POOLS,
+            ),
             "pool-of-any-kind": (
                 "if kept := sources.get((pool_id, access.kind)):",
                 "if kept := next((kept for (known, _), kept in sources.items() if known == pool_id), []):",
