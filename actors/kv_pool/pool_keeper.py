@@ -27,7 +27,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.pool_folder import CatalogEntry, Listing, PoolFolder
+from actors.kv_blocks.catalog_records import CatalogEntry
+from actors.kv_blocks.pool_folder import Listing, PoolFolder
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
 from actors.kv_pool.pool_publisher import PoolPublisher

@@ -321,8 +321,8 @@ class State:
     def pool_readers(self) -> list[PoolReader]:
         """Workers that answer requests, each with every pool that it finds, by id; as cheap as `alive`.
 
-        A pool counts for workers of its kind while its keeper lives. Of several sources of one pool, only those with the
-        highest fence count, also if its keeper is dead; of these a worker's own, else the first by id.
+        A pool counts for workers of its kind while its keeper lives. Of several sources of one pool those with the
+        highest fence count alone, even if its keeper is dead; of these a worker's own, else the first by id.
         """
         self._sort_out()
         return self._pool_readers

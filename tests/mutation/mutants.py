@@ -2445,8 +2445,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "disk-going-unread": (
-                "for suffix in (SUFFIX, GOING):\n            with",
-                "for suffix in (SUFFIX,):\n            with",
+                "self._files.read(name, into, SUFFIX, GOING)",
+                "self._files.read(name, into, SUFFIX)",
                 NO_DISK,
             ),
             "disk-going-of-before": ("if named[2] != SUFFIX:", "if named[2] == UNFINISHED:", NO_DISK),
@@ -2488,12 +2488,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_mutants(
         "pool files",
-        "actors/kv_blocks/pool_folder.py",
+        "actors/kv_blocks/catalog_records.py",
         {
             "pool-record-unproved": ('if self._digest(body, b"proof") != proof:', "if False:", NO_DISK),
             "pool-records-of-any-kind": (
-                "hashlib.blake2b(pool.kind, key=pool.key, person",
-                "hashlib.blake2b(b'', key=pool.key, person",
+                "hashlib.blake2b(kind, key=key, person",
+                "hashlib.blake2b(b'', key=key, person",
                 NO_DISK,
             ),
             "pool-hashes-in-the-clear": (
@@ -2501,6 +2501,12 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_BLOCKS.pack(entry.block, entry.parent or 0)",
                 NO_DISK,
             ),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/pool_folder.py",
+        {
             "pool-of-a-copy": (" and place == inode:", ":", NO_DISK),
             "pool-listed-before-lease": (
                 f"        self.lease.renew()\n        try:\n{OPENED}",

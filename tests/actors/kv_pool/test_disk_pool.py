@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from actors.kv_blocks.block_seal import DIGEST_BYTES
-from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES
+from actors.kv_blocks.catalog_records import RECORD_BYTES
+from actors.kv_blocks.pool_folder import CATALOG_FILE
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.router.router import Router
 from actors.worker.worker import Worker

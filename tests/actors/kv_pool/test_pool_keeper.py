@@ -14,9 +14,10 @@ import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal
 from actors.kv_blocks.block_store import GOING, BlockStore
+from actors.kv_blocks.catalog_records import RECORD_BYTES
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
-from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES, PoolFolder
+from actors.kv_blocks.pool_folder import CATALOG_FILE, PoolFolder
 from actors.kv_blocks.stuck_files import STUCK_FILE, StuckFiles
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool import pool_keeper

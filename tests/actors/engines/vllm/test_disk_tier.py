@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from actors.engines.vllm import shared_memory
 from actors.engines.vllm.vllm_args import DiskTier
-from actors.kv_blocks.block_store import FAILURES_MAX, PAUSE_S
+from actors.kv_blocks.block_file import FAILURES_MAX, PAUSE_S
 from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
