@@ -52,9 +52,10 @@ _NAMES = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, (SUFFIX, UNFINI
 
 
 class BlockFolderLock:
-    """A folder of mode 0700 that is this process's alone, until `close` or its end."""
+    """A folder of mode 0700 that is this process's alone, until `close` or its end; or that of all processes that have
+    it `shared`. Processes of one machine alone see each other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, shared: bool = False) -> None:
         """CallerError if the folder cannot be had."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,10 +64,11 @@ class BlockFolderLock:
         except OSError as error:
             raise CallerError(f"the disk tier cannot use the folder {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise CallerError(f"the disk tier's folder {folder} is in use by another worker of that name") from error
+            owner = "a worker that does not share it" if shared else "another worker of that name"
+            raise CallerError(f"the disk tier's folder {folder} is in use by {owner}") from error
 
     def close(self) -> None:
         """Others may have it."""

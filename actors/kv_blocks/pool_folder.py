@@ -36,6 +36,15 @@ _FILE = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(GOING)})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
+class PoolShare(NamedTuple):
+    """A worker's part in a folder that several use."""
+
+    writer: str
+    """Its name in the keeper's grants: 16 hex digits, new with each engine."""
+    size_bytes: int
+    """Of all files, whichever worker wrote them."""
+
+
 class PoolDescription(NamedTuple):
     """The pool in a folder, as the engine that reads and writes it describes it."""
 
@@ -52,6 +61,8 @@ class PoolDescription(NamedTuple):
     """Stands behind the engine's hash of a block where the block's file is named."""
     shared: Path
     """The engine's folder of small files between its process and its worker's; it ends with the engine."""
+    share: PoolShare | None = None
+    """Of a folder that several workers use."""
 
 
 class Listing(NamedTuple):
@@ -92,6 +103,22 @@ class PoolFolder:
             raise
         return opened
 
+    def renew(self, more_s: float) -> None:
+        """The keeper's lease ends `more_s` seconds later than its usual time from now. OSError if it cannot be
+        written."""
+        self.lease.renew(more_s)
+
+    def end(self) -> None:
+        """There is no keeper any more."""
+        self.lease.end()
+
+    def receive(self) -> dict[bytes, CatalogEntry]:
+        """Entries that came from other workers: none, as the folder is one worker's own."""
+        return {}
+
+    def acknowledge(self) -> None:
+        """Those that were received last are not given again."""
+
     def name_of(self, block: int) -> bytes:
         """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
         return block_name(self._pool.key, block.to_bytes(self._pool.hash_bytes, "big") + self._pool.suffix)
@@ -118,9 +145,13 @@ class PoolFolder:
         if changed_ns == self._listed_ns:
             return None
         found = self._list()
+        self._settle(changed_ns)
+        return found
+
+    def _settle(self, changed_ns: int) -> None:
+        """The folder was listed after this change of it."""
         age_ns = self._clock.wall_ms() * 1_000_000 - changed_ns
         self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0
-        return found
 
     def _list(self) -> Listing:
         found: dict[str, set[bytes]] = {SUFFIX: set(), GOING: set()}

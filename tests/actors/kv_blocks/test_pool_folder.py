@@ -11,7 +11,7 @@ import pytest
 from actors.kv_blocks import pool_folder, stuck_files
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import GOING
-from actors.kv_blocks.catalog_records import RECORD_BYTES, CatalogEntry
+from actors.kv_blocks.catalog_records import RECORD_BYTES, CatalogEntry, CatalogRecords
 from actors.kv_blocks.keeper_lease import LEASE_S, KeeperLease
 from actors.kv_blocks.pool_folder import (
     CATALOG_FILE,
@@ -188,7 +188,7 @@ def test_a_forged_record_is_passed_over(tmp_path: Path) -> None:
     swapped = raw[:16] + raw[RECORD_BYTES + 16 :][: RECORD_BYTES - 16] + raw[RECORD_BYTES:]
     (tmp_path / CATALOG_FILE).write_bytes(swapped)
     assert opened(tmp_path).open()[1] == entries(1, 2)
-    forged = opened(tmp_path, key=OTHER_KEY)._record(name(0), CatalogEntry(1000, None))
+    forged = CatalogRecords(OTHER_KEY, KIND).encode({name(0): CatalogEntry(1000, None)})
     (tmp_path / CATALOG_FILE).write_bytes(forged + raw[RECORD_BYTES:])
     assert opened(tmp_path).open()[1] == entries(1, 2)
 

@@ -20,7 +20,7 @@ from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
 from actors.kv_blocks.pool_folder import CATALOG_FILE, PoolFolder
 from actors.kv_blocks.stuck_files import STUCK_FILE, StuckFiles
 from actors.kv_cache.cache_mirror import NamedBlock
-from actors.kv_pool import pool_keeper
+from actors.kv_pool import pool_keeper, waiting_entries
 from actors.kv_pool.pool_keeper import FOLD_S, PoolKeeper
 from core.block_spans import unpacked
 from core.clock import SystemClock
@@ -238,10 +238,10 @@ async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog)
 
 async def test_links_that_wait_are_bounded(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go, and are counted; their files are announced when they are named again."""
-    monkeypatch.setattr(pool_keeper, "ENTRIES_WAITING_MAX", 10)
+    monkeypatch.setattr(waiting_entries, "ENTRIES_WAITING_MAX", 10)
     async with keeping(tmp_path, log) as it:
         it.name(*range(1, 16))
-        assert (len(it.keeper._waiting), it.keeper.entries_dropped) == (10, 5)
+        assert (len(it.keeper._waiting), it.keeper.totals()["pool_entries_dropped"]) == (10, 5)
         for number in range(1, 16):
             put(tmp_path, number)
         await it.keeper.refresh()
