@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -229,7 +230,7 @@ def test_a_file_that_is_used_meanwhile_stays(it: Shared) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_bytes_are_never_exceeded(tmp_path: Path, seed: int) -> None:
+def test_the_bytes_are_never_exceeded(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks are written between any two steps of the keeper, also within its listing; keepers come and go."""
     fresh, it, most = random.Random(seed), Shared(tmp_path / "kv", workers=3), 0
     it.list()
@@ -254,9 +255,14 @@ def test_the_bytes_are_never_exceeded(tmp_path: Path, seed: int) -> None:
         for batches in it.batches:
             batches.beat()
         real = it.keeper._inbox.workers
-        it.keeper._inbox.workers = lambda real=real: (write(), real())[1]  # type: ignore[method-assign,misc]
-        listing = it.keeper.listing()
-        it.keeper._inbox.workers = real  # type: ignore[method-assign]
+
+        def workers(real: Callable[[], tuple[str, ...]] = real) -> tuple[str, ...]:
+            write()
+            return real()
+
+        with monkeypatch.context() as between:
+            between.setattr(it.keeper._inbox, "workers", workers)
+            listing = it.keeper.listing()
         write()
         if listing is not None and fresh.random() < 0.7:
             it.keeper.remove_going(listing.goes)

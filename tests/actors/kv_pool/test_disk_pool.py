@@ -63,7 +63,7 @@ class Served:
 
     @property
     def pool(self) -> PoolKeeper:
-        assert self.worker.pool is not None
+        assert isinstance(self.worker.pool, PoolKeeper)
         return self.worker.pool
 
     async def answer(self, asked: GenerateRequest) -> tuple[list[int], int]:

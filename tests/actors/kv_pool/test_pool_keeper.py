@@ -39,8 +39,8 @@ from tests.projections.speaker import Speaker
 KV = StreamName("kv_0")
 WORKER, LATER = WorkerId("0a" * 8), WorkerId("0b" * 8)
 DEPLOYMENT = DeploymentKey(bytes(32))
-CALLS = 5
-"""Of a listing in its thread: renew, list, stuck, keep, remove."""
+CALLS = 6
+"""Of a listing in its thread: renew, receive, list, stuck, keep, remove."""
 
 
 class Kept:
@@ -485,7 +485,7 @@ async def test_its_lease_needs_listings_and_ends_with_it(
         assert KeeperLease(shared_by(tmp_path), SystemClock()).left_ns() is None
 
 
-@pytest.mark.parametrize("point", range(12))
+@pytest.mark.parametrize("point", range(14))
 async def test_a_kill_at_any_step(tmp_path: Path, log: MemoryLog, point: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper ends right before or right after one of its calls, while a file goes and another comes. What the log
     has as stored lies there then; the next engine and the next keeper go on by the files alone."""

@@ -76,6 +76,12 @@ async def keeper_among(*workers: Worker) -> Worker:
     return found
 
 
+def fence_of(worker: Worker) -> int:
+    fence = keeper(worker)._joined.fence
+    assert isinstance(fence, int)
+    return fence
+
+
 def keeper(worker: Worker) -> PoolKeeper:
     found = pool_of(worker).keeper
     assert found is not None
@@ -140,12 +146,12 @@ async def test_another_takes_over_from_a_killed_keeper(tmp_path: Path) -> None:
     """It announces the catalogue without a request; the killed one's next life does not keep the pool again."""
     async with pair(tmp_path / "kv") as (it, router, first, second):
         await store(first, router, tmp_path / "kv")
-        source, fence = keeper(first).publisher.id, keeper(first)._joined.fence
+        source, fence = keeper(first).publisher.id, fence_of(first)
         await kill(it, first)
         assert await keeper_among(second) is second
         await eventually(lambda: levels(router, second) == BLOCKS, "the blocks again")
         assert keeper(second).publisher.id != source
-        assert keeper(second)._joined.fence > fence
+        assert fence_of(second) > fence
         third = await sharing(it, tmp_path / "kv", 0)
         await eventually(lambda: levels(router, third) == BLOCKS, "the next life finds them")
         assert kept_by(second, third) is second
@@ -175,7 +181,7 @@ async def test_an_older_keeper_that_wakes_up_changes_nothing(tmp_path: Path) -> 
         it.store.expire(f"{CLAIMS}{pool_of(first).id}")
         await eventually(lambda: pool_of(second).keeper is not None, "the newer keeper")
         await eventually(lambda: len(router.state.pools()) == 2, "both are in the log")
-        assert {reader.source for reader in router.state.pool_readers()} == {keeper(second).publisher.id}
+        assert {reader.source for reader in router.state.pool_readers()} == {WorkerId(keeper(second).publisher.id)}
         await eventually(lambda: levels(router, first) == BLOCKS, "by the newer one")
         (tmp_path / "kv" / f"{name(3).hex()}.kv").unlink()
         await eventually(lambda: levels(router, first) == 2, "the newer one's word counts")
@@ -183,17 +189,17 @@ async def test_an_older_keeper_that_wakes_up_changes_nothing(tmp_path: Path) -> 
         await eventually(lambda: pool_of(first).keeper is None, "the older one has found out")
         await eventually(lambda: len(router.state.pools()) == 1, "and has left")
         assert levels(router, first) == levels(router, second) == 2
-        assert keepers(tmp_path / "kv") == [keeper(second)._joined.fence]
+        assert keepers(tmp_path / "kv") == [fence_of(second)]
 
 
 async def test_a_keeper_that_lost_its_claim_stops(tmp_path: Path) -> None:
     """And may come again, as a newer one."""
     async with pair(tmp_path / "kv") as (it, router, first, second):
         await store(first, router, tmp_path / "kv")
-        fence = keeper(first)._joined.fence
+        fence = fence_of(first)
         it.store.expire(f"{CLAIMS}{pool_of(first).id}")
         await eventually(
-            lambda: (found := kept_by(first, second)) is not None and keeper(found)._joined.fence != fence,
+            lambda: (found := kept_by(first, second)) is not None and fence_of(found) != fence,
             "a newer one",
         )
         await eventually(lambda: len(router.state.pools()) == 1, "one source")

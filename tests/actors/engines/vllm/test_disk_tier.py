@@ -55,12 +55,13 @@ def engine_over(
     folder: Path,
     kind: type[RecordedEngine] = RecordedEngine,
     disk_bytes: int = DISK_BYTES,
+    writer: str = "",
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
     if more:
         arguments |= {"enable_lora": True, "max_loras": len(ADAPTERS), "max_lora_rank": 8}
-    tier = DiskTier(folder, disk_bytes, b"k" * 32)
+    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer)
     return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
 
 
