@@ -6,8 +6,9 @@ of each keeper, named by its fence (`write_grant`); `workers` has their entries 
 1. The keeper alone evicts. At each listing it chooses the files that were used least recently, until two grants are
    free. The log gets their removal; then those go that were not used meanwhile. Files without an entry count and go
    like all others, and so does a draft that is DRAFT_S old.
-2. At each listing it grants the workers what they may write until the next one: together GRANT_SHARE-th of the bytes.
-   So the bytes are exceeded by no more than the blocks that threads are writing at that moment.
+2. At each listing it grants the workers what they may write until the next one: together half of what is free, in a
+   full folder a GRANT_SHARE-th of the bytes. What was granted before is taken off first. So the bytes are exceeded by
+   no more than the blocks that threads are writing at that moment.
 3. Each change is made under the keeper's fence. An older keeper writes files that are not read any more, and removes at
    most the one file that it was about to remove as the newer one came.
 
@@ -32,7 +33,7 @@ from core.errors import CallerError
 from core.ids import new_id
 
 GRANT_SHARE = 16
-"""All workers together may write so small a part of the pool's bytes between two listings."""
+"""Between two listings of a full folder all workers together may write so small a part of its bytes."""
 DRAFT_S = 600.0
 """A file that is not finished so long after it was begun goes."""
 CATALOG_SUFFIX = ".catalogue"
@@ -73,7 +74,7 @@ class SharedPoolFolder(PoolFolder):
         super().__init__(pool, clock)
         assert pool.share is not None
         self._size_max = pool.share.size_bytes
-        self._grant_max = self._size_max // GRANT_SHARE
+        self._grant_least = self._size_max // GRANT_SHARE
         self._claim = claim
         self._used = 0
         """Bytes of all files at the last listing."""
@@ -125,7 +126,7 @@ class SharedPoolFolder(PoolFolder):
             listing = self._choose(self._stamps())
             self._settle(changed_ns)
         with suppress(OSError):  # a full disk: the grant before counts until it is spent
-            self._fence.grant(self._size_max - self._used, self._grant_max, self._inbox.workers())
+            self._fence.grant(self._size_max - self._used, self._grant_least, self._inbox.workers())
         return listing
 
     def _stamps(self) -> dict[bytes, tuple[int, int]]:
@@ -149,7 +150,7 @@ class SharedPoolFolder(PoolFolder):
         return found
 
     def _choose(self, files: Mapping[bytes, tuple[int, int]]) -> Listing:
-        excess = self._used - (self._size_max - 2 * self._grant_max)
+        excess = self._used - (self._size_max - 2 * self._grant_least)
         self._chosen = {}
         for name in sorted(files, key=files.__getitem__) if excess > 0 else ():
             stamp, size = files[name]

@@ -97,14 +97,15 @@ class KeeperFence:
         if newest > self.fence:
             raise KeeperSuperseded(f"the keeper with fence {newest} came after this one with {self.fence}")
 
-    def grant(self, free_bytes: int, most_bytes: int, writers: tuple[str, ...]) -> None:
-        """The writers may write until the next grant: together at most `most_bytes`, and so much that the free bytes of
-        a listing hold it besides all that was granted before, which may have been written since that listing began.
+    def grant(self, free_bytes: int, least_bytes: int, writers: tuple[str, ...]) -> None:
+        """The writers may write until the next grant: together half of the free bytes of a listing, or `least_bytes` if
+        that is more. First what was granted before is taken off, as it may have been written since the listing began.
 
         Files of older keepers are removed. KeeperSuperseded, OSError.
         """
         self.check()
-        room = max(0, min(most_bytes, free_bytes - self.outstanding_bytes))
+        free = max(0, free_bytes - self.outstanding_bytes)
+        room = min(free, max(least_bytes, free // 2))
         share = room // len(writers) if writers else 0
         granted = WriteGrant(self.granted.number + 1, share, writers)
         replace_file(_path(self._folder, self.fence), msgspec.json.encode(granted))

@@ -27,7 +27,7 @@ from tests.actors.kv_blocks.test_pool_folder import KEY, KIND, NOW_MS, OTHER_KIN
 PAYLOAD_BYTES = 8192
 FILE_BYTES = PAYLOAD_BYTES + ALLOCATION_BYTES
 SIZE = 64 * FILE_BYTES
-"""A grant is for four blocks."""
+"""In a full folder a grant is for four blocks."""
 
 
 def shared(folder: Path, worker: int = 0, kind: bytes = KIND, size: int = SIZE) -> PoolDescription:
@@ -106,16 +106,19 @@ def test_a_worker_reads_the_blocks_of_another(it: Shared) -> None:
     assert not any(it.counts[1][count] for count in ("refused_missing", "stuck"))
 
 
-def test_a_worker_writes_no_more_than_its_grant(it: Shared) -> None:
-    """Two blocks each, until the next listing; and nothing before the first, or after an end of the grants."""
+def test_a_worker_writes_no_more_than_its_grant(tmp_path: Path) -> None:
+    """Half of what is free, until the next listing; nothing before the first one, and nothing without grants."""
+    it = Shared(tmp_path / "kv", size=8 * FILE_BYTES)
     assert not it.put(0)
     it.list()
     assert [it.put(number, worker=0) for number in range(3)] == [True, True, False]
     assert [it.put(number, worker=1) for number in range(3, 6)] == [True, True, False]
     assert it.put(0, worker=1), "it lies there, and costs nothing"
     it.list()
-    assert it.put(5, worker=1)
-    assert (it.counts[0]["stores_dropped"], it.counts[1]["stores_dropped"]) == (2, 1)
+    assert not it.put(5, worker=1), "the other half may have been written since the listing began"
+    it.list()
+    assert [it.put(number, worker=1) for number in (5, 6)] == [True, False]
+    assert (it.counts[0]["stores_dropped"], it.counts[1]["stores_dropped"]) == (2, 3)
     shutil.rmtree(it.folder / "keepers")
     assert not it.put(6)
 
@@ -127,7 +130,7 @@ def test_a_worker_that_is_dead_has_no_share(it: Shared) -> None:
     it.keeper.listing()
     found = newest_grant(it.folder)
     assert found is not None
-    assert (found[1].writers, found[1].share_bytes) == ((writer(1),), 4 * FILE_BYTES)
+    assert (found[1].writers, found[1].share_bytes) == ((writer(1),), 16 * FILE_BYTES)
     assert not it.put(1, worker=0)
     assert not (it.folder / "workers" / writer(0)).exists()
 
@@ -272,13 +275,12 @@ def test_the_bytes_are_never_exceeded(tmp_path: Path, seed: int, monkeypatch: py
 def test_a_new_keeper_counts_what_the_one_before_granted(it: Shared) -> None:
     """Blocks that are written by it after the new one's listing began."""
     it.list()
-    granted = 4 * FILE_BYTES
     fence = KeeperFence(it.folder, 100)
-    assert fence.outstanding_bytes == granted
-    fence.grant(5 * FILE_BYTES, SIZE, (writer(0),))
-    assert fence.granted.share_bytes == FILE_BYTES
-    fence.grant(5 * FILE_BYTES, SIZE, (writer(0),))
-    assert fence.granted.share_bytes == 4 * FILE_BYTES
+    assert fence.outstanding_bytes == SIZE // 2
+    fence.grant(40 * FILE_BYTES, SIZE, (writer(0),))
+    assert fence.granted.share_bytes == 8 * FILE_BYTES
+    fence.grant(40 * FILE_BYTES, SIZE, (writer(0),))
+    assert fence.granted.share_bytes == 32 * FILE_BYTES
     assert keepers(it.folder) == [100], "the file of the one before is gone"
 
 
