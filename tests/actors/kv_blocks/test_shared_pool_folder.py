@@ -201,8 +201,8 @@ def fill(it: Shared, first: int = 0) -> int:
 
 
 def test_the_least_recently_used_go_whichever_worker_wrote_them(it: Shared) -> None:
-    fill(it)
-    it.stores[1].touch([(name(0), it.stores[1].stamp_now()), (name(2), 5)])
+    number = fill(it)
+    it.stores[1].touch([(name(0), it.stores[1].stamp_now()), (name(number - 1), 5)])
     it.stores[1].save_stamps()
     listing = it.list()
     assert listing is not None

@@ -235,8 +235,17 @@ async def test_a_folder_that_cannot_be_opened_is_left_to_others(
         await it.ready(router)
         await collect(router, request(TOKENS))
         await eventually(lambda: "the pool cannot be kept here: no such disk" in caplog.text, "it was tried")
+        await eventually(lambda: it.store.find(f"{CLAIMS}{pool_of(worker).id}") is None, "the claim is given up")
         failing = False
         await keeper_among(worker)
+
+
+async def test_a_worker_that_never_stood_takes_no_claim_away(tmp_path: Path) -> None:
+    """As one whose start failed."""
+    async with pair(tmp_path / "kv") as (it, _, first, second):
+        never = await asyncio.to_thread(shared, tmp_path / "kv", 2)
+        await second._shared_pool(never, pool_of(first).id).leave("it could not start")
+        assert it.store.owner(f"{CLAIMS}{pool_of(first).id}") is it.registries["decode-0"]
 
 
 async def test_workers_of_another_kind_do_not_start(tmp_path: Path) -> None:
