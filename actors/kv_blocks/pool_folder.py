@@ -64,6 +64,10 @@ class PoolDescription(NamedTuple):
     share: PoolShare | None = None
     """Of a folder that several workers use."""
 
+    def name_of(self, block: int) -> bytes:
+        """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
+        return block_name(self.key, block.to_bytes(self.hash_bytes, "big") + self.suffix)
+
 
 class Listing(NamedTuple):
     """The names of the blocks in a folder."""
@@ -120,8 +124,8 @@ class PoolFolder:
         """Those that were received last are not given again."""
 
     def name_of(self, block: int) -> bytes:
-        """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
-        return block_name(self._pool.key, block.to_bytes(self._pool.hash_bytes, "big") + self._pool.suffix)
+        """As the pool's description has it."""
+        return self._pool.name_of(block)
 
     def _id(self) -> str:
         """It stands in the folder from now on, with the folder's inode: a copy of a folder is another pool."""

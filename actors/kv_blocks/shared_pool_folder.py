@@ -26,7 +26,7 @@ from pathlib import Path
 from actors.kv_blocks.block_file import SUFFIX, UNFINISHED, allocated
 from actors.kv_blocks.catalog_records import CatalogEntry
 from actors.kv_blocks.entry_batches import EntryInbox
-from actors.kv_blocks.pool_folder import ID_FILE, Listing, PoolDescription, PoolFolder
+from actors.kv_blocks.pool_folder import ID_FILE, Listing, PoolDescription, PoolFolder, replace_file
 from actors.kv_blocks.write_grant import KEEPERS_FOLDER, KeeperFence
 from core.clock import Clock
 from core.errors import CallerError
@@ -48,7 +48,7 @@ def shared_pool_id(pool: PoolDescription) -> str:
     path, inode = pool.folder / ID_FILE, f"{pool.folder.stat().st_ino:x}"
     made = new_id()
     draft = path.with_name(f".{ID_FILE}.{made}")
-    draft.write_text(f"{made} {inode} {pool.kind.hex()}")
+    replace_file(draft, f"{made} {inode} {pool.kind.hex()}".encode())
     try:
         with suppress(FileExistsError):
             os.link(draft, path)

@@ -1,7 +1,7 @@
 """WriteGrant: how many bytes the workers of a shared pool may write, in a file of the pool's keeper.
 
 Each keeper has a file of its own in the folder `keepers`, named by its fence. The file with the highest fence counts:
-so an older keeper, whatever it still writes, changes nothing. A keeper whose fence is not the highest is superseded.
+so nothing that an older keeper still writes is read. A keeper whose fence is not the highest is superseded.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class KeeperFence:
         self.fence = max([claim, *(fence + 1 for fence in known)])
         path = _path(folder, self.fence)
         draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(WriteGrant()))
+        replace_file(draft, msgspec.json.encode(WriteGrant()))
         try:
             os.link(draft, path)
         finally:

@@ -10,12 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from actors.kv_blocks.entry_batches import BATCH_ENTRIES_MAX, EntryBatches
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.waiting_entries import WaitingEntries, entries_of
+from actors.membership.worker_publisher import LEAVE_TIMEOUT_S
 from core.clock import Clock
 
 SEND_EVERY_S = 1.0
@@ -81,9 +83,12 @@ class EntryOutbox:
                 self.waiting.pop(file, None)
 
     async def leave(self) -> None:
-        """What lies there now is on its way to the keeper; nothing more is written under this worker's name."""
-        await self.send()
-        await self._in_thread(self._batches.end)
+        """Entries of files that lie there now are on their way to the keeper, if that was possible in time; nothing more is written under
+        this worker's name."""
+        with suppress(TimeoutError):  # a disk that hangs
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self.send()
+                await self._in_thread(self._batches.end)
         self._thread.shutdown(wait=False)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:

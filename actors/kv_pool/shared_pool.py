@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from actors.kv_blocks.catalog_records import CatalogRecords
 from actors.kv_blocks.entry_batches import EntryBatches
-from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
+from actors.kv_blocks.pool_folder import PoolDescription
 from actors.kv_blocks.shared_pool_folder import SharedPoolFolder
 from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
@@ -73,7 +73,7 @@ class SharedPool:
         """It tried to claim the pool, and may have the claim."""
         records = CatalogRecords(described.key, described.kind)
         batches = EntryBatches(described.folder, described.share.writer, records, clock)
-        self._outbox = EntryOutbox(batches, PoolFolder(described, clock).name_of, clock)
+        self._outbox = EntryOutbox(batches, described.name_of, clock)
         self.keeper: PoolKeeper | None = None
         """While this worker keeps the pool."""
         self._totals: dict[str, int] = {}
