@@ -60,7 +60,7 @@ class EntryBatches:
             (self._folder / WORKERS_FOLDER / self._writer).unlink()
 
     def there(self, names: Iterable[bytes]) -> set[bytes]:
-        """Those of these blocks whose files lie in the pool's folder. Some 2 us each."""
+        """Those of these blocks whose files lie in the pool's folder. Some 20 us each."""
         return {name for name in names if (self._folder / f"{name.hex()}{SUFFIX}").exists()}
 
     def room(self) -> int:
@@ -92,12 +92,16 @@ class EntryInbox:
         return f"<EntryInbox of {self._folder}, {len(self._read)} files read>"
 
     def receive(self) -> dict[bytes, CatalogEntry]:
-        """The entries of at most READ_MAX files, by the names of their blocks. OSError if the folder cannot be read."""
-        self._read = [self._folder / WORKERS_FOLDER / batch for batch in _batches(self._folder)[:READ_MAX]]
-        found: dict[bytes, CatalogEntry] = {}
-        for path in self._read:
-            with suppress(OSError):  # one that cannot be read goes: its blocks are named again by requests
-                found |= self._records.decode(path.read_bytes())
+        """The entries of at most READ_MAX files, by the names of their blocks. A file without any, as a crash of the
+        machine leaves it, is gone. OSError if the folder cannot be read."""
+        self._read, found = [], dict[bytes, CatalogEntry]()
+        for batch in _batches(self._folder)[:READ_MAX]:
+            path = self._folder / WORKERS_FOLDER / batch
+            if entries := self._records.decode(path.read_bytes()):
+                self._read.append(path)
+                found |= entries
+            else:
+                path.unlink()
         return found
 
     def acknowledge(self) -> None:

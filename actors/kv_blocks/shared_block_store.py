@@ -56,7 +56,7 @@ class SharedBlockStore:
         return self._clock.wall_ms() * 1_000_000
 
     def holds(self, name: bytes) -> bool:
-        """True if a file of that name lies there now. One call of the system, some 2 us on a local disk."""
+        """True if a file of that name lies there now. One call of the system: some 20 us on a busy machine."""
         if self._stuck.has(name):
             return False
         try:

@@ -83,8 +83,8 @@ class EntryOutbox:
                 self.waiting.pop(file, None)
 
     async def leave(self) -> None:
-        """Entries of files that lie there now are on their way to the keeper, if that was possible in time; nothing more is written under
-        this worker's name."""
+        """Entries of files that lie there now are on their way to the keeper, if that was possible in time. Nothing
+        more is written under this worker's name."""
         with suppress(TimeoutError):  # a disk that hangs
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self.send()

@@ -2599,8 +2599,8 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "entries-unbounded": ("max(0, BATCHES_MAX - waiting)", "BATCHES_MAX", NO_DISK),
             "entries-gone-unread": (
-                "            with suppress(OSError):  # one that cannot be read",
-                "            path.unlink()\n            with suppress(OSError):  # one that cannot be read",
+                "                self._read.append(path)\n",
+                "                path.unlink()\n",
                 NO_DISK,
             ),
             "dead-worker-has-a-share": ("<= LIVES_S * 1e9", "<= 1e30", NO_DISK),

@@ -212,7 +212,7 @@ class SealedDiskTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT if the block lies on the disk and the request may load it now. No I/O, but for a folder that is shared:
-        there one call of the system for each block, up to the first that is missing."""
+        there one call of the system for each block, some 20 us, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
         if request is None or not request.allowed or key in request.promised:
             return LookupResult.MISS

@@ -359,6 +359,19 @@ def test_entries_that_nobody_reads_are_bounded(it: Shared, monkeypatch: pytest.M
     assert it.batches[0].room() == 10 * BATCH_ENTRIES_MAX
 
 
+def test_a_torn_file_of_entries_is_passed_over(it: Shared) -> None:
+    """Also one of another kind: else it would count as waiting for ever."""
+    it.batches[0].beat()
+    it.batches[0].write(entries(0))
+    it.batches[0].write(entries(1))
+    first, second = sorted((it.folder / "workers").glob("*.entries"))
+    first.write_bytes(bytes(first.stat().st_size))
+    second.write_bytes(second.read_bytes()[:-1])
+    it.batches[0].write(entries(2))
+    assert it.keeper.receive() == entries(2)
+    assert len([*(it.folder / "workers").glob("*.entries")]) == 1
+
+
 def test_a_draft_that_is_never_finished_goes(it: Shared) -> None:
     """And one that is being written counts."""
     draft = it.folder / f"{name(1).hex()}-{writer(0)}.new"
