@@ -37,13 +37,15 @@ GRANT_SHARE = 16
 DRAFT_S = 600.0
 """A file that is not finished so long after it was begun goes."""
 CATALOG_SUFFIX = ".catalogue"
+_ID = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(rf"([0-9a-f]{{32}})(?:{re.escape(SUFFIX)}|-[0-9a-f]{{16}}({re.escape(UNFINISHED)}))")
 
 
 def shared_pool_id(pool: PoolDescription) -> str:
     """The id of the pool in the folder, which stands there from now on.
 
-    CallerError if the folder has blocks of another kind or is a copy of another one; OSError if it cannot be written.
+    CallerError if the folder has blocks of another kind, is a copy of another one, or has an id that cannot be read;
+    OSError if it cannot be written.
     """
     path, inode = pool.folder / ID_FILE, f"{pool.folder.stat().st_ino:x}"
     made = new_id()
@@ -54,8 +56,9 @@ def shared_pool_id(pool: PoolDescription) -> str:
             os.link(draft, path)
     finally:
         draft.unlink()
-    found, _, place = path.read_text("ascii").partition(" ")
-    place, _, kind = place.partition(" ")
+    found, place, kind = ([*path.read_text("ascii", "replace").split(" "), "", ""])[:3]
+    if not _ID.fullmatch(found):
+        raise CallerError(f"the file `pool` in the shared disk tier {pool.folder} cannot be read: remove it")
     if kind != pool.kind.hex():
         raise CallerError(
             f"the shared disk tier in {pool.folder} has blocks of another model, layout, key or version of vLLM: "
@@ -108,7 +111,7 @@ class SharedPoolFolder(PoolFolder):
         self._fence.check()
 
     def end(self) -> None:
-        """There is no keeper any more. What it granted last may still be written; the next one counts it."""
+        """There is no keeper any more. What it granted last may be written until the next one comes."""
 
     def receive(self) -> dict[bytes, CatalogEntry]:
         """Entries of all workers, by the names of their blocks. OSError if the folder cannot be read."""

@@ -36,7 +36,7 @@ class WriteGrant(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """Bytes that all of them may write."""
+        """Those of all of them."""
         return self.share_bytes * len(self.writers)
 
 
@@ -50,14 +50,9 @@ def newest_grant(folder: Path) -> tuple[int, WriteGrant] | None:
     """The grant that counts, with its keeper's fence; None if there is none. Some 50 us."""
     try:
         *_, fence = keepers(folder)
-        return fence, read_grant(folder, fence)
+        return fence, msgspec.json.decode(_path(folder, fence).read_bytes(), type=WriteGrant)
     except (OSError, ValueError):  # no keeper yet, or it left between the two
         return None
-
-
-def read_grant(folder: Path, fence: int) -> WriteGrant:
-    """That keeper's grant. OSError if it has none, ValueError if it cannot be read."""
-    return msgspec.json.decode(_path(folder, fence).read_bytes(), type=WriteGrant)
 
 
 class KeeperFence:
@@ -65,14 +60,14 @@ class KeeperFence:
 
     def __init__(self, folder: Path, claim: int) -> None:
         """The keeper is the newest; its fence is `claim`, the revision of its claim in the registry, unless a registry
-        that lost its data counted anew: then the next one after the highest. Nothing is granted yet.
+        that lost its data counted anew: then the next one after the highest. Nothing is granted any more: what earlier
+        keepers granted is void.
 
         OSError if the folder cannot be written, or if another keeper took the same fence at this moment.
         """
         self._folder = folder
         (folder / KEEPERS_FOLDER).mkdir(mode=0o700, exist_ok=True)
-        known = keepers(folder)
-        self.fence = max([claim, *(fence + 1 for fence in known)])
+        self.fence = max([claim, *(fence + 1 for fence in keepers(folder))])
         path = _path(folder, self.fence)
         draft = path.with_suffix(f".{os.getpid()}")
         replace_file(draft, msgspec.json.encode(WriteGrant()))
@@ -80,12 +75,10 @@ class KeeperFence:
             os.link(draft, path)
         finally:
             draft.unlink()
-        self.granted = WriteGrant()
-        self.outstanding_bytes = max((_bytes_of(folder, fence) for fence in known), default=0)
-        """Bytes that workers may have written, or may still write, by the grant before."""
+        self._granted = WriteGrant()
 
     def __repr__(self) -> str:
-        return f"<KeeperFence {self.fence}, {self.granted}>"
+        return f"<KeeperFence {self.fence}, {self._granted}>"
 
     def check(self) -> None:
         """Returns if no newer keeper has come; KeeperSuperseded if one has. Some 20 us. OSError if that cannot be read.
@@ -104,12 +97,12 @@ class KeeperFence:
         Files of older keepers are removed. KeeperSuperseded, OSError.
         """
         self.check()
-        free = max(0, free_bytes - self.outstanding_bytes)
+        free = max(0, free_bytes - self._granted.bytes)
         room = min(free, max(least_bytes, free // 2))
         share = room // len(writers) if writers else 0
-        granted = WriteGrant(self.granted.number + 1, share, writers)
+        granted = WriteGrant(self._granted.number + 1, share, writers)
         replace_file(_path(self._folder, self.fence), msgspec.json.encode(granted))
-        self.granted, self.outstanding_bytes = granted, granted.bytes
+        self._granted = granted
         for fence in keepers(self._folder):
             if fence < self.fence:
                 with suppress(OSError):  # it counts for nothing; the next grant tries again
@@ -118,10 +111,3 @@ class KeeperFence:
 
 def _path(folder: Path, fence: int) -> Path:
     return folder / KEEPERS_FOLDER / f"{fence:016x}{GRANT_SUFFIX}"
-
-
-def _bytes_of(folder: Path, fence: int) -> int:
-    try:
-        return read_grant(folder, fence).bytes
-    except (OSError, ValueError):  # its keeper is over, and with it the grant: no worker reads it any more
-        return 0

@@ -2536,15 +2536,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "shared pool",
         "actors/kv_blocks/write_grant.py",
         {
-            "grant-forgets-the-one-before": ("free_bytes - self.outstanding_bytes)", "free_bytes)", NO_DISK),
+            "grant-forgets-the-one-before": ("free_bytes - self._granted.bytes)", "free_bytes)", NO_DISK),
             "grant-to-each-in-full": ("share = room // len(writers) if", "share = room if", NO_DISK),
-            "grant-of-keeper-before-uncounted": (
-                "max((_bytes_of(folder, fence) for fence in known), default=0)",
-                "0",
-                NO_DISK,
-            ),
             "fence-unchecked": ("if newest > self.fence:", "if False:", NO_DISK),
-            "fence-by-claim-alone": ("max([claim, *(fence + 1 for fence in known)])", "claim", NO_DISK),
+            "fence-by-claim-alone": ("max([claim, *(fence + 1 for fence in keepers(folder))])", "claim", NO_DISK),
         },
     ),
     *_mutants(

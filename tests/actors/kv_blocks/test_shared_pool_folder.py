@@ -19,7 +19,7 @@ from actors.kv_blocks.entry_batches import BATCH_ENTRIES_MAX, BATCHES_MAX, LIVES
 from actors.kv_blocks.pool_folder import Listing, PoolDescription, PoolShare
 from actors.kv_blocks.shared_block_store import SharedBlockStore
 from actors.kv_blocks.shared_pool_folder import DRAFT_S, SharedPoolFolder, shared_pool_id
-from actors.kv_blocks.write_grant import KeeperFence, KeeperSuperseded, keepers, newest_grant
+from actors.kv_blocks.write_grant import KeeperFence, KeeperSuperseded, WriteGrant, keepers, newest_grant
 from core.clock import ManualClock
 from core.errors import CallerError
 from tests.actors.kv_blocks.test_pool_folder import KEY, KIND, NOW_MS, OTHER_KIND, described, entries, name, put
@@ -272,15 +272,19 @@ def test_the_bytes_are_never_exceeded(tmp_path: Path, seed: int, monkeypatch: py
     assert most > it.size * 3 // 4
 
 
-def test_a_new_keeper_counts_what_the_one_before_granted(it: Shared) -> None:
-    """Blocks that are written by it after the new one's listing began."""
+def test_a_new_keeper_voids_what_the_one_before_granted(it: Shared) -> None:
+    """So its first listing has all that was written by it; its own grants go on from there."""
     it.list()
+    assert it.put(1)
     fence = KeeperFence(it.folder, 100)
-    assert fence.outstanding_bytes == SIZE // 2
-    fence.grant(40 * FILE_BYTES, SIZE, (writer(0),))
-    assert fence.granted.share_bytes == 8 * FILE_BYTES
-    fence.grant(40 * FILE_BYTES, SIZE, (writer(0),))
-    assert fence.granted.share_bytes == 32 * FILE_BYTES
+    assert not it.put(2)
+    for free, share in ((40, 20), (40, 10), (10, 0), (10, 5)):
+        fence.grant(free * FILE_BYTES, 0, (writer(0),))
+        found = newest_grant(it.folder)
+        assert found is not None
+        assert found[1].share_bytes == share * FILE_BYTES
+    fence.grant(10 * FILE_BYTES, 4 * FILE_BYTES, (writer(0),))
+    assert newest_grant(it.folder) == (100, WriteGrant(5, 4 * FILE_BYTES, (writer(0),)))
     assert keepers(it.folder) == [100], "the file of the one before is gone"
 
 
@@ -310,7 +314,7 @@ def test_a_registry_that_counts_anew_makes_no_older_keeper(it: Shared) -> None:
     assert it.next_keeper().fence == 501
     it.claim = 2
     assert it.next_keeper().fence == 502
-    assert newest_grant(it.folder) == (502, it.keeper._fence.granted)
+    assert newest_grant(it.folder) == (502, WriteGrant())
 
 
 def test_the_catalogue_goes_on_with_the_next_keeper(it: Shared) -> None:
@@ -395,6 +399,9 @@ def test_a_pool_has_one_kind(it: Shared, tmp_path: Path) -> None:
         shared_pool_id(shared(it.folder, kind=OTHER_KIND))
     shutil.copytree(it.folder, tmp_path / "copy")
     with pytest.raises(CallerError, match="is a copy of another folder: remove its file `pool`"):
+        shared_pool_id(shared(tmp_path / "copy"))
+    (tmp_path / "copy" / "pool").write_bytes(b"\xff")
+    with pytest.raises(CallerError, match="the file `pool` in the shared disk tier"):
         shared_pool_id(shared(tmp_path / "copy"))
     (tmp_path / "copy" / "pool").unlink()
     assert shared_pool_id(shared(tmp_path / "copy")) != found
