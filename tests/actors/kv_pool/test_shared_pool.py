@@ -240,11 +240,12 @@ async def test_a_folder_that_cannot_be_opened_is_left_to_others(
         await keeper_among(worker)
 
 
-async def test_a_worker_that_never_stood_takes_no_claim_away(tmp_path: Path) -> None:
+async def test_a_worker_that_never_stood_takes_no_claim_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose start failed."""
     async with pair(tmp_path / "kv") as (it, _, first, second):
-        never = await asyncio.to_thread(shared, tmp_path / "kv", 2)
-        await second._shared_pool(never, pool_of(first).id).leave("it could not start")
+        monkeypatch.setattr(second, "registry", it.registry("decode-2"))
+        never = second._shared_pool(shared(tmp_path / "kv", 2), pool_of(first).id)
+        await never.leave("it could not start")
         assert it.store.owner(f"{CLAIMS}{pool_of(first).id}") is it.registries["decode-0"]
 
 
