@@ -140,6 +140,8 @@ async def test_all_find_what_one_wrote(tmp_path: Path) -> None:
         assert [each and each.ids for each in named] == [(pool.pool,)] * 2
         assert [worker.describe()["pool"]["keeps"] for worker in (first, second)] == [True, False]
         assert (first.blocks_by_tier["disk"], second.blocks_by_tier["disk"]) == (BLOCKS, 0)
+        workers = tmp_path / "kv" / "workers"
+        await eventually(lambda: not [*workers.glob("*.entries")], "all entries are acknowledged")
 
 
 async def test_another_takes_over_from_a_killed_keeper(tmp_path: Path) -> None:
