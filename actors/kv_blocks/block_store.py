@@ -34,6 +34,7 @@ from pathlib import Path
 from stat import S_ISREG
 from threading import Lock
 
+from actors.kv_blocks.block_file import SUFFIX, UNFINISHED, BlockFiles, WriteBackoff, allocated
 from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import KeeperLease
@@ -41,12 +42,7 @@ from actors.kv_blocks.stuck_files import StuckFiles
 from core.clock import Clock
 from core.errors import CallerError
 
-SUFFIX, UNFINISHED, GOING = ".kv", ".new", ".going"
-ALLOCATION_BYTES = 4096
-"""A file takes a multiple of that on a disk."""
-FAILURES_MAX = 8
-"""Failed writes in a row, after which none is tried for PAUSE_S."""
-PAUSE_S = 30
+GOING = ".going"
 HEADROOM_SHARE = 16
 """With a keeper so small a part of the bytes is left free, for what is written while files go."""
 RETRY_S, RETRIES_MAX = 30, 10
@@ -56,9 +52,10 @@ _NAMES = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, (SUFFIX, UNFINI
 
 
 class BlockFolderLock:
-    """A folder of mode 0700 that is this process's alone, until `close` or its end."""
+    """A folder of mode 0700 that is this process's alone, until `close` or its end; or that of all processes that have
+    it `shared`. Processes of one machine alone see each other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, shared: bool = False) -> None:
         """CallerError if the folder cannot be had."""
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,10 +64,11 @@ class BlockFolderLock:
         except OSError as error:
             raise CallerError(f"the disk tier cannot use the folder {folder}: {error.strerror}") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._file)
-            raise CallerError(f"the disk tier's folder {folder} is in use by another worker of that name") from error
+            owner = "a worker that does not share it" if shared else "another worker of that name"
+            raise CallerError(f"the disk tier's folder {folder} is in use by {owner}") from error
 
     def close(self) -> None:
         """Others may have it."""
@@ -96,7 +94,8 @@ class BlockStore:
         """`shared` is a folder of the engine's, in which it and the keeper have small files."""
         self._folder = folder
         self._size_max = size_max
-        self._seal = seal
+        self._files = BlockFiles(folder, seal)
+        self._path = self._files.path
         self._counts = counts
         self._clock = clock
         self._lock = Lock()
@@ -116,8 +115,7 @@ class BlockStore:
         self._stuck = StuckFiles(shared)
         self._retries = 0
         self._retry_at_ms = 0
-        self._failures = 0
-        self._paused_until_ms = 0
+        self._backoff = WriteBackoff(clock)
         self._scan()
 
     def __repr__(self) -> str:
@@ -145,7 +143,7 @@ class BlockStore:
                         Path(entry.path).unlink()
                     elif S_ISREG(status.st_mode):
                         stamp = min(now, status.st_mtime_ns)
-                        found.append((bytes.fromhex(named[1]), _allocated(status.st_size), stamp))
+                        found.append((bytes.fromhex(named[1]), allocated(status.st_size), stamp))
         with self._lock:
             for name, size, stamp in found:
                 self._blocks[name] = _Block(size, stamp)
@@ -185,56 +183,37 @@ class BlockStore:
         Stamps are saved first: else a crash could leave it with a newer one than the block that it continues.
         """
         self.save_stamps()
-        size = _allocated(HEADER_BYTES + payload.nbytes)
+        size = allocated(HEADER_BYTES + payload.nbytes)
         with self._lock:
             self._retry()
             if name in self._going and self._take_back(name):
                 heapq.heappush(self._oldest, (self._blocks[name].stamp, name))
             if name in self._blocks or name in self._writing:
                 return True
-            if self._clock.monotonic_ms() < self._paused_until_ms or not self._make_room(size):
+            if self._backoff.pausing or not self._make_room(size):
                 self._counts.add(stores_dropped=1)
                 return False
             self._writing.add(name)
             self._used += size
             self._counts.add(bytes=size)
-        written = self._write(name, payload, stamp)
+        written = self._files.write(name, payload, stamp, self._path(name, UNFINISHED))
         with self._lock:
             self._writing.discard(name)
+            self._backoff.note(written=written)
             if written:
-                self._failures = 0
                 self._free(self._stuck.pop(name))
                 self._blocks[name] = _Block(size, stamp)
                 heapq.heappush(self._oldest, (stamp, name))
                 self._counts.add(stores=1, blocks=1)
-                return True
-            self._used -= size
-            self._counts.add(bytes=-size, write_failures=1)
-            self._failures += 1
-            if self._failures >= FAILURES_MAX:
-                self._failures = 0
-                self._paused_until_ms = self._clock.monotonic_ms() + PAUSE_S * 1000
-            return False
+            else:
+                self._used -= size
+                self._counts.add(bytes=-size, write_failures=1)
+            return written
 
     def load(self, name: bytes, into: memoryview) -> bool:
         """The block's bytes stand in `into`, and are proved. False if not: then `into` may hold anything, and the
         block is not held any more. Blocks."""
-        header = bytearray(HEADER_BYTES)
-        try:
-            file = self._open(name)
-            try:
-                size = os.fstat(file).st_size
-                read = os.preadv(file, [header, into], 0)
-            finally:
-                os.close(file)
-        except FileNotFoundError:
-            reason: str | None = "missing"
-        except OSError:
-            reason = "unreadable"
-        else:
-            reason = self._seal.refusal(name, header, into, size)
-            if reason is None and read != size:
-                reason = "short"
+        reason = self._files.read(name, into, SUFFIX, GOING)
         if reason is None:
             self._counts.add(loads=1)
             return True
@@ -245,36 +224,6 @@ class BlockStore:
             self._counts.add(**{f"refused_{reason}": 1})
             self._refuse(name)
         return False
-
-    def _open(self, name: bytes) -> int:
-        for suffix in (SUFFIX, GOING):
-            with suppress(FileNotFoundError):
-                return self._open_as(name, suffix)
-        return self._open_as(name, SUFFIX)  # it got its name back between the two
-
-    def _open_as(self, name: bytes, suffix: str) -> int:
-        return os.open(self._path(name, suffix), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-    def _path(self, name: bytes, suffix: str = SUFFIX) -> Path:
-        return self._folder / f"{name.hex()}{suffix}"
-
-    def _write(self, name: bytes, payload: memoryview, stamp: int) -> bool:
-        draft = self._folder / f"{name.hex()}{UNFINISHED}"
-        try:
-            file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                header = self._seal.header(name, payload)
-                if os.writev(file, (memoryview(header), payload)) != HEADER_BYTES + payload.nbytes:
-                    raise OSError("the disk took only a part")
-                os.utime(file, ns=(stamp, stamp))
-            finally:
-                os.close(file)
-            draft.rename(self._path(name))
-        except OSError:
-            with suppress(OSError):
-                draft.unlink()
-            return False
-        return True
 
     def _make_room(self, size: int) -> bool:
         """So many bytes more fit; False if they do not, now or ever. The lock is held, as in all methods below."""
@@ -405,7 +354,3 @@ class BlockStore:
 
 def _holds(left_ns: int | None) -> bool:
     return left_ns is not None and left_ns > 0
-
-
-def _allocated(size: int) -> int:
-    return -(-size // ALLOCATION_BYTES) * ALLOCATION_BYTES

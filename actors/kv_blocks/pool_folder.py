@@ -1,16 +1,7 @@
 """PoolFolder: the directory of a pool as its keeper sees it: its id, the names of its blocks, and the catalogue.
 
-The catalogue (`catalogue`) says which block of ours lies in which file. It is a file of records of 48 bytes, each
-appended once its file lies there:
-
-| bytes | |
-|---|---|
-| 16 | the file's name |
-| 16 | our hash of the block and that of its parent (0 for none), under a pad |
-| 16 | keyed digest of the bytes before |
-
-Pad and digest have a key of the pool's kind. So a record of other weights, a forged one and a torn one are passed over.
-There are no tokens in it. Nothing is flushed: what a crash of the machine takes comes again when a request brings it.
+The catalogue (`catalogue`) says which block of ours lies in which file (`catalog_records`). A record is appended once
+its file lies there. Nothing is flushed: what a crash of the machine takes comes again when a request brings it.
 
 A file that goes (`block_store`) is removed here, once the log has its block's removal. The keeper's lease and the names
 of files that the engine cannot remove lie in a folder of the engine's.
@@ -20,17 +11,17 @@ All methods block, and one thread at a time calls them. Only the process that ha
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import struct
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.kv_blocks.block_seal import DIGEST_BYTES, HEADER_BYTES, BlockSeal, block_name
-from actors.kv_blocks.block_store import GOING, SUFFIX
+from actors.kv_blocks.block_file import SUFFIX
+from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal, block_name
+from actors.kv_blocks.block_store import GOING
+from actors.kv_blocks.catalog_records import RECORD_BYTES, CatalogEntry, CatalogRecords
 from actors.kv_blocks.keeper_lease import KeeperLease
 from actors.kv_blocks.stuck_files import read_stuck
 from core.clock import Clock
@@ -41,10 +32,17 @@ SLACK = 1024
 """The catalogue is written anew when it has so many records more than twice those that are used."""
 SETTLED_NS = 2_000_000_000
 """A folder that changed later than this before its listing is listed again: its time of change has coarse steps."""
-_BLOCKS = struct.Struct("<QQ")
-RECORD_BYTES = DIGEST_BYTES + _BLOCKS.size + DIGEST_BYTES
 _FILE = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(GOING)})")
 _ID = re.compile(r"[0-9a-f]{16}")
+
+
+class PoolShare(NamedTuple):
+    """A worker's part in a folder that several use."""
+
+    writer: str
+    """Its name in the keeper's grants: 16 hex digits, new with each engine."""
+    size_bytes: int
+    """Of all files, whichever worker wrote them."""
 
 
 class PoolDescription(NamedTuple):
@@ -63,6 +61,12 @@ class PoolDescription(NamedTuple):
     """Stands behind the engine's hash of a block where the block's file is named."""
     shared: Path
     """The engine's folder of small files between its process and its worker's; it ends with the engine."""
+    share: PoolShare | None = None
+    """Of a folder that several workers use."""
+
+    def name_of(self, block: int) -> bytes:
+        """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
+        return block_name(self.key, block.to_bytes(self.hash_bytes, "big") + self.suffix)
 
 
 class Listing(NamedTuple):
@@ -73,15 +77,6 @@ class Listing(NamedTuple):
     """Those whose files are to be removed once the log has their removal."""
 
 
-class CatalogEntry(NamedTuple):
-    """A block as the index knows it."""
-
-    block: int
-    """Our hash."""
-    parent: int | None
-    """That of the block before it; None at the start of a prompt."""
-
-
 class PoolFolder:
     """See the module's text."""
 
@@ -89,16 +84,17 @@ class PoolFolder:
         self._pool = pool
         self._folder = pool.folder
         self._seal = BlockSeal(pool.kind)
-        self._key = hashlib.blake2b(pool.kind, key=pool.key, person=b"catalogue").digest()
+        self._records = CatalogRecords(pool.key, pool.kind)
+        self._catalog = self._folder / CATALOG_FILE
         self._clock = clock
-        self._records = 0
-        """In the catalogue's file, those that are used no more included."""
+        self._length = 0
+        """Records in the catalogue's file, those that are used no more included."""
         self._listed_ns = 0
         """The folder's time of change at the last listing, if that is old enough to be trusted; else 0."""
         self.lease = KeeperLease(pool.shared, clock)
 
     def __repr__(self) -> str:
-        return f"<PoolFolder {self._folder}, {self._records} records>"
+        return f"<PoolFolder {self._folder}, {self._length} records>"
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
         """The pool's id, and the entries of files that lie there. The lease is taken before they are listed. OSError if
@@ -111,9 +107,25 @@ class PoolFolder:
             raise
         return opened
 
+    def renew(self, more_s: float) -> None:
+        """The keeper's lease ends `more_s` seconds later than its usual time from now. OSError if it cannot be
+        written."""
+        self.lease.renew(more_s)
+
+    def end(self) -> None:
+        """There is no keeper any more."""
+        self.lease.end()
+
+    def receive(self) -> dict[bytes, CatalogEntry]:
+        """Entries that came from other workers: none, as the folder is one worker's own."""
+        return {}
+
+    def acknowledge(self) -> None:
+        """Those that were received last are not given again."""
+
     def name_of(self, block: int) -> bytes:
-        """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
-        return block_name(self._pool.key, block.to_bytes(self._pool.hash_bytes, "big") + self._pool.suffix)
+        """As the pool's description has it."""
+        return self._pool.name_of(block)
 
     def _id(self) -> str:
         """It stands in the folder from now on, with the folder's inode: a copy of a folder is another pool."""
@@ -125,7 +137,7 @@ class PoolFolder:
         if _ID.fullmatch(pool) and place == inode:
             return pool
         made = new_id()
-        _replace(path, f"{made} {inode}".encode())
+        replace_file(path, f"{made} {inode}".encode())
         return made
 
     def listing(self) -> Listing | None:
@@ -137,9 +149,13 @@ class PoolFolder:
         if changed_ns == self._listed_ns:
             return None
         found = self._list()
+        self._settle(changed_ns)
+        return found
+
+    def _settle(self, changed_ns: int) -> None:
+        """The folder was listed after this change of it."""
         age_ns = self._clock.wall_ms() * 1_000_000 - changed_ns
         self._listed_ns = changed_ns if age_ns > SETTLED_NS else 0
-        return found
 
     def _list(self) -> Listing:
         found: dict[str, set[bytes]] = {SUFFIX: set(), GOING: set()}
@@ -168,17 +184,12 @@ class PoolFolder:
 
     def _load(self, names: frozenset[bytes]) -> dict[bytes, CatalogEntry]:
         """The entries of these files, as the catalogue has them, which then has no others."""
-        path = self._folder / CATALOG_FILE
         try:
-            raw = path.read_bytes()
+            raw = self._catalog.read_bytes()
         except OSError:
             raw = b""
-        found: dict[bytes, CatalogEntry] = {}
-        for at in range(0, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
-            record = raw[at : at + RECORD_BYTES]
-            if record[:DIGEST_BYTES] in names and (entry := self._read(record)):
-                found[record[:DIGEST_BYTES]] = entry
-        self._records = len(raw) // RECORD_BYTES
+        found = {name: entry for name, entry in self._records.decode(raw).items() if name in names}
+        self._length = len(raw) // RECORD_BYTES
         if len(raw) != len(found) * RECORD_BYTES:
             self.rewrite(found)
         return found
@@ -189,31 +200,28 @@ class PoolFolder:
         OSError if the catalogue cannot be written: then it has none of them.
         """
         proved = [name for name in entries if self._is_ours(name)]
-        path = self._folder / CATALOG_FILE
         if proved:
-            records = b"".join(self._record(name, entries[name]) for name in proved)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            records = self._records.encode({name: entries[name] for name in proved})
+            file = os.open(self._catalog, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                end = self._records * RECORD_BYTES
+                end = self._length * RECORD_BYTES
                 os.ftruncate(file, end)
                 if os.pwrite(file, records, end) != len(records):
                     raise OSError("the disk took only a part")
             finally:
                 os.close(file)
-            self._records += len(proved)
+            self._length += len(proved)
         return set(proved)
 
     def is_wasteful(self, used: int) -> bool:
         """True if the catalogue is to be written anew with so many entries."""
-        return self._records > 2 * used + SLACK
+        return self._length > 2 * used + SLACK
 
     def rewrite(self, entries: Mapping[bytes, CatalogEntry]) -> None:
         """The catalogue has these entries, or, on a full disk, those of before."""
         with suppress(OSError):
-            _replace(
-                self._folder / CATALOG_FILE, b"".join(self._record(name, entry) for name, entry in entries.items())
-            )
-            self._records = len(entries)
+            replace_file(self._catalog, self._records.encode(entries))
+            self._length = len(entries)
 
     def _is_ours(self, name: bytes) -> bool:
         try:
@@ -227,27 +235,9 @@ class PoolFolder:
         finally:
             os.close(file)
 
-    def _record(self, name: bytes, entry: CatalogEntry) -> bytes:
-        body = name + _xor(_BLOCKS.pack(entry.block, entry.parent or 0), self._digest(name, b"pad"))
-        return body + self._digest(body, b"proof")
 
-    def _read(self, record: bytes) -> CatalogEntry | None:
-        body, proof = record[:-DIGEST_BYTES], record[-DIGEST_BYTES:]
-        if self._digest(body, b"proof") != proof:
-            return None
-        name = body[:DIGEST_BYTES]
-        block, parent = _BLOCKS.unpack(_xor(body[DIGEST_BYTES:], self._digest(name, b"pad")))
-        return CatalogEntry(block, parent or None)
-
-    def _digest(self, data: bytes, use: bytes) -> bytes:
-        return hashlib.blake2b(data, key=self._key, person=use, digest_size=DIGEST_BYTES).digest()
-
-
-def _xor(one: bytes, other: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(one, other, strict=True))
-
-
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """The file has this content, and mode 0600. OSError if it cannot: then it has that of before."""
     draft = path.with_name(f".{path.name}")  # one that a killed process left is written anew
     try:
         with open(draft, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:

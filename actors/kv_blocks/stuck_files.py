@@ -31,6 +31,10 @@ class StuckFiles:
         """Those that are kept."""
         return [*self._sizes]
 
+    def has(self, name: bytes) -> bool:
+        """True if that file is one of those that are kept."""
+        return name in self._sizes
+
     def add(self, name: bytes, size: int) -> None:
         """The file of that name, with so many bytes, cannot be removed."""
         if len(self._sizes) < STUCK_MAX:

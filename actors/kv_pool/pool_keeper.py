@@ -2,7 +2,7 @@
 
 1. The mirror of the worker's cache names blocks (`NamedBlock`). Of each follow a file's name and our hash: an entry of
    the catalogue. It waits for its file, in a bounded queue; the oldest go, and their files are announced when a
-   request names them again.
+   request names them again. In a folder that several workers use, all of them hand entries over through the folder.
 2. While the folder changes it is listed (`PoolFolder.listing`) in a thread: every LIST_EVERY_S, or LIST_SHARE times as
    long as a listing takes. Of a file with an entry the seal is read, and the entry goes into the catalogue; then the
    block is announced. Others are not.
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,10 +26,13 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.pool_folder import CatalogEntry, Listing, PoolFolder
+from actors.kv_blocks.catalog_records import CatalogEntry
+from actors.kv_blocks.pool_folder import Listing, PoolFolder
+from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
 from actors.kv_pool.pool_publisher import PoolPublisher
+from actors.kv_pool.waiting_entries import WaitingEntries, entries_of
 from actors.membership.worker_publisher import LEAVE_TIMEOUT_S
 from core.clock import Clock
 from core.events import PoolJoined
@@ -47,8 +49,6 @@ ACKNOWLEDGED_S = 5.0
 FOLD_S = 0.25
 """Between the log's acknowledgement of removals and the removal of their files: replicas fold them, and requests that
 were sent before come to the engine."""
-ENTRIES_WAITING_MAX = 32_768
-"""Entries whose files do not lie there yet, at some 250 bytes each."""
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PoolKeeper:
-    """See the module's text. One per folder: its owner has the folder's lock."""
+    """See the module's text. One per folder: its owner has the folder's lock, or the newest fence."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class PoolKeeper:
         self._spawn = spawn
         self._entries = entries
         """Of the files that are announced, or would be if those before them were."""
-        self._waiting: OrderedDict[bytes, CatalogEntry] = OrderedDict()
+        self._waiting = WaitingEntries()
         """Entries without a file that is known to be of this kind."""
         self._listing = Listing(frozenset(entries))
         """The last one, without the files that were removed since."""
@@ -99,8 +99,6 @@ class PoolKeeper:
         """The last listing failed, or is under way."""
         self._pause_s = LIST_EVERY_S
         """Between the last listing and the next one."""
-        self.entries_dropped = 0
-        """Entries that had no room to wait."""
         self.failures = 0
         """Listings of the folder that failed."""
         self.removals_failed = 0
@@ -143,16 +141,23 @@ class PoolKeeper:
     def kept_by(self, keeper: WorkerId) -> None:
         """The worker goes on under another id."""
         self._set_keeper(keeper)
+        self.restate()
+
+    def restate(self) -> None:
+        """The pool and all its content go to the log again."""
         self.publisher.restate()
+
+    def totals(self) -> dict[str, int]:
+        """Counts since the start, by the names of `actors.metrics.worker_metrics.TOTALS`."""
+        return {
+            "pool_entries_dropped": self._waiting.dropped,
+            "pool_refreshes_failed": self.failures,
+            "pool_removals_failed": self.removals_failed,
+        }
 
     def note(self, named: Iterable[NamedBlock]) -> None:
         """The engine has these blocks, and may write them. Some 2 us each; no I/O."""
-        for name, block, parent in named:
-            if not block or parent == 0:  # 0 stands for no parent
-                continue
-            file = self._folder.name_of(name)
-            if file not in self._entries:
-                self._wait(file, CatalogEntry(block, parent))
+        self._expect(entries_of(named, self._folder.name_of))
 
     async def refresh(self) -> None:
         """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not, and
@@ -169,8 +174,10 @@ class PoolKeeper:
     async def _list(self) -> None:
         failed_before, self._failed = self._failed, True
         if self.publisher.holds_all and not failed_before:
-            await self._in_thread(partial(self._folder.lease.renew, self._pause_s))
-        listing = await self._in_thread(self._folder.listing)
+            await self._in_thread(partial(self._folder.renew, self._pause_s))
+        received = await self._in_thread(self._folder.receive)
+        self._expect(received.items())
+        listing = await self._in_thread(self._folder.listing)  # their files lay there before, unless they went
         stuck = await self._in_thread(self._folder.stuck)
         if listing is not None or stuck != self._stuck:
             self._listing, self._stuck = listing or self._listing, stuck
@@ -179,6 +186,8 @@ class PoolKeeper:
         there = self._readable() - self._unproved
         if ready := {file: entry for file, entry in self._waiting.items() if file in there}:
             await self._keep(ready)
+        if received:
+            await self._in_thread(self._folder.acknowledge)
         if self._folder.is_wasteful(len(self._entries)):
             await self._in_thread(partial(self._folder.rewrite, dict(self._entries)))
         self._failed = False
@@ -191,7 +200,7 @@ class PoolKeeper:
         gone = [file for file in self._entries if file not in there]
         removed = [self._entries.pop(file) for file in gone]
         for file, entry in zip(gone, removed, strict=True):
-            self._wait(file, entry)
+            self._waiting.wait(file, entry)
         self.publisher.publish(self.mirror.remove(removed))
 
     async def _remove_going(self) -> None:
@@ -202,12 +211,12 @@ class PoolKeeper:
 
     async def leave(self, reason: str) -> None:
         """The catalogue has the files that lie there now, and PoolLeft is in the log, if that was possible in time."""
-        with suppress(TimeoutError):  # a disk that hangs
+        with suppress(TimeoutError, KeeperSuperseded):  # a disk that hangs; a newer keeper's folder
             async with asyncio.timeout(LEAVE_TIMEOUT_S):
                 await self._try()
         self._thread.shutdown(wait=False)
         await self.publisher.leave(reason)
-        self._folder.lease.end()
+        self._folder.end()
 
     async def _follow(self) -> None:
         while True:
@@ -233,12 +242,10 @@ class PoolKeeper:
         self._entries |= kept
         self.publisher.publish(self.mirror.store(kept.values()))
 
-    def _wait(self, file: bytes, entry: CatalogEntry) -> None:
-        self._waiting[file] = entry
-        self._waiting.move_to_end(file)
-        if len(self._waiting) > ENTRIES_WAITING_MAX:
-            self._waiting.popitem(last=False)
-            self.entries_dropped += 1
+    def _expect(self, entries: Iterable[tuple[bytes, CatalogEntry]]) -> None:
+        for file, entry in entries:
+            if file not in self._entries:
+                self._waiting.wait(file, entry)
 
     def _rejoin(self) -> None:
         """Lost is final for a source, not for the pool."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.engines.engine import CacheCopied, CacheRemoved
-from actors.kv_blocks.pool_folder import CatalogEntry
+from actors.kv_blocks.catalog_records import CatalogEntry
 from actors.kv_cache.cache_mirror import CachedBlock, CacheMirror
 from core.events import Event
 

@@ -19,10 +19,12 @@ from actors.disagg.prefill_peers import PrefillConnection
 from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
-from actors.kv_blocks.pool_folder import PoolFolder
+from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
+from actors.kv_blocks.shared_pool_folder import shared_pool_id
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.kv_pool.pool_mirror import TIER as POOL_TIER
+from actors.kv_pool.shared_pool import SharedPool
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
@@ -114,7 +116,7 @@ class Worker:
         self.role: WorkerRole = AggregatedRole(lambda: self.engine)
         """The worker's part in remote prefill; known once the engine is up."""
         self.mirror: CacheMirror | None = None
-        self.pool: PoolKeeper | None = None
+        self.pool: PoolKeeper | SharedPool | None = None
         """Of its disk tier, if it has one that can be announced."""
         self.adapters: WorkerAdapters | None = None
         """Known once the engine is up."""
@@ -199,25 +201,21 @@ class Worker:
             self._spawn(loop)
         await self.role.start()
 
-    async def _open_pool(self) -> PoolKeeper | None:
-        """The keeper of the disk tier's pool. One that cannot be opened is not announced, and serves all the same."""
-        info, options = self.engine.info, self.options
-        if info.pool is None:
+    async def _open_pool(self) -> PoolKeeper | SharedPool | None:
+        """The pool of the disk tier. One that cannot be opened is not announced, and serves all the same; CallerError
+        if it is shared by workers of another kind."""
+        described = self.engine.info.pool
+        if described is None:
             return None
-        folder = PoolFolder(info.pool, self.clock)
         try:
+            if described.share is not None:
+                return self._shared_pool(described, await asyncio.to_thread(shared_pool_id, described))
+            folder = PoolFolder(described, self.clock)
             pool, entries = await asyncio.to_thread(folder.open)
         except OSError as error:
             _logger.error("the blocks on the disk are not announced: %s", error)  # noqa: TRY400  # says it all
             return None
-        joined = PoolJoined(
-            pool=pool,
-            keeper="",
-            name=options.name,
-            model=info.model,
-            kind=info.pool.kind.hex(),
-            block_size=info.block_size,
-        )
+        options = self.options
         return PoolKeeper(
             options.namespace,
             self.log,
@@ -225,9 +223,34 @@ class Worker:
             self.key,
             folder,
             entries,
-            joined,
+            self._pool_joined(described, pool),
             partitions=options.partitions,
             spawn=self._spawn,
+        )
+
+    def _shared_pool(self, described: PoolDescription, pool: str) -> SharedPool:
+        return SharedPool(
+            self.options.namespace,
+            self.log,
+            self.registry,
+            self.clock,
+            self.key,
+            described,
+            self._pool_joined(described, pool),
+            partitions=self.options.partitions,
+            spawn=self._spawn,
+        )
+
+    def _pool_joined(self, described: PoolDescription, pool: str) -> PoolJoined:
+        """The pool as it will be announced, but for its keeper."""
+        info = self.engine.info
+        return PoolJoined(
+            pool=pool,
+            keeper="",
+            name=self.options.name,
+            model=info.model,
+            kind=described.kind.hex(),
+            block_size=info.block_size,
         )
 
     def _choose_role(self) -> WorkerRole:
@@ -403,11 +426,7 @@ class Worker:
         if self.mirror is not None:
             counts |= {"blocks_unindexed": self.mirror.blocks_unindexed, "cache_gaps": self.mirror.gaps}
         if self.pool is not None:
-            counts |= {
-                "pool_entries_dropped": self.pool.entries_dropped,
-                "pool_refreshes_failed": self.pool.failures,
-                "pool_removals_failed": self.pool.removals_failed,
-            }
+            counts |= self.pool.totals()
         return counts | self.role.totals()
 
     def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:
@@ -497,7 +516,7 @@ class Worker:
     def _restate_all(self) -> None:
         self.current_publisher().restate()
         if self.pool is not None:
-            self.pool.publisher.restate()
+            self.pool.restate()
 
     async def _quiet(self, membership: WorkerMembership) -> None:
         """Replicas know that we take nothing new, and requests in flight have finished."""

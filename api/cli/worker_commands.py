@@ -33,6 +33,7 @@ from api.process.worker import FAILED, serve_worker
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
+from core.ids import new_id
 from core.served_names import check_names
 
 ENGINE_OPTIONS = (
@@ -113,6 +114,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 )
 @click.option("--disk-tier", metavar="DIR", help="Files of these copies, too: in a folder of the worker's name there.")
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
+@click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option(
     "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
 )
@@ -266,6 +268,7 @@ def run_worker(
     host_tier: str | None = None,
     disk_tier: str | None = None,
     disk_size: str | None = None,
+    disk_shared: bool = False,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
@@ -313,7 +316,7 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
-        disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key),
+        disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key, shared=disk_shared),
         attached=attached,
         adapters=_adapter_paths(adapters),
     )
@@ -324,12 +327,17 @@ def run_worker(
         raise SystemExit(1)  # the supervisor starts another
 
 
-def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes) -> DiskTier | None:
+def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes, *, shared: bool = False) -> DiskTier | None:
+    if shared and folder is None:
+        raise CallerError("--disk-shared says how --disk-tier is used: give that, too")
     if (folder is None) != (size is None):
         raise CallerError("--disk-tier and --disk-size go together: give both, or none")
     if not folder or size is None:
         return None
-    return DiskTier(Path(folder).resolve() / name, _size("--disk-size", size), key)
+    place = Path(folder).resolve()
+    if shared:
+        return DiskTier(place, _size("--disk-size", size), key, new_id())
+    return DiskTier(place / name, _size("--disk-size", size), key)
 
 
 def _adapter_paths(pairs: tuple[str, ...]) -> dict[str, str]:

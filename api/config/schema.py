@@ -309,9 +309,11 @@ class DiskTierSection(Section, frozen=True, kw_only=True):
     """A folder for copies of blocks."""
 
     path: str
-    """In it, each worker has a folder of its name; relative to the data folder."""
+    """In it, each worker has a folder of its name, unless it is `shared`; relative to the data folder."""
     size: str
-    """Of each worker's files."""
+    """Of each worker's files, or of the files of all that share the folder."""
+    shared: bool = False
+    """True if all workers of the group use the folder itself, and read what others of them wrote."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -325,7 +327,7 @@ class KvTiers(Section, frozen=True, kw_only=True):
     host: str | None = None
     """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
     disk: DiskTierSection | None = None
-    """Behind the host: sealed files, which the worker's next life reads."""
+    """Behind the host: sealed files, which the worker's next life reads, and others that share them."""
 
     def __post_init__(self) -> None:
         if self.host is not None:

@@ -228,7 +228,8 @@ def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
     if tiers.disk is None:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()
-    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size)
+    shared = ("--disk-shared",) if tiers.disk.shared else ()
+    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size, *shared)
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:

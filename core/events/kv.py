@@ -116,6 +116,9 @@ class PoolJoined(EventBase, frozen=True):
     """See `PoolAccess`."""
     block_size: int
     partition: int = 0
+    fence: int | UnsetType = UNSET
+    """Of a pool that several workers share: of two keepers the one with the higher fence counts. Left out of a worker's
+    own pool."""
 
 
 class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):

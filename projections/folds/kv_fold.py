@@ -257,4 +257,5 @@ def _identity(joined: WorkerJoined) -> int:
 
 
 def _pool_identity(pool: PoolJoined) -> int:
-    return mix(pool.pool, pool.keeper, pool.name, pool.model, pool.kind, pool.block_size, pool.partition)
+    fence = () if isinstance(pool.fence, UnsetType) else (pool.fence,)  # as above
+    return mix(pool.pool, pool.keeper, pool.name, pool.model, pool.kind, pool.block_size, pool.partition, *fence)

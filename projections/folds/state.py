@@ -15,7 +15,7 @@ from msgspec import UnsetType
 
 from core.codec import CHAIN_START, Message, decode_message, digest, known_keys, newest_generation
 from core.errors import Corrupt
-from core.events.kv import PREFILL
+from core.events.kv import PREFILL, PoolJoined
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.prompt import Prompt
 from core.settings import TIERS
@@ -321,8 +321,8 @@ class State:
     def pool_readers(self) -> list[PoolReader]:
         """Workers that answer requests, each with every pool that it finds, by id; as cheap as `alive`.
 
-        A pool counts for workers of its kind while its keeper lives. Of two sources of one pool, a worker's own counts,
-        else the first by id.
+        A pool counts for workers of its kind while its keeper lives. Of several sources of one pool those with the
+        highest fence count alone, even if its keeper is dead; of these a worker's own, else the first by id.
         """
         self._sort_out()
         return self._pool_readers
@@ -375,11 +375,15 @@ class State:
 
 
 def _pool_readers(serving: Iterable[Member], pools: Sequence[Member], alive: Container[str]) -> list[PoolReader]:
+    announced = [(pool, member.worker) for member in pools if (pool := member.pool)]
+    fences: dict[str, int] = {}
+    for pool, _ in announced:
+        fences[pool.pool] = max(_fence(pool), fences.get(pool.pool, 0))
     sources: dict[tuple[str, str], list[tuple[str, WorkerId]]] = {}
     """By the pool's id and kind: the keeper and the source of each that counts."""
-    for member in pools:
-        if (pool := member.pool) and pool.keeper in alive:
-            sources.setdefault((pool.pool, pool.kind), []).append((pool.keeper, member.worker))
+    for pool, source in announced:
+        if pool.keeper in alive and _fence(pool) == fences[pool.pool]:
+            sources.setdefault((pool.pool, pool.kind), []).append((pool.keeper, source))
     found = []
     for member in serving:
         access = None if member.joined is None else member.joined.pools
@@ -390,6 +394,10 @@ def _pool_readers(serving: Iterable[Member], pools: Sequence[Member], alive: Con
                 own = next((source for keeper, source in kept if keeper == member.worker), kept[0][1])
                 found.append(PoolReader(member.worker, own, access.load_blocks))
     return found
+
+
+def _fence(pool: PoolJoined) -> int:
+    return 0 if isinstance(pool.fence, UnsetType) else pool.fence
 
 
 def _is_prefill(member: Member) -> bool:

@@ -121,6 +121,10 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_pool/test_pool_of_worker.py",
         "tests/actors/kv_pool/test_pool_lower_bound.py",
     ),
+    "shared pool": (
+        "tests/actors/kv_blocks/test_shared_pool_folder.py",
+        "tests/actors/kv_pool/test_shared_pool.py",
+    ),
     "disk tier": ("tests/actors/engines/vllm/test_sealed_disk_tier.py",),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
@@ -2362,6 +2366,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "mix(pool.pool, pool.keeper, pool.name,",
                 "mix(pool.pool, pool.name,",
             ),
+            "pool-fence-undigested": ("pool.partition, *fence)", "pool.partition)", NO_POOLS),
             "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
             "pools-of-worker-undigested": ("joined.group, *pools, *adapters,\n", "joined.group, *adapters,\n"),
         },
@@ -2370,7 +2375,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "pools",
         f"{FOLDS}/state.py",
         {
-            "pool-of-dead-keeper": (" and pool.keeper in alive:", ":", NO_POOLS),
+            "pool-of-dead-keeper": ("if pool.keeper in alive and _fence(", "if _fence(", NO_POOLS),
+            "pool-of-older-keeper": (" and _fence(pool) == fences[pool.pool]:", ":", NO_POOLS),
+            "pool-fence-of-the-living": (
+                "    for pool, _ in announced:\n        fences",
+                "    for pool, _ in (each for each in announced if each[0].keeper in alive):\n        fences",
+                NO_POOLS,
+            ),
             "pool-of-any-kind": (
                 "if kept := sources.get((pool_id, access.kind)):",
                 "if kept := next((kept for (known, _), kept in sources.items() if known == pool_id), []):",
@@ -2466,8 +2477,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "disk-going-unread": (
-                "for suffix in (SUFFIX, GOING):\n            with",
-                "for suffix in (SUFFIX,):\n            with",
+                "self._files.read(name, into, SUFFIX, GOING)",
+                "self._files.read(name, into, SUFFIX)",
                 NO_DISK,
             ),
             "disk-going-of-before": ("if named[2] != SUFFIX:", "if named[2] == UNFINISHED:", NO_DISK),
@@ -2509,12 +2520,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_mutants(
         "pool files",
-        "actors/kv_blocks/pool_folder.py",
+        "actors/kv_blocks/catalog_records.py",
         {
             "pool-record-unproved": ('if self._digest(body, b"proof") != proof:', "if False:", NO_DISK),
             "pool-records-of-any-kind": (
-                "hashlib.blake2b(pool.kind, key=pool.key, person",
-                "hashlib.blake2b(b'', key=pool.key, person",
+                "hashlib.blake2b(kind, key=key, person",
+                "hashlib.blake2b(b'', key=key, person",
                 NO_DISK,
             ),
             "pool-hashes-in-the-clear": (
@@ -2522,6 +2533,12 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_BLOCKS.pack(entry.block, entry.parent or 0)",
                 NO_DISK,
             ),
+        },
+    ),
+    *_mutants(
+        "pool files",
+        "actors/kv_blocks/pool_folder.py",
+        {
             "pool-of-a-copy": (" and place == inode:", ":", NO_DISK),
             "pool-listed-before-lease": (
                 f"        self.lease.renew()\n        try:\n{OPENED}",
@@ -2544,6 +2561,113 @@ MUTANTS: tuple[Mutant, ...] = (
         },
     ),
     *_mutants(
+        "shared pool",
+        "actors/kv_blocks/write_grant.py",
+        {
+            "grant-forgets-the-one-before": ("free_bytes - self._granted.bytes)", "free_bytes)", NO_DISK),
+            "grant-to-each-in-full": ("share = room // len(writers) if", "share = room if", NO_DISK),
+            "fence-unchecked": ("if newest > self.fence:", "if False:", NO_DISK),
+            "fence-by-claim-alone": ("max([claim, *(fence + 1 for fence in keepers(folder))])", "claim", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_blocks/shared_block_store.py",
+        {
+            "shared-grant-unspent": ("        self._spent += size\n", "", NO_DISK),
+            "shared-grant-of-others": (" or self._writer not in found[1].writers:", ":", NO_DISK),
+            "shared-grant-spent-for-ever": (
+                "self._grant, self._spent = (fence, grant.number), 0",
+                "self._grant = (fence, grant.number)",
+                NO_DISK,
+            ),
+            "shared-drafts-of-one-name": ("-{self._writer}{UNFINISHED}", "-{'0' * 16}{UNFINISHED}", NO_DISK),
+            "shared-stuck-is-held": ("if self._stuck.has(name):", "if False:", NO_DISK),
+            "shared-older-stamp": ("if path.stat().st_mtime_ns < stamp:", "if True:", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_blocks/shared_pool_folder.py",
+        {
+            "shared-newest-goes": (
+                "sorted(files, key=files.__getitem__)",
+                "sorted(files, key=files.__getitem__, reverse=True)",
+                NO_DISK,
+            ),
+            "shared-used-goes": ("if path.stat().st_mtime_ns == stamp:", "if True:", NO_DISK),
+            "shared-removed-unfenced": (
+                "            self._fence.check()\n            try:\n                if path",
+                "            try:\n                if path",
+                NO_DISK,
+            ),
+            "shared-draft-for-ever": ("now_ns - status.st_mtime_ns > DRAFT_S * 1e9", "False", NO_DISK),
+            "shared-drafts-uncounted": (
+                "                    used += allocated(status.st_size)\n",
+                "                    used += 0 if named[2] else allocated(status.st_size)\n",
+                NO_DISK,
+            ),
+            "shared-of-any-kind": ("if kind != pool.kind.hex():", "if False:", NO_DISK),
+            "shared-copy-is-the-pool": ("if place != inode:", "if False:", NO_DISK),
+            "shared-catalogue-of-all-keepers": (
+                'f"{self.fence:016x}{CATALOG_SUFFIX}"',
+                'f"{0:016x}{CATALOG_SUFFIX}"',
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_blocks/entry_batches.py",
+        {
+            "entries-unbounded": ("max(0, BATCHES_MAX - waiting)", "BATCHES_MAX", NO_DISK),
+            "entries-gone-unread": (
+                "                self._read.append(path)\n",
+                "                path.unlink()\n",
+                NO_DISK,
+            ),
+            "dead-worker-has-a-share": ("<= LIVES_S * 1e9", "<= 1e30", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_pool/shared_pool.py",
+        {
+            "shared-fence-unsaid": ("replace(self._joined, fence=folder.fence)", "self._joined", NO_DISK),
+            "shared-claim-of-others-goes": ("        if not self._stood:", "        if False:", NO_DISK),
+            "shared-claim-kept-without-folder": (
+                '                await self._step_down("another worker may keep the pool")\n',
+                "",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_pool/entry_outbox.py",
+        {
+            "entries-before-their-files": (" if file in there][:room]", "][:room]", NO_DISK),
+            "entries-beyond-the-keeper": (" if file in there][:room]", " if file in there]", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "shared pool",
+        "actors/kv_pool/pool_keeper.py",
+        {
+            "pool-entries-unread": ("        self._expect(received.items())\n", "", NO_DISK),
+            "pool-entries-unacknowledged": (
+                "            await self._in_thread(self._folder.acknowledge)\n",
+                "            pass\n",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "pool keeper",
+        "actors/kv_pool/waiting_entries.py",
+        {"pool-newest-entries-dropped": ("self.popitem(last=False)", "self.popitem()", NO_DISK)},
+    ),
+    *_mutants(
         "pool keeper",
         "actors/kv_pool/pool_keeper.py",
         {
@@ -2563,7 +2687,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "if self.publisher.holds_all:",
                 NO_DISK,
             ),
-            "pool-lease-outlives": ("        self._folder.lease.end()\n", "", NO_DISK),
+            "pool-lease-outlives": ("        self._folder.end()\n", "", NO_DISK),
             "pool-stuck-announced": ("self._listing.stays - self._stuck", "self._listing.stays", NO_DISK),
             "pool-too-many-stuck": (
                 "frozenset() if self._stuck is None else",
@@ -2572,7 +2696,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "pool-gone-is-announced": ("        self.publisher.publish(self.mirror.remove(removed))\n", "", NO_DISK),
             "pool-gone-waits-not": (
-                "            self._wait(file, entry)\n        self.publisher",
+                "            self._waiting.wait(file, entry)\n        self.publisher",
                 "            pass\n        self.publisher",
                 NO_DISK,
             ),
@@ -2581,7 +2705,6 @@ MUTANTS: tuple[Mutant, ...] = (
                 "for file, entry in ready.items()}",
                 NO_DISK,
             ),
-            "pool-newest-entries-dropped": ("self._waiting.popitem(last=False)", "self._waiting.popitem()", NO_DISK),
             "pool-removals-forgotten": ("        if not failed:\n", "        if True:\n", NO_DISK),
         },
     ),

@@ -2,7 +2,8 @@
 
 vLLM's manager copies each block from the device to the host, and hands it to the tier; a block that a request needs
 goes back the same way. All of this runs in the scheduler's process, and no call of it waits for a disk: files are
-written and read in threads (`BlockStore`), whose number and queues are bounded.
+written and read in threads (`BlockStore`; of a folder that several workers use `SharedBlockStore`), whose number and
+queues are bounded.
 
 1. Only blocks of plain prompts and of salted ones go to the disk, as the request itself says (DISK_PARAMETER): a block
    of an adapter is named by the adapter's path, and the weights there may change. The salt is part of a block's name.
@@ -52,6 +53,7 @@ from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.disk_counts import COUNTS_FILE, DiskCounts
 from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
+from actors.kv_blocks.shared_block_store import SharedBlockStore
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
@@ -164,6 +166,7 @@ class SealedDiskTier(SecondaryTierManager):
         size: int,
         facts: str,
         shared: str,
+        writer: str = "",
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -178,8 +181,11 @@ class SealedDiskTier(SecondaryTierManager):
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
         self._counts = DiskCounts(Path(shared, COUNTS_FILE))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
-        self._store = BlockStore(
-            Path(folder), size, self._seal(digest), self._counts, Path(shared), SystemClock()
+        seal, more = self._seal(digest), (self._counts, Path(shared), SystemClock())
+        self._store: BlockStore | SharedBlockStore = (
+            SharedBlockStore(Path(folder), writer, seal, *more)
+            if writer
+            else BlockStore(Path(folder), size, seal, *more)
         )  # before the keeper, which comes once the engine serves, announces what lies there
         write_pool(Path(shared, FACTS_FILE), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
@@ -205,7 +211,8 @@ class SealedDiskTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT if the block lies on the disk and the request may load it now. No I/O."""
+        """HIT if the block lies on the disk and the request may load it now. No I/O, but for a folder that is shared:
+        there one call of the system for each block, some 20 us, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
         if request is None or not request.allowed or key in request.promised:
             return LookupResult.MISS

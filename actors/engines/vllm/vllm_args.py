@@ -187,10 +187,18 @@ class DiskTier(NamedTuple):
     """A folder with copies of an engine's blocks, which outlive the engine."""
 
     folder: Path
-    """Of this engine's worker alone; what engines of several workers can share lies beside it."""
+    """Of this engine's worker alone, or of several; for the digests of weights see `digests`."""
     size_bytes: int
+    """Of all files in the folder."""
     key: bytes
     """Keys the names and seals of the files."""
+    writer: str = ""
+    """Of a folder that several workers use, this one's name there: 16 hex digits, new with each engine."""
+
+    @property
+    def digests(self) -> Path:
+        """The folder for digests of model files, which engines of several workers share."""
+        return self.folder if self.writer else self.folder.parent
 
 
 def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool) -> dict[str, Any]:
@@ -199,7 +207,7 @@ def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, 
     fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
-    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared)}
+    sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared), "writer": tier.writer}
     more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, "facts": "", **sealed}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 

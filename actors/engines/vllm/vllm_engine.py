@@ -46,7 +46,7 @@ from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, conn
 from actors.kv_blocks.block_store import BlockFolderLock
 from actors.kv_blocks.disk_counts import COUNTS_FILE, read_counts
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
-from actors.kv_blocks.pool_folder import PoolDescription
+from actors.kv_blocks.pool_folder import PoolDescription, PoolShare
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
 from core.errors import CallerError, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
@@ -67,7 +67,7 @@ IPC_VARIABLE = "VLLM_RPC_BASE_PATH"
 KV_CONFIG = "kv_transfer_config"
 """vLLM's argument that says how blocks move."""
 WEIGHTS_FILE = "weights.json"
-"""Digests of model files that were read once, beside the folders of a disk tier's workers."""
+"""Digests of model files that were read once: see `DiskTier.digests`."""
 NO_ADAPTERS = "this engine serves no adapters: start it with one, or with enable_lora"
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
@@ -272,21 +272,21 @@ class VllmEngine:
         guide_behind_reasoning(config, self._reasoning_parser)
         if self._disk_tier is not None:
             self._weights = self._read_weights()
-            digest = weights_digest(Path(self._model_path), self._disk_tier.folder.parent / WEIGHTS_FILE)
+            digest = weights_digest(Path(self._model_path), self._disk_tier.digests / WEIGHTS_FILE)
             device = f"{self._vllm.current_platform.get_device_name()} {vllm_args.cpu_kind() if cpu else ''}"
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
     def _claim_disk(self, tier: DiskTier) -> BlockFolderLock:
-        """The tier's folder is ours, and nothing of killed engines is left in memory. CallerError if it cannot be ours,
-        or if the model is none in a folder."""
+        """The tier's folder is ours, or that of workers that share it, and nothing of killed engines is left in memory.
+        CallerError if it cannot be had, or if the model is none in a folder."""
         if not Path(self._model_path).is_dir():
             raise CallerError(
                 f"a disk tier needs the model's own folder, to know its weights by their content: {self._model_path} "
                 "is none; fetch the model and give its folder"
             )
         shared_memory.remove_leftovers()
-        return BlockFolderLock(tier.folder)
+        return BlockFolderLock(tier.folder, shared=bool(tier.writer))
 
     def _read_weights(self) -> dict[str, str]:
         """The model's files, and what changes if they do."""
@@ -304,7 +304,10 @@ class VllmEngine:
             return None
         kind = bytes.fromhex(facts.kind)
         hash_bytes = HASH_BYTES[algorithm]
-        return PoolDescription(tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared)
+        share = PoolShare(tier.writer, tier.size_bytes) if tier.writer else None
+        return PoolDescription(
+            tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared, share
+        )
 
     def disk_counts(self) -> Mapping[str, int]:
         """The numbers of the disk tier (`actors.kv_blocks.disk_counts`), also after the engine's end; empty before its

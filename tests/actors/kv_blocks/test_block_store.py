@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from actors.kv_blocks.block_file import ALLOCATION_BYTES, FAILURES_MAX, PAUSE_S
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import (
-    ALLOCATION_BYTES,
-    FAILURES_MAX,
     GOING,
     HEADROOM_SHARE,
-    PAUSE_S,
     RETRIES_MAX,
     RETRY_S,
     BlockFolderLock,

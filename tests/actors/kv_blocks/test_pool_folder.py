@@ -11,13 +11,12 @@ import pytest
 from actors.kv_blocks import pool_folder, stuck_files
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import GOING
+from actors.kv_blocks.catalog_records import RECORD_BYTES, CatalogEntry, CatalogRecords
 from actors.kv_blocks.keeper_lease import LEASE_S, KeeperLease
 from actors.kv_blocks.pool_folder import (
     CATALOG_FILE,
-    RECORD_BYTES,
     SETTLED_NS,
     SLACK,
-    CatalogEntry,
     Listing,
     PoolDescription,
     PoolFolder,
@@ -119,7 +118,7 @@ def test_a_catalogue_that_cannot_be_written_anew_keeps_its_records(
     put(tmp_path, 9)
     again = opened(tmp_path)
     with monkeypatch.context() as full:
-        full.setattr(pool_folder, "_replace", no_room)
+        full.setattr(pool_folder, "replace_file", no_room)
         assert again.open()[1] == entries(1, 2, 3)
     assert again.keep(entries(9)) == {name(9)}
     assert opened(tmp_path).open()[1] == entries(1, 2, 3, 9)
@@ -189,7 +188,7 @@ def test_a_forged_record_is_passed_over(tmp_path: Path) -> None:
     swapped = raw[:16] + raw[RECORD_BYTES + 16 :][: RECORD_BYTES - 16] + raw[RECORD_BYTES:]
     (tmp_path / CATALOG_FILE).write_bytes(swapped)
     assert opened(tmp_path).open()[1] == entries(1, 2)
-    forged = opened(tmp_path, key=OTHER_KEY)._record(name(0), CatalogEntry(1000, None))
+    forged = CatalogRecords(OTHER_KEY, KIND).encode({name(0): CatalogEntry(1000, None)})
     (tmp_path / CATALOG_FILE).write_bytes(forged + raw[RECORD_BYTES:])
     assert opened(tmp_path).open()[1] == entries(1, 2)
 
@@ -253,7 +252,7 @@ def test_a_full_disk_keeps_the_catalogue_of_before(tmp_path: Path, monkeypatch: 
         full.setattr(os, "pwrite", cut)
         with pytest.raises(OSError, match="only a part"):
             it.keep(entries(1))
-        full.setattr(pool_folder, "_replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        full.setattr(pool_folder, "replace_file", lambda *_: (_ for _ in ()).throw(OSError("full")))
         it.rewrite({})
         assert opened(tmp_path).open()[1] == entries(0)
     assert it.keep(entries(1)) == {name(1)}

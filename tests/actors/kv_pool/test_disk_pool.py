@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from actors.kv_blocks.block_seal import DIGEST_BYTES
-from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES
+from actors.kv_blocks.catalog_records import RECORD_BYTES
+from actors.kv_blocks.pool_folder import CATALOG_FILE
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.router.router import Router
 from actors.worker.worker import Worker
@@ -62,7 +63,7 @@ class Served:
 
     @property
     def pool(self) -> PoolKeeper:
-        assert self.worker.pool is not None
+        assert isinstance(self.worker.pool, PoolKeeper)
         return self.worker.pool
 
     async def answer(self, asked: GenerateRequest) -> tuple[list[int], int]:

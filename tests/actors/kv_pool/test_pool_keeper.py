@@ -14,12 +14,13 @@ import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal
 from actors.kv_blocks.block_store import GOING, BlockStore
+from actors.kv_blocks.catalog_records import RECORD_BYTES
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
-from actors.kv_blocks.pool_folder import CATALOG_FILE, RECORD_BYTES, PoolFolder
+from actors.kv_blocks.pool_folder import CATALOG_FILE, PoolFolder
 from actors.kv_blocks.stuck_files import STUCK_FILE, StuckFiles
 from actors.kv_cache.cache_mirror import NamedBlock
-from actors.kv_pool import pool_keeper
+from actors.kv_pool import pool_keeper, waiting_entries
 from actors.kv_pool.pool_keeper import FOLD_S, PoolKeeper
 from core.block_spans import unpacked
 from core.clock import SystemClock
@@ -38,8 +39,8 @@ from tests.projections.speaker import Speaker
 KV = StreamName("kv_0")
 WORKER, LATER = WorkerId("0a" * 8), WorkerId("0b" * 8)
 DEPLOYMENT = DeploymentKey(bytes(32))
-CALLS = 5
-"""Of a listing in its thread: renew, list, stuck, keep, remove."""
+CALLS = 6
+"""Of a listing in its thread: renew, receive, list, stuck, keep, remove."""
 
 
 class Kept:
@@ -237,10 +238,10 @@ async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog)
 
 async def test_links_that_wait_are_bounded(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go, and are counted; their files are announced when they are named again."""
-    monkeypatch.setattr(pool_keeper, "ENTRIES_WAITING_MAX", 10)
+    monkeypatch.setattr(waiting_entries, "ENTRIES_WAITING_MAX", 10)
     async with keeping(tmp_path, log) as it:
         it.name(*range(1, 16))
-        assert (len(it.keeper._waiting), it.keeper.entries_dropped) == (10, 5)
+        assert (len(it.keeper._waiting), it.keeper.totals()["pool_entries_dropped"]) == (10, 5)
         for number in range(1, 16):
             put(tmp_path, number)
         await it.keeper.refresh()
@@ -484,7 +485,7 @@ async def test_its_lease_needs_listings_and_ends_with_it(
         assert KeeperLease(shared_by(tmp_path), SystemClock()).left_ns() is None
 
 
-@pytest.mark.parametrize("point", range(12))
+@pytest.mark.parametrize("point", range(14))
 async def test_a_kill_at_any_step(tmp_path: Path, log: MemoryLog, point: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keeper ends right before or right after one of its calls, while a file goes and another comes. What the log
     has as stored lies there then; the next engine and the next keeper go on by the files alone."""

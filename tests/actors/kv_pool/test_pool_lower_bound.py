@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from actors.kv_blocks.block_file import ALLOCATION_BYTES
 from actors.kv_blocks.block_seal import BlockSeal
-from actors.kv_blocks.block_store import ALLOCATION_BYTES, GOING, HEADROOM_SHARE, BlockStore
+from actors.kv_blocks.block_store import GOING, HEADROOM_SHARE, BlockStore
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import KeeperLease
 from actors.kv_blocks.pool_folder import PoolFolder

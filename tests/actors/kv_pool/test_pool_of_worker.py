@@ -39,7 +39,7 @@ async def pooled(it: World, folder: Path, name: str = "decode-0") -> Worker:
 
 
 def keeper(worker: Worker) -> PoolKeeper:
-    assert worker.pool is not None
+    assert isinstance(worker.pool, PoolKeeper)
     return worker.pool
 
 

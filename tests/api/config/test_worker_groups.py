@@ -88,6 +88,11 @@ def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: 
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     at = spec.command.index("--disk-tier")
     assert spec.command[at : at + 4] == ("--disk-tier", str(tmp_path / folder), "--disk-size", "20GiB")
+    assert "--disk-shared" not in spec.command
+    disk = {"path": path, "size": "20GiB", "shared": True}
+    (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
+    (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+    assert spec.command[at : at + 5] == ("--disk-tier", str(tmp_path / folder), "--disk-size", "20GiB", "--disk-shared")
 
 
 @pytest.mark.parametrize(
@@ -319,6 +324,18 @@ def test_a_worker_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert _disk_tier("decode-3", "kv", "1GiB", b"key") == DiskTier(tmp_path / "kv" / "decode-3", 1 << 30, b"key")
     assert _disk_tier("decode-3", None, None, b"key") is None
+
+
+def test_workers_that_share_have_one_folder_and_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiers = [_disk_tier(name, "kv", "1GiB", b"key", shared=True) for name in ("decode-0", "decode-1")]
+    assert [tier and tier.folder for tier in tiers] == [tmp_path / "kv"] * 2
+    assert [tier and tier.digests for tier in tiers] == [tmp_path / "kv"] * 2
+    assert len({tier and tier.writer for tier in tiers} - {""}) == 2
+    with pytest.raises(CallerError, match="--disk-shared says how --disk-tier is used: give that, too"):
+        _disk_tier("decode-0", None, None, b"key", shared=True)
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,22 @@ def test_a_worker_goes_by_the_source_that_it_keeps() -> None:
     assert (levels(site)[2], levels(site, B)[2], levels(site, worker_id(3))[2]) == (20, 3, 20)
 
 
+def test_an_older_keeper_of_a_shared_pool_counts_no_more() -> None:
+    """Not even for its own worker, nor while the newer keeper's worker is dead, until the newer one's source ends."""
+    site = Site()
+    site.say(KV, A, reader())
+    site.say(KV, B, reader("decode-1"))
+    site.say(KV, SOURCE, structs.replace(pool_joined(POOL, A), fence=5), stored(*HASHES[:20], tier="disk"))
+    assert (levels(site)[2], levels(site, B)[2]) == (20, 20)
+    site.say(KV, NEXT, structs.replace(pool_joined(POOL, B), fence=9), stored(*HASHES[:3], tier="disk"))
+    assert (levels(site)[2], levels(site, B)[2]) == (3, 3)
+    assert site.state.pool_readers() == [PoolReader(A, NEXT, 500), PoolReader(B, NEXT, 500)]
+    site.hear(Speaker(KV, B + LOST_SUFFIX, about=B).say(WorkerLost(by="", reason="")))
+    assert levels(site) == (0,) * 4
+    site.hear(Speaker(KV, NEXT + LOST_SUFFIX, about=NEXT).say(PoolLost(by="", reason="")))
+    assert levels(site)[2] == 20
+
+
 def test_a_pool_ends_with_all_its_blocks() -> None:
     """What follows on its subject is nothing."""
     site = kept()
@@ -152,6 +168,8 @@ def test_pools_are_in_the_digest() -> None:
     others = [structs.replace(said, **{name: "other"}) for name in ("pool", "keeper", "name", "model", "kind")] + [
         structs.replace(said, block_size=8),
         structs.replace(said, partition=1),
+        structs.replace(said, fence=7),
+        structs.replace(said, fence=8),
     ]
     assert len({identity(SOURCE, each) for each in (said, *others)}) == len(others) + 1
     reading = [joined(), reader(), reader(pool="f1" * 8), reader(kind="other"), reader(load_blocks=1)]

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from actors.engines.vllm import shared_memory
 from actors.engines.vllm.vllm_args import DiskTier
-from actors.kv_blocks.block_store import FAILURES_MAX, PAUSE_S
+from actors.kv_blocks.block_file import FAILURES_MAX, PAUSE_S
 from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
@@ -55,10 +55,11 @@ def engine_over(
     folder: Path,
     kind: type[RecordedEngine] = RecordedEngine,
     disk_bytes: int = DISK_BYTES,
+    writer: str = "",
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
-    tier = DiskTier(folder, disk_bytes, b"k" * 32)
+    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer)
     return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
 
 
