@@ -6,18 +6,22 @@
    what the engine keeps under an id, KV included, is never found for other weights. A copy lies where earlier ones of
    its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.
 3. An adapter that is unloaded goes when its last request has ended.
+4. Copies lie in a temporary folder that is locked while the process lives. What killed processes left goes when the
+   next one loads an adapter.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import itertools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +34,7 @@ ADAPTERS_MAX = 64
 NAME_CHARS_MAX = 128
 CONFIGURATION = "adapter_config.json"
 RANK_MAX = 1 << 16
+HOME_PREFIX = "contrail-adapters-"
 
 
 class AdapterCopy(NamedTuple):
@@ -75,6 +80,8 @@ class EngineAdapters:
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._home: Path | None = None
+        self._home_lock = -1
+        """A descriptor, while there is a home."""
 
     def __repr__(self) -> str:
         return f"<EngineAdapters {', '.join(self._entries)}>"
@@ -95,7 +102,7 @@ class EngineAdapters:
             if len(self._entries) >= ADAPTERS_MAX:
                 raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
             if self._home is None:
-                self._home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="contrail-adapters-"))
+                self._home, self._home_lock = await asyncio.to_thread(_open_home)
             copy = await asyncio.to_thread(_copied, name, Path(path), self._home, next(self._numbers))
             there = self._entries.get(copy.id)
             if there is not None:
@@ -150,6 +157,7 @@ class EngineAdapters:
         self._entries.clear()
         if self._home is not None:
             shutil.rmtree(self._home, ignore_errors=True)
+            os.close(self._home_lock)
             self._home = None
 
 
@@ -173,6 +181,33 @@ def adapter_rank(folder: Path) -> int:
     if not isinstance(rank, int) or not 0 < rank <= RANK_MAX:
         raise CallerError(f"{folder / CONFIGURATION}: the rank `r` is {rank!r}")
     return rank
+
+
+def _open_home() -> tuple[Path, int]:
+    """A new folder for copies, and the descriptor that locks it. Those that nobody locks any more are gone."""
+    parent = Path(tempfile.gettempdir())
+    for left in parent.glob(f"{HOME_PREFIX}*"):
+        with suppress(OSError):  # it is in use, another user's, or gone meanwhile
+            lock = _locked(left)
+            try:
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(left)
+            finally:
+                os.close(lock)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{HOME_PREFIX}"))  # it has its name when it is locked
+    lock = _locked(fresh)
+    return fresh.rename(parent / fresh.name[1:]), lock
+
+
+def _locked(folder: Path) -> int:
+    """The descriptor that locks the folder until it is closed or its processes end. OSError if another one does."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def _folder_name(copy: AdapterCopy) -> str:

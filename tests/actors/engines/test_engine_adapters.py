@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,22 @@ async def test_a_copy_stays_as_it_was(tmp_path: Path) -> None:
     adapter_folder(tmp_path / "a", b"two")
     assert (copy.folder / "adapter_model.safetensors").read_bytes() == b"one"
     adapters.close()
+
+
+async def test_what_a_killed_process_left_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies of a live one stay, and so does what only looks like them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "contrail-adapters-left"
+    adapter_folder(left, b"one")
+    (tmp_path / "contrail-adapters-link").symlink_to(tmp_path)
+    live, later = EngineAdapters(), EngineAdapters()
+    copy = await live.load("sql", adapter_folder(tmp_path / "a", b"one"))
+    assert not left.exists()
+    await later.load("sql", str(tmp_path / "a"))
+    assert (copy.folder / "adapter_model.safetensors").read_bytes() == b"one"
+    later.close()
+    live.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "contrail-adapters-link"]
 
 
 async def test_it_goes_behind_its_last_request(tmp_path: Path) -> None:
