@@ -177,10 +177,10 @@ class Worker:
         sized = {"embedding_size": info.embedding_size} if info.embedding_size else {}
         server: dict[str, object] = {"server": info.server, "rank": info.rank} if info.server else {}
         self._details = {"pid": os.getpid(), "slots": info.slots, **kv, **named, **sized, **server, **details}
+        await self._log_watch.start()  # before all times that others read
         self.pool = await self._open_pool()
         self.adapters = WorkerAdapters(self.engine.adapters, self.clock, self._adapters_changed, self._spawn)
         self.membership = self._new_membership(self.mirror)
-        await self._log_watch.start()
         self.membership.join()
         if self.pool is not None:
             self.pool.start(self.membership.publisher.id)

@@ -40,7 +40,8 @@ class Adapter(Struct, frozen=True):
     rank: int
     """As its configuration has it."""
     loaded_ms: int
-    """Wall clock of the worker when it began to serve it. Of two digests under one name the later one counts."""
+    """The broker's time, as the worker knows it, when it began to serve it. Of two digests under one name the later one
+    counts."""
 
     @property
     def id(self) -> str:

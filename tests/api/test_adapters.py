@@ -21,12 +21,14 @@ from api.openai.adapter_routes import OperatorAccess
 from api.server.http_server import HttpServer
 from api.server.limits import ApiSettings
 from api.server.sockets import bind
+from core.clock import SystemClock
 from core.errors import CallerError
 from core.events import AdapterLoaded, AdapterUnloaded, RequestRejected, RequestRouted, WorkerJoined
 from core.models import UnknownModel
 from core.subjects import ROUTING, kv_stream
 from replay.recording.recording import Recording
 from replay.verify.verify import VerifyResult, verify
+from tests.actors.router.test_skewed_clocks import WrongClock
 from tests.actors.world import FAST, KEY, NAMESPACE, World, world
 from tests.api.scripted import files
 from tests.api.test_served_names import asked_at
@@ -116,6 +118,20 @@ async def test_adapters_beside_plain_requests(folder: Path, tmp_path: Path) -> N
         assert places == {(ids["sql"], first.publisher.id), (ids["law"], second.publisher.id)}
         assert {event.model for event in routed} == {"tiny"}
         assert (await proved(it, tmp_path)).verified == 6
+
+
+async def test_the_last_one_is_known_by_the_broker_s_time(folder: Path, tmp_path: Path) -> None:
+    """Also where the clock of the first worker's machine is an hour ahead."""
+    old, new = adapter_folder(tmp_path / "old", b"old"), adapter_folder(tmp_path / "new", b"new")
+    async with world() as it:
+        it.clock = WrongClock(3_600_000)
+        await worker(it, folder, "a", sql=old)
+        it.clock = SystemClock()
+        b = await worker(it, folder, "b", sql=new)
+        router = await it.router()
+        await it.ready(router, 2)
+        assert b.adapters is not None
+        assert await holders(router, "sql", 1) == b.adapters.all()[0].id
 
 
 async def test_other_weights_under_one_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
