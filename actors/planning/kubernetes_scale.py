@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import orjson
 
-from actors.engines.attached.server_client import ServerAddress, ServerClient, ServerReply
+from actors.transport.server_client import ServerAddress, ServerClient, ServerReply
 from core.errors import CallerError, PeerError, Refused, Unavailable
 
 DEPLOYMENT, STATEFUL_SET = KINDS = ("deployment", "statefulset")

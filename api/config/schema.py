@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.profile_choice import SERVERS
-from actors.engines.attached.server_client import ServerAddress
 from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import check_adapter_name
@@ -23,6 +22,7 @@ from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
 from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
+from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, check_aliases, with_remote_prefill

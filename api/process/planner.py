@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.engines.attached.server_client import ServerAddress
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.metrics.planner_metrics import PlannerMetrics
@@ -17,6 +16,7 @@ from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
 from actors.planning.planner_service import PlannerOptions, PlannerService
 from actors.planning.planner_settings import ACT, KUBERNETES
+from actors.transport.server_client import ServerAddress
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import announce_if_supervised
 from api.config.schema import OFF, SERVICE_ACCOUNT, OperationsSection, WorkerGroup

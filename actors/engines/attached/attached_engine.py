@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from actors.engines.attached.assumed_cache import AssumedCache
 from actors.engines.attached.call_checks import refusal
 from actors.engines.attached.profile_choice import choose_profile
-from actors.engines.attached.server_client import ServerAddress, ServerClient, ServerGone
 from actors.engines.attached.server_profile import (
     ServerCall,
     ServerFacts,
@@ -45,6 +44,7 @@ from actors.engines.engine import (
 from actors.engines.engine_adapters import EngineAdapters
 from actors.engines.kv_events.kv_batch import KvBatchReader, batch_handler
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
+from actors.transport.server_client import ServerAddress, ServerClient, ServerGone
 from core.errors import CallerError, EngineDead, PeerError, Unavailable
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, new_id

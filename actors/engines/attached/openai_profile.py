@@ -8,7 +8,6 @@ of it.
 from __future__ import annotations
 
 from actors.engines.attached.completion_call import PATH, CompletionReader, completion_body
-from actors.engines.attached.server_client import ServerClient
 from actors.engines.attached.server_profile import (
     ASSUMED,
     AnswerReader,
@@ -20,6 +19,7 @@ from actors.engines.attached.server_profile import (
 from actors.engines.attached.server_questions import ask_models, check_tokenizer, choose_model, choose_rank, context_of
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_event_reader import KvEventReader
+from actors.transport.server_client import ServerClient
 from core.errors import CallerError
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId

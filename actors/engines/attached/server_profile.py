@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from actors.engines.attached.server_client import ServerClient
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
+from actors.transport.server_client import ServerClient
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from actors.engines.attached.server_client import ServerClient
+from actors.transport.server_client import ServerClient
 from core.errors import CallerError, PeerError, Unavailable
 
 ASK_TIMEOUT_S = 10.0

@@ -17,7 +17,6 @@ import orjson
 
 from actors.engines.attached.generate_call import GENERATE_PATH, GenerateReader, generate_body
 from actors.engines.attached.prometheus_samples import Sample, SampleReader
-from actors.engines.attached.server_client import ServerClient
 from actors.engines.attached.server_profile import (
     ASSUMED,
     AnswerReader,
@@ -41,6 +40,7 @@ from actors.engines.attached.server_questions import (
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from actors.engines.kv_events.sglang_event_reader import SglangEventReader
+from actors.transport.server_client import ServerClient
 from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from actors.engines.attached.completion_call import PATH, CompletionReader, completion_body
 from actors.engines.attached.prometheus_samples import SampleReader
-from actors.engines.attached.server_client import ServerClient
 from actors.engines.attached.server_profile import (
     ASSUMED,
     AnswerReader,
@@ -37,6 +36,7 @@ from actors.engines.attached.server_questions import (
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
 from actors.engines.kv_events.kv_event_reader import KvEventReader
+from actors.transport.server_client import ServerClient
 from core.errors import CallerError, PeerError, Unavailable
 from core.generation import GenerateRequest, Sampling
 from core.ids import RequestId

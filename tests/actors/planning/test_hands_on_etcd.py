@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.attached.server_client import ServerAddress
 from actors.planning import planner_service
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
 from actors.planning.planner_service import PlannerOptions, PlannerService
+from actors.transport.server_client import ServerAddress
 from core.clock import SystemClock
 from core.codec import decode_message
 from core.events.scale import ScaleApplied, ScaleDecided, ScaleFailed

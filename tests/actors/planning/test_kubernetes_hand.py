@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.engines.attached.server_client import ServerAddress
 from actors.planning import kubernetes_hand, kubernetes_scale
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
+from actors.transport.server_client import ServerAddress
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.fixtures.certificate import Authority
 from tests.fixtures.eventually import eventually

@@ -22,11 +22,11 @@ import pytest_asyncio
 
 from actors.engines import engine as engine_module
 from actors.engines.attached.attached_engine import AttachedEngine, trial_tokens
-from actors.engines.attached.server_client import ServerAddress, ServerClient
 from actors.engines.attached.server_profile import ServerNumbers, ServerOptions
 from actors.engines.attached.vllm_profile import read_metrics
 from actors.engines.engine import CacheChange, CacheGap, CacheRemoved, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
+from actors.transport.server_client import ServerAddress, ServerClient
 from core.errors import CallerError, EngineDead
 from core.prompt import tokens_to_bytes
 from tests.contracts.engine import HASH_SEED, EngineContract, Started, answer_to, prompt, request, until_idle

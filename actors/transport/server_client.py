@@ -1,4 +1,6 @@
-"""ServerClient: HTTP/1.1 to a running inference server, one connection for each request. Closing it aborts the request.
+"""ServerClient: HTTP/1.1 to a server of others, one connection for each request. Closing it aborts the request.
+
+The servers are inference servers that run already, and the API server of Kubernetes.
 
 No HTTP library is needed for it: an answer is a body of known length, or chunks of server-sent events.
 """
