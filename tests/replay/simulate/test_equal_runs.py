@@ -36,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "fff0734cc3f7962bcda315c5b9f0f50c",
-    "two that lag": "e9e2c39fcd9be3ab08a07f54ed7de4d9",
-    "workers that fail": "8210756587aca701d5f19b8fc5477d46",
-    "twenty workers": "3a6d87c199e1edc6ff12c2f6a8c8f927",
-    "prefill workers": "48830aa6f614ec9f82841f646103a355",
-    "closed loop": "6d211b3c35318ab5c44b427b08b235ab",
-    "kv": "9d32ee4f174385c28fc498eb1ed607c6",
-    "host tier": "13fbdedcc63cd0f64ea8605bb13139b1",
-    "approximate": "dfcacc9e593d705087144e2d6856e953",
-    "least loaded": "5d07c02e493c134d17cbaf1367f70636",
+    "time": "2a2684fc26703454928e1d64c5277802",
+    "two that lag": "dacaf5133ca5646deb7c25363b78d54a",
+    "workers that fail": "1b4ac2d184bfff88f6fa971c11b00ef2",
+    "twenty workers": "a8a15cfab739b4b6da9845fb6c55e6e6",
+    "prefill workers": "ff4df3f79e6bc52c745672b142287836",
+    "closed loop": "512b332e054e22c3615fc8b9adc4771f",
+    "kv": "ce74ff841457607ee232a4712c7ee09d",
+    "host tier": "63010d3ffbb53b3ac9f099f87de0feb3",
+    "approximate": "e8a3c189ee0b5bdb7cd2fb5d6ca564e8",
+    "least loaded": "149040910022d80eededf42f9320b89e",
 }
 
 

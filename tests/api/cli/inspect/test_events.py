@@ -81,7 +81,10 @@ def test_the_events_that_are_asked_for(log: Path, words: tuple[str, ...], found:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--type", "Nothing"), "--type Nothing: there is no such event; there are AnswerDelayed, "),
+        (
+            ("--type", "Nothing"),
+            "--type Nothing: there is no such event; there are AdapterLoaded, AdapterUnloaded, AnswerDelayed, ",
+        ),
         (("--request", "nobody"), "no request that the log knows"),
         (("--worker", "z"), "the log has no worker 'z'; there are a, b"),
         (("--follow",), "this log does not grow"),
