@@ -101,15 +101,17 @@ class EngineAdapters:
         async with self._lock:
             if len(self._entries) >= ADAPTERS_MAX:
                 raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
-            if self._home is None:
-                self._home, self._home_lock = await asyncio.to_thread(_open_home)
-            copy = await asyncio.to_thread(_copied, name, Path(path), self._home, next(self._numbers))
+            home = self._home
+            if home is None:
+                home, self._home_lock = await asyncio.to_thread(_open_home)
+                self._home = home
+            copy = await asyncio.to_thread(_copied, name, Path(path), home, next(self._numbers))
             there = self._entries.get(copy.id)
             if there is not None:
                 await asyncio.to_thread(shutil.rmtree, copy.folder)
                 there.retired = False
                 return there.copy
-            copy = copy._replace(folder=copy.folder.rename(self._home / _folder_name(copy)))
+            copy = copy._replace(folder=copy.folder.rename(home / _folder_name(copy)))
             try:
                 if self._attach is not None:
                     await self._attach(copy)

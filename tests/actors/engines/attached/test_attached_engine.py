@@ -17,11 +17,12 @@ import pytest
 import zmq
 from tokenizers import Tokenizer
 
-from actors.engines.attached import attached_engine, call_checks, server_client
+from actors.engines.attached import attached_engine, call_checks
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.attached.vllm_profile import read_metrics
 from actors.engines.engine import CacheChange, CacheGap, CacheStored, TransferFailed
+from actors.transport import server_client
 from actors.transport.server_client import ServerAddress, ServerGone
 from actors.worker.engine_watchdog import wait_until_dead
 from core.errors import CallerError, ContrailError, EngineDead, PeerError, Refused, Unavailable
