@@ -101,10 +101,7 @@ class EngineAdapters:
         async with self._lock:
             if len(self._entries) >= ADAPTERS_MAX:
                 raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
-            home = self._home
-            if home is None:
-                home, self._home_lock = await asyncio.to_thread(_open_home)
-                self._home = home
+            home = self._home or await self._make_home()
             copy = await asyncio.to_thread(_copied, name, Path(path), home, next(self._numbers))
             there = self._entries.get(copy.id)
             if there is not None:
@@ -120,6 +117,11 @@ class EngineAdapters:
                 raise
             self._entries[copy.id] = _Entry(copy)
             return copy
+
+    async def _make_home(self) -> Path:
+        home, self._home_lock = await asyncio.to_thread(_open_home)
+        self._home = home
+        return home
 
     async def unload(self, adapter: str) -> None:
         """The adapter of this id takes no new requests, and is gone once its last request has ended; nothing happens if
@@ -186,7 +188,7 @@ def adapter_rank(folder: Path) -> int:
 
 
 def _open_home() -> tuple[Path, int]:
-    """A new folder for copies, and the descriptor that locks it. Those that nobody locks any more are gone."""
+    """A new folder for copies, and the descriptor that locks it. Folders that no process locks any more are gone."""
     parent = Path(tempfile.gettempdir())
     for left in parent.glob(f"{HOME_PREFIX}*"):
         with suppress(OSError):  # it is in use, another user's, or gone meanwhile
