@@ -18,6 +18,7 @@ ARGS :=
 # beside all others.
 DEPLOYMENTS := tests/e2e tests/security
 ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/actors/kv_pool/test_disk_pool.py tests/actors/kv_pool/test_small_disk.py \
+  tests/actors/kv_pool/test_shared_disk.py \
   tests/e2e/test_vllm.py tests/e2e/test_attach.py tests/chaos
 # Tests that compare times within a few per cent run when no other test does.
 TIMED := tests/e2e/test_stages.py

@@ -153,6 +153,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int = 0
     """Rank of the token among all tokens at its position, from 1; 0 if unknown."""
 
+    @staticmethod
+    def ranked(token: int, logprob: float | None, top: tuple[tuple[int, float], ...]) -> TokenLogprobs:
+        """Of an engine that tells no ranks: the rank is known only among the likeliest. No probability counts as 1."""
+        rank = next((rank for rank, (candidate, _) in enumerate(top, 1) if candidate == token), 0)
+        return TokenLogprobs(token, 0.0 if logprob is None else logprob, top, rank)
+
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one generation; several that arrive together leave together."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from actors.engines.attached.assumed_cache import AssumedCache
 from actors.engines.attached.call_checks import refusal
 from actors.engines.attached.profile_choice import choose_profile
+from actors.engines.attached.server_discovery import several_servers
 from actors.engines.attached.server_profile import (
     ServerCall,
     ServerFacts,
@@ -31,7 +32,6 @@ from actors.engines.attached.server_profile import (
     ServerOptions,
     ServerProfile,
 )
-from actors.engines.attached.server_questions import several_servers
 from actors.engines.engine import (
     BlockTransfer,
     CacheChange,

@@ -172,17 +172,11 @@ def _logprobs_of(choice: _Choice, top: int) -> tuple[TokenLogprobs, ...]:
     if found is None or not len(choice.token_ids or ()) == len(found.token_logprobs) == len(found.top_logprobs):
         raise PeerError("the server's logprobs are not as many as its tokens")
     return tuple(
-        _of_token(token, 0.0 if logprob is None else logprob, _best(candidates or {}, top))
+        TokenLogprobs.ranked(token, logprob, _best(candidates or {}, top))
         for token, logprob, candidates in zip(
             choice.token_ids or (), found.token_logprobs, found.top_logprobs, strict=True
         )
     )
-
-
-def _of_token(token: int, logprob: float, best: tuple[tuple[int, float], ...]) -> TokenLogprobs:
-    """The token's rank is known only among the likeliest."""
-    rank = next((rank for rank, (candidate, _) in enumerate(best, 1) if candidate == token), 0)
-    return TokenLogprobs(token, logprob, best, rank)
 
 
 def _best(candidates: dict[str, float], top: int) -> tuple[tuple[int, float], ...]:

@@ -178,13 +178,6 @@ def _logprobs(meta: _Meta, new: int, top: int) -> tuple[TokenLogprobs, ...]:
         raise PeerError("the server's logprobs are not as many as its tokens")
     ranked = best[len(best) - new :] if top else [None] * new
     return tuple(
-        _of_token(token, 0.0 if logprob is None else logprob, candidates or [])
+        TokenLogprobs.ranked(token, logprob, tuple((each, value or 0.0) for value, each, _ in candidates or ()))
         for (logprob, token, _), candidates in zip(chosen[len(chosen) - new :], ranked, strict=True)
     )
-
-
-def _of_token(token: int, logprob: float, candidates: list[_TokenLogprob]) -> TokenLogprobs:
-    """The token's rank is known only among the likeliest."""
-    best = tuple((candidate, 0.0 if value is None else value) for value, candidate, _ in candidates)
-    rank = next((rank for rank, (candidate, _) in enumerate(best, 1) if candidate == token), 0)
-    return TokenLogprobs(token, logprob, best, rank)

@@ -8,6 +8,7 @@ of it.
 from __future__ import annotations
 
 from actors.engines.attached.completion_call import PATH, CompletionReader, completion_body
+from actors.engines.attached.server_discovery import ask_models, check_tokenizer, choose_model, choose_rank, context_of
 from actors.engines.attached.server_profile import (
     ASSUMED,
     AnswerReader,
@@ -16,7 +17,6 @@ from actors.engines.attached.server_profile import (
     ServerNumbers,
     ServerOptions,
 )
-from actors.engines.attached.server_questions import ask_models, check_tokenizer, choose_model, choose_rank, context_of
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.transport.server_client import ServerClient

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actors.engines.attached.openai_profile import OpenaiProfile
+from actors.engines.attached.server_discovery import ask_models
 from actors.engines.attached.server_profile import AUTO, OPENAI, ServerProfile
-from actors.engines.attached.server_questions import ask_models
 from actors.engines.attached.sglang_profile import SglangProfile
 from actors.engines.attached.vllm_profile import VllmProfile
 from actors.transport.server_client import ServerClient

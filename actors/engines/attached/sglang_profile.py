@@ -17,15 +17,7 @@ import orjson
 
 from actors.engines.attached.generate_call import GENERATE_PATH, GenerateReader, generate_body
 from actors.engines.attached.prometheus_samples import Sample, SampleReader
-from actors.engines.attached.server_profile import (
-    ASSUMED,
-    AnswerReader,
-    ServerCall,
-    ServerFacts,
-    ServerNumbers,
-    ServerOptions,
-)
-from actors.engines.attached.server_questions import (
+from actors.engines.attached.server_discovery import (
     ASK_TIMEOUT_S,
     PROBES,
     ask_certainly,
@@ -36,6 +28,14 @@ from actors.engines.attached.server_questions import (
     choose_rank,
     reachable,
     several_servers,
+)
+from actors.engines.attached.server_profile import (
+    ASSUMED,
+    AnswerReader,
+    ServerCall,
+    ServerFacts,
+    ServerNumbers,
+    ServerOptions,
 )
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
@@ -121,9 +121,7 @@ def read_numbers(text: bytes, rank: int = 0) -> ServerNumbers:
     numbers: dict[str, float] = {}
     for sample in _SAMPLES.read(text):
         if _is_of(sample, rank):
-            before = (
-                numbers.get(sample.name, 0.0) if sample.name == _STEPS else 0.0
-            )  # one sample for each kind of token
+            before = numbers.get(_STEPS, 0.0) if sample.name == _STEPS else 0.0  # a sample for each kind of token
             numbers[sample.name] = before + sample.value
     try:
         return ServerNumbers(

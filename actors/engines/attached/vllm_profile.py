@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 
 from actors.engines.attached.completion_call import PATH, CompletionReader, completion_body
 from actors.engines.attached.prometheus_samples import SampleReader
-from actors.engines.attached.server_profile import (
-    ASSUMED,
-    AnswerReader,
-    ServerCall,
-    ServerFacts,
-    ServerNumbers,
-    ServerOptions,
-)
-from actors.engines.attached.server_questions import (
+from actors.engines.attached.server_discovery import (
     ASK_TIMEOUT_S,
     PROBES,
     ask,
@@ -32,6 +24,14 @@ from actors.engines.attached.server_questions import (
     choose_rank,
     reachable,
     several_servers,
+)
+from actors.engines.attached.server_profile import (
+    ASSUMED,
+    AnswerReader,
+    ServerCall,
+    ServerFacts,
+    ServerNumbers,
+    ServerOptions,
 )
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints

@@ -1,4 +1,4 @@
-"""Questions that servers of several kinds answer alike: their models, their tokenizer, the place of their sockets.
+"""Discovery that is alike for several kinds of servers: their models, their tokenizer, the place of their sockets.
 
 A refusal is a CallerError of one sentence that says what to change. A server that is away now is Unavailable.
 """
