@@ -80,7 +80,8 @@ class HitRate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CapacityLearned(EventBase, frozen=True):
-    """Speed of one worker, and the time that a worker takes to start."""
+    """Speed of one worker, and the time that a worker takes to start. One that stays is stated again from time to time,
+    with the time at which it was learned."""
 
     at_ms: int
     pass_tokens: int
@@ -212,7 +213,8 @@ class ScaleFailed(EventBase, frozen=True):
 
 
 class ScaleSettingsChanged(EventBase, frozen=True):
-    """From here on the planner decides under these settings."""
+    """From here on the planner decides under these settings. Those that stay are stated again from time to time, with
+    the same revision."""
 
     revision: int
     settings: dict[str, Any]

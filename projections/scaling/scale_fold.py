@@ -73,9 +73,14 @@ class ScaleFold:
     def __init__(self) -> None:
         self.settings = ScaleSettings()
         self.revision = 0
+        self.settings_stated = 0
+        """The value of `periods` where the stream last has the settings …"""
         self.capacity: CapacityLearned | None = None
+        self.capacity_stated = 0
+        """… and where it last has the capacity."""
         self.history = RateHistory()
         self.periods = 0
+        """Periods of the whole stream. Decisions have the number, so that a stream without its start has it, too."""
         self.starts = 0
         """Workers that were ordered."""
         self.last: ScaleDecided | None = None
@@ -109,11 +114,12 @@ class ScaleFold:
             case DemandRolled():
                 self._apply_demand(event)
             case CapacityLearned():
-                self.capacity = event
+                self.capacity, self.capacity_stated = event, self.periods
             case ScaleDecided():
                 self._apply_decision(event)
             case ScaleSettingsChanged():
                 self.settings, self.revision = ScaleSettings.parse(event.settings), event.revision
+                self.settings_stated = self.periods
             case WorkerStarting():
                 self.starts = event.start
 
@@ -160,6 +166,7 @@ class ScaleFold:
 
     def _apply_decision(self, event: ScaleDecided) -> None:
         last, at_ms = self.last, event.at_ms
+        self.periods = event.periods
         if last is None or self._is_gap(at_ms):
             self._since_ms = at_ms
             self._required.clear()

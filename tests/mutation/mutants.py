@@ -2906,7 +2906,26 @@ MUTANTS: tuple[Mutant, ...] = (
     *_mutants(
         "planner",
         "projections/scaling/scale_fold.py",
-        {"gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE)},
+        {
+            "gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE),
+            "periods-counted-from-the-cut": ("        self.periods = event.periods\n", "", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/planner.py",
+        {
+            "settings-never-restated": (
+                "elif fold.periods - fold.settings_stated >= RESTATE_PERIODS:",
+                "elif False:",
+                NO_SCALE,
+            ),
+            "capacity-never-restated": (
+                "if fold.periods - fold.capacity_stated >= RESTATE_PERIODS:",
+                "if False:",
+                NO_SCALE,
+            ),
+        },
     ),
     *_mutants(
         "planner",
