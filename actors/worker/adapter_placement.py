@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Share(NamedTuple):
-    """What a worker has to change, each by name."""
+    """The changes that a worker has to make, adapters by name."""
 
     load: tuple[str, ...]
     unload: tuple[str, ...]
