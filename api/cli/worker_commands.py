@@ -118,6 +118,11 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option(
     "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
 )
+@click.option(
+    "--adapter-replicas",
+    type=click.IntRange(min=1),
+    help="Workers of the group that serve each adapter; all without it.",
+)
 @with_options(*ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
@@ -273,6 +278,7 @@ def run_worker(
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
     adapters: tuple[str, ...] = (),
+    adapter_replicas: int | None = None,
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -285,6 +291,9 @@ def run_worker(
         raise CallerError(f"--listen: {error}") from error
     prompts_bytes_max = _size("--prompt-cache-max", given["prompt_cache_max"])
     chat_format = chat_format or ChatFormat()
+    folders = _adapter_paths(adapters)
+    if adapter_replicas is not None and not folders:
+        raise CallerError("--adapter-replicas is for adapters: give --adapter, too")
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -302,6 +311,8 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
+        adapter_catalog=folders if adapter_replicas is not None else {},
+        adapter_replicas=adapter_replicas or 1,
         link=connection.link(SystemClock()),
     )
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
@@ -318,7 +329,8 @@ def run_worker(
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
         disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key, shared=disk_shared),
         attached=attached,
-        adapters=_adapter_paths(adapters),
+        adapters=folders,
+        adapters_placed=adapter_replicas is not None,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))

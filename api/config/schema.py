@@ -428,6 +428,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Of a group without remote prefill."""
     adapters: tuple[AdapterSection, ...] = ()
     """Of a group without remote prefill."""
+    adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
+    """The number of workers that are to serve each of these adapters; all if not given."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -499,6 +501,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError("adapters: two have one name")
+        if self.adapter_replicas is not None and not self.adapters:
+            raise ValueError("adapter_replicas: there are no `adapters`; give some, or leave it out")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

@@ -101,6 +101,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "adapters": (
         "tests/projections/folds/test_adapters.py",
         "tests/actors/engines/test_engine_adapters.py",
+        "tests/actors/worker/test_adapter_placement.py",
         "tests/api/test_adapters.py",
     ),
     "planner": (
@@ -3087,6 +3088,25 @@ MUTANTS: tuple[Mutant, ...] = (
             "adapter-lost-with-id": (
                 "self._joined = msgspec.structs.replace(self._joined, adapters",
                 "_ = msgspec.structs.replace(self._joined, adapters",
+                NO_ADAPTERS,
+            ),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/worker/adapter_placement.py",
+        {
+            "adapter-on-first-worker": ('f"{adapter}\\0{worker}".encode()', "worker.encode()", NO_ADAPTERS),
+            "adapter-on-all-workers": ("worker))[:replicas]", "worker))", NO_ADAPTERS),
+            "adapter-moves-with-a-gap": (
+                "adapters_placed for each in chosen)",
+                "adapter_catalog for each in chosen)",
+                NO_ADAPTERS,
+            ),
+            "adapter-on-worker-without-files": ("if adapter in each.adapter_catalog]", "if True]", NO_ADAPTERS),
+            "adapter-lost-worker-counts": (
+                "elif self._registered.pop(change.key, None) is None:",
+                "elif True:",
                 NO_ADAPTERS,
             ),
         },
