@@ -123,7 +123,8 @@ class ServerKills:
         routed = {(event.request, event.attempt): event for event in routing if isinstance(event, RequestRouted)}
         finished = [event for event in routing if isinstance(event, RequestFinished)]
         migrated = [event for event in routing if isinstance(event, RequestMigrated)]
-        known = [event for event in finished if event.cached_tokens != CACHED_UNKNOWN]
+        # an attempt that was killed before its first token ends with 0: nothing was read from a cache
+        known = [event for event in finished if event.cached_tokens != CACHED_UNKNOWN and event.ttft_ms >= 0]
         pairs = [(routed[event.request, event.attempt].predicted_cached_tokens, event.cached_tokens) for event in known]
         verified = await asyncio.to_thread(contrail, "replay", "verify", "--data", str(self._running.data))
         if verified.returncode:
@@ -136,6 +137,7 @@ class ServerKills:
         return {
             "wrong": self.wrong,
             "decisions": len(routed),
+            "attempts_without_a_token": sum(event.ttft_ms < 0 for event in finished),
             "migrations": len(migrated),
             "requests_migrated": len({event.request for event in migrated}),
             "with_known_cached_tokens": len(known),
