@@ -18,7 +18,7 @@ from projections.scaling.queue_model import Lanes, lanes_by_caches, lanes_in_tur
 
 
 class ScaleRules(NamedTuple):
-    """What one version does in its own way."""
+    """The parts in which versions differ."""
 
     sized_requests: int
     """Sizes are those of the last so many requests, and of the others of their event."""
