@@ -247,8 +247,12 @@ def test_more_demand_never_wants_fewer_workers(
     sought = replace(SETTINGS, attainment=attainment / 100)
 
     bases = (inputs(demand, sought, rate, ready=ready) for rate in (rate_m, rate_m + more))
-    known = {"regretted": regretted, "is_window_full": True, "surplus_bp": surplus * 10_000, "version": version}
-    low, high = (decide_scale(each._replace(**known)) for each in bases)
+    low, high = (
+        decide_scale(
+            each._replace(regretted=regretted, is_window_full=True, surplus_bp=surplus * 10_000, version=version)
+        )
+        for each in bases
+    )
 
     assert high.required >= low.required
     assert high.target >= low.target
