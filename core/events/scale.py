@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
 
-SCALE_VERSION = 1
+SCALE_VERSION = 2
 """Version of the rules by which this program sizes a fleet."""
 
 
@@ -173,7 +173,8 @@ class ScaleDecided(EventBase, frozen=True):
     ceiling_bp: int
     """Attainment of a fleet without any wait."""
     goal_bp: int
-    """The attainment that was sought: that of the settings, or a little below the ceiling."""
+    """The attainment that was sought: that of the settings, or a little below the ceiling. Up to two percent less where
+    earlier requests attained more than was asked."""
     required: int
     """The fewest workers that reach it; if they are fewer than the last target, those that also reach it at a somewhat
     higher rate."""

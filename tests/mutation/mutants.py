@@ -2910,6 +2910,8 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE),
             "periods-counted-from-the-cut": ("        self.periods = event.periods\n", "", NO_SCALE),
+            "surplus-stays": ("self._surplus_bp * event.period_s // SURPLUS_S", "0", NO_SCALE),
+            "sizes-of-newest-rules": ("self._sizes[RULES[version]", "self._sizes[RULES[SCALE_VERSION]", NO_SCALE),
         },
     ),
     *_mutants(
@@ -2958,6 +2960,9 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "smaller-fleet-without-margin": ("self._fewest_at(raised_m(self._rate_m))", "self.fewest()", NO_SCALE),
             "present-fleet-with-margin": (" and rate_m > self._rate_m", " and rate_m < self._rate_m", NO_SCALE),
+            "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
+            "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
+            "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
         },
     ),
     *_mutants(
@@ -2966,6 +2971,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
+            "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
         },
     ),
     *_mutants(
