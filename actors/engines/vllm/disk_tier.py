@@ -228,8 +228,8 @@ class SealedDiskTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT if the block lies on the disk and the request may load it now; RETRY while a network file system is
-        asked. No I/O, but for a folder that workers of this machine share: there one call of the system for each block, some
-        20 us, up to the first that is missing."""
+        asked. No I/O, but for a folder that workers of this machine share: there one call of the system for each block,
+        some 20 us, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
         if request is None or not request.allowed or key in request.promised:
             return LookupResult.MISS

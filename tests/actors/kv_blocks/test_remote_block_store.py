@@ -212,10 +212,12 @@ async def test_lookups_are_bounded(remote: Remote, monkeypatch: pytest.MonkeyPat
 
 async def test_calls_are_bounded_with_those_that_were_left_behind(hanging: Remote) -> None:
     event = threading.Event()
-    threads = [
-        threading.Thread(target=lambda: pytest.raises(Unavailable, hanging.calls.make, event.wait))
-        for _ in range(CALLS_MAX)
-    ]
+
+    def call() -> None:
+        with pytest.raises(Unavailable):
+            hanging.calls.make(event.wait)
+
+    threads = [threading.Thread(target=call) for _ in range(CALLS_MAX)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -230,7 +232,7 @@ async def test_calls_are_bounded_with_those_that_were_left_behind(hanging: Remot
 
 def test_an_error_of_a_call_is_its_callers(remote: Remote) -> None:
     with pytest.raises(FileNotFoundError):
-        remote.calls.make(lambda: (remote.folder / "none").stat())
+        remote.calls.make((remote.folder / "none").stat)
     assert not remote.calls.pausing
 
 
