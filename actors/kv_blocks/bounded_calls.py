@@ -25,7 +25,7 @@ HANG_PAUSE_S = 30
 T = TypeVar("T")
 
 
-class Unavailable(OSError):
+class FileSystemUnavailable(OSError):
     """The call was not made, or had no answer in time."""
 
 
@@ -48,10 +48,10 @@ class BoundedCalls:
         return self._clock.monotonic_ms() < self._until_ms
 
     def make(self, call: Callable[[], T]) -> T:
-        """The call's result, or its exception. Unavailable after CALL_S, and at once while calls pause or CALLS_MAX are
+        """The call's result, or its exception. FileSystemUnavailable after CALL_S, and at once while calls pause or CALLS_MAX are
         under way; a call that has begun may still end later, so it must change nothing that its caller uses."""
         if self.pausing or not self._free.acquire(blocking=False):
-            raise Unavailable("the file system did not answer lately")
+            raise FileSystemUnavailable("the file system did not answer lately")
         answer: Future[T] = Future()
         threading.Thread(target=self._answer, args=(answer, call), name="remote tier call", daemon=True).start()
         try:
@@ -61,7 +61,7 @@ class BoundedCalls:
                 raise
             self._counts.add(calls_overdue=1)
             self._until_ms = self._clock.monotonic_ms() + HANG_PAUSE_S * 1000
-            raise Unavailable(f"the file system did not answer for {self._call_s} s") from error
+            raise FileSystemUnavailable(f"the file system did not answer for {self._call_s} s") from error
 
     def _answer(self, answer: Future[T], call: Callable[[], T]) -> None:
         try:

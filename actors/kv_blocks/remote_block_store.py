@@ -20,7 +20,7 @@ from functools import partial
 from itertools import takewhile
 from threading import Lock
 
-from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls, Unavailable
+from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls, FileSystemUnavailable
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.shared_block_store import SharedBlockStore
 from core.clock import Clock
@@ -75,7 +75,7 @@ class RemoteBlockStore:
         """The stamp of a block that is used now, first in its prompt."""
         return self._store.stamp_now()
 
-    def look_up(self, names: Sequence[bytes]) -> PrefixLookup:
+    def find_prefix(self, names: Sequence[bytes]) -> PrefixLookup:
         """A lookup of these blocks has begun. It finds nothing, and that is counted, if LOOKUPS_MAX are under way, or
         while calls pause. No I/O."""
         lookup = PrefixLookup(self._clock)
@@ -85,14 +85,14 @@ class RemoteBlockStore:
                 lookup.end(())
                 return lookup
             self._looking += 1
-        self._lookers.submit(self._look_up, lookup, names)
+        self._lookers.submit(self._find_prefix, lookup, names)
         return lookup
 
     def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
         """Files of these blocks, as far as they lie there, carry these stamps, or keep newer ones; while calls pause,
         theirs of before. Blocks: for CALL_S at most for each STAMPS_PER_CALL of them."""
         left = [*stamps]
-        with suppress(Unavailable):
+        with suppress(FileSystemUnavailable):
             while left:
                 part, left = left[:STAMPS_PER_CALL], left[STAMPS_PER_CALL:]
                 self._calls.make(partial(self._stamp, part))
@@ -108,7 +108,7 @@ class RemoteBlockStore:
             return False
         try:
             return self._calls.make(partial(self._store.put, name, memoryview(bytes(payload)), stamp))
-        except Unavailable:
+        except FileSystemUnavailable:
             self._counts.add(write_failures=1)
             return False
 
@@ -120,7 +120,7 @@ class RemoteBlockStore:
         read = bytearray(into.nbytes)
         try:
             loaded = self._calls.make(partial(self._store.load, name, memoryview(read)))
-        except Unavailable:
+        except FileSystemUnavailable:
             return False
         if loaded:
             into[:] = read
@@ -130,11 +130,11 @@ class RemoteBlockStore:
         """No lookup begins any more."""
         self._lookers.shutdown(wait=False, cancel_futures=True)
 
-    def _look_up(self, lookup: PrefixLookup, names: Sequence[bytes]) -> None:
+    def _find_prefix(self, lookup: PrefixLookup, names: Sequence[bytes]) -> None:
         found: list[bytes] = []
         try:
             found = self._calls.make(partial(self._prefix, names))
-        except Unavailable:
+        except FileSystemUnavailable:
             pass  # counted: the request computes its prompt
         finally:
             lookup.end(found)

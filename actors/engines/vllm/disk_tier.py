@@ -320,7 +320,7 @@ class SealedDiskTier(SecondaryTierManager):
             return self._store.holds(block_name(self._key, key))
         if request.lookup is None:
             rest = islice(dropwhile(lambda each: each != key, _prefix(req_context)), self._loads_max)
-            request.lookup = self._store.look_up([block_name(self._key, each) for each in rest])
+            request.lookup = self._store.find_prefix([block_name(self._key, each) for each in rest])
         return request.lookup.holds(block_name(self._key, key))
 
     def _row(self, chunk: int) -> memoryview:

@@ -13,7 +13,7 @@ import pytest
 
 from actors.kv_blocks import block_file
 from actors.kv_blocks.block_seal import BlockSeal
-from actors.kv_blocks.bounded_calls import CALL_S, CALLS_MAX, HANG_PAUSE_S, BoundedCalls, Unavailable
+from actors.kv_blocks.bounded_calls import CALL_S, CALLS_MAX, HANG_PAUSE_S, BoundedCalls, FileSystemUnavailable
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.pool_folder import Listing
 from actors.kv_blocks.remote_block_store import LOOKUPS_MAX, STAMPS_PER_CALL, PrefixLookup, RemoteBlockStore
@@ -91,7 +91,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 
 async def found(remote: Remote, *numbers: int) -> list[int]:
-    lookup = remote.store.look_up([name(number) for number in numbers])
+    lookup = remote.store.find_prefix([name(number) for number in numbers])
     await eventually(lambda: lookup.holds(name(numbers[0])) is not None, "the lookup ends")
     return [number for number in numbers if lookup.holds(name(number))]
 
@@ -118,7 +118,7 @@ async def test_a_file_that_is_seen_late_is_a_miss_until_then(remote: Remote, mon
 
 async def test_a_file_that_is_seen_though_it_went_is_a_miss(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     remote.put(1)
-    lookup = remote.store.look_up([name(1)])
+    lookup = remote.store.find_prefix([name(1)])
     await eventually(lambda: lookup.holds(name(1)) is True, "found")
     raising(monkeypatch, errno.ESTALE)
     assert remote.load(1) is None
@@ -179,7 +179,7 @@ async def test_after_a_call_that_hung_none_is_made_for_a_while(hanging: Remote, 
     await eventually(lambda: hanging.counts["loads"] == 1, "the call ends, too late")
     assert hanging.load(1) is None
     assert not hanging.put(2)
-    assert hanging.store.look_up([name(1)]).holds(name(1)) is False
+    assert hanging.store.find_prefix([name(1)]).holds(name(1)) is False
     hanging.store.touch([(name(1), hanging.store.stamp_now())])
     assert (hanging.counts["calls_overdue"], hanging.counts["loads"]) == (1, 1)
     assert not hanging.file(2).exists()
@@ -202,8 +202,8 @@ def test_a_lookup_without_an_answer_ends_in_time() -> None:
 async def test_lookups_are_bounded(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     event = threading.Event()
     monkeypatch.setattr(SharedBlockStore, "holds", lambda *_: event.wait(20))
-    lookups = [remote.store.look_up([name(1)]) for _ in range(LOOKUPS_MAX)]
-    assert remote.store.look_up([name(1)]).holds(name(1)) is False
+    lookups = [remote.store.find_prefix([name(1)]) for _ in range(LOOKUPS_MAX)]
+    assert remote.store.find_prefix([name(1)]).holds(name(1)) is False
     assert remote.counts["loads_declined"] == 1
     event.set()
     await eventually(lambda: all(each.holds(name(1)) for each in lookups), "all end")
@@ -214,7 +214,7 @@ async def test_calls_are_bounded_with_those_that_were_left_behind(hanging: Remot
     event = threading.Event()
 
     def call() -> None:
-        with pytest.raises(Unavailable):
+        with pytest.raises(FileSystemUnavailable):
             hanging.calls.make(event.wait)
 
     threads = [threading.Thread(target=call) for _ in range(CALLS_MAX)]
@@ -223,7 +223,7 @@ async def test_calls_are_bounded_with_those_that_were_left_behind(hanging: Remot
     for thread in threads:
         thread.join()
     hanging.clock.advance(HANG_PAUSE_S * 1000)
-    with pytest.raises(Unavailable, match="did not answer lately"):
+    with pytest.raises(FileSystemUnavailable, match="did not answer lately"):
         hanging.calls.make(lambda: 1)
     event.set()
     await eventually(lambda: hanging.calls._free._value == CALLS_MAX, "they end")
