@@ -48,8 +48,9 @@ class BoundedCalls:
         return self._clock.monotonic_ms() < self._until_ms
 
     def make(self, call: Callable[[], T]) -> T:
-        """The call's result, or its exception. FileSystemUnavailable after CALL_S, and at once while calls pause or CALLS_MAX are
-        under way; a call that has begun may still end later, so it must change nothing that its caller uses."""
+        """The call's result, or its exception. FileSystemUnavailable after CALL_S, and at once while calls pause or
+        CALLS_MAX are under way. A call that has begun may still end later: it must change nothing that its caller
+        uses."""
         if self.pausing or not self._free.acquire(blocking=False):
             raise FileSystemUnavailable("the file system did not answer lately")
         answer: Future[T] = Future()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.kv_blocks import block_file
 from actors.kv_blocks.block_seal import BlockSeal
 from actors.kv_blocks.bounded_calls import CALL_S, CALLS_MAX, HANG_PAUSE_S, BoundedCalls, FileSystemUnavailable
 from actors.kv_blocks.disk_counts import DiskCounts
@@ -78,7 +77,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         event.wait(20)
         return opened(*given, **more)
 
-    monkeypatch.setattr(block_file.os, "open", late)
+    monkeypatch.setattr(os, "open", late)
     yield event
     event.set()
 
@@ -87,7 +86,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def fail(*_: Any, **__: Any) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(block_file.os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", fail)
 
 
 async def found(remote: Remote, *numbers: int) -> list[int]:
@@ -239,9 +238,12 @@ def test_an_error_of_a_call_is_its_callers(remote: Remote) -> None:
 def test_stamps_are_saved_a_part_at_a_time(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     touch = SharedBlockStore.touch
-    monkeypatch.setattr(
-        SharedBlockStore, "touch", lambda self, stamps: (made.append(len(stamps)), touch(self, stamps))[1]
-    )
+
+    def counted(self: SharedBlockStore, stamps: Collection[tuple[bytes, int]]) -> None:
+        made.append(len(stamps))
+        touch(self, stamps)
+
+    monkeypatch.setattr(SharedBlockStore, "touch", counted)
     remote.put(1)
     stamp = remote.store.stamp_now() + 10**9
     remote.store.touch([(name(number), stamp) for number in range(STAMPS_PER_CALL + 2)])
