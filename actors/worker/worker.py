@@ -23,7 +23,6 @@ from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
 from actors.kv_blocks.shared_pool_folder import shared_pool_id
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.kv_pool.pool_keeper import PoolKeeper
-from actors.kv_pool.pool_mirror import TIER as POOL_TIER
 from actors.kv_pool.shared_pool import SharedPool
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
@@ -358,7 +357,7 @@ class Worker:
     @property
     def blocks_by_tier(self) -> dict[str, int]:
         """Blocks that requests can take from its engine's cache, and from its pool; empty before the engine is up."""
-        pool = {POOL_TIER: self.pool.blocks} if self.pool else {}
+        pool = {self.pool.tier: self.pool.blocks} if self.pool else {}
         return self.mirror.reported_by_tier | pool if self.mirror else {}
 
     def degraded(self) -> dict[str, str]:

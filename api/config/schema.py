@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -314,10 +314,14 @@ class DiskTierSection(Section, frozen=True, kw_only=True):
     """Of each worker's files, or of the files of all that share the folder."""
     shared: bool = False
     """True if all workers of the group use the folder itself, and read what others of them wrote."""
+    locality: Literal["local", "remote"] = "local"
+    """`remote` if the folder lies on a network file system, for workers of several machines."""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path: name a folder")
+        if self.locality == "remote" and not self.shared:
+            raise ValueError("locality: a remote folder is one of several workers: set `shared: true`, too")
         _check("size", size_bytes, self.size)
 
 

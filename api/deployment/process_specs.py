@@ -230,7 +230,8 @@ def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()
     shared = ("--disk-shared",) if tiers.disk.shared else ()
-    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size, *shared)
+    remote = ("--disk-remote",) if tiers.disk.locality == "remote" else ()
+    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size, *shared, *remote)
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:
