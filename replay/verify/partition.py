@@ -22,9 +22,9 @@ from streams.archive.message_envelope import envelope
 
 SHARE_MIN = 2000
 """Fewer decisions than this per process are not worth starting it."""
-JUDGE_FOLDS = 10.5
+JUDGE_FOLDS = 9.0
 """The time to judge a decision, in foldings of a message: as measured on logs with 1.3 to 20 messages per decision."""
-PROOF_FOLDS = 0.5
+PROOF_FOLDS = 0.3
 """The time to prove a message, in foldings of a message."""
 HALVINGS = 24
 
