@@ -1284,8 +1284,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "offset-stored-before",
         "clock offsets",
         "replay/verify/clock_offsets.py",
-        "window.stored_ms, window.seq = stored_ms, record.seq",
-        "window.seq = record.seq",
+        "window.stored_ms, window.seq = stored_ms, row.seq",
+        "window.seq = row.seq",
     ),
     Mutant(
         "offset-order",
