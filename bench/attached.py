@@ -2,8 +2,9 @@
 
 `python -m bench.attached --json FILE`. One stock server on this machine's CPU with the built-in tiny model, and a
 deployment with that server as its only worker's engine. The same prompts go both ways in turn, each under a salt of its
-own, so that nothing is cached: one at a time for the first token, some at once for tokens per second. All processes
-share the machine's cores. Other tokens than the server's own end the program.
+own, so that nothing is cached: one at a time for the first token, some at once for tokens per second. Before that, an
+attached engine in this process stands in the deployment's place: it is the part inside the worker. All processes share
+the machine's cores. Other tokens than the server's own end the program.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from actors.engines.attached.attached_engine import AttachedEngine
+from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.tiny_model import ensure_tiny_checkpoint
-from bench.deployed import deployed
+from bench.deployed import Deployed, deployed
 from bench.figures import Figure, main, refuse
 from bench.streamed import Streamed, ask, completion
-from core.ids import new_id
+from core.generation import GenerateRequest, Sampling
+from core.ids import RequestId, new_id
+from core.prompt import tokens_to_bytes
 from tests.fixtures.vllm_server import VllmServer
 
 MODEL = "tiny"
@@ -35,6 +41,8 @@ ALONE_TOKENS = 16
 ROUNDS, ROUNDS_QUICK = 12, 3
 """… and of rounds of requests at once."""
 STREAMS, STREAM_TOKENS = 8, 128
+IDLE_S = 10.0
+"""Time without requests, to know what the parts spend then."""
 WARM = 4
 """Pairs before the first that counts."""
 MILLI = 1000
@@ -54,21 +62,29 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         TemporaryDirectory() as folder,
         _server(ensure_tiny_checkpoint(Path(folder, MODEL), lambda *_: None)) as server,
     ):
+        inside = asyncio.run(_engine_pairs(server, WARM + alone))[WARM:]
+        direct, through = median(first_ms for first_ms, _ in inside), median(answer.first_ms for _, answer in inside)
+        what = f"{through - direct:.1f} ms more; {alone} pairs of {PROMPT_TOKENS} tokens"
+        yield Figure("first token, by the attached engine alone", through, "ms", direct, note=what)
+        spent_ms = MILLI * median(answer.spent_s for _, answer in inside)
+        what = f"a request of {ALONE_TOKENS} tokens"
+        yield Figure("processor time of the attached engine", spent_ms, "ms", note=what)
         group = {"name": "gpu", "served_name": MODEL, "count": 1, "attach": {"urls": [server.url], "slots": 32}}
         with deployed({"workers": [group]}) as it:
             ports = (server.port, it.port)
             asyncio.run(_pairs(ports, WARM, 1, ALONE_TOKENS))
-            before = it.cpu_s()
-            pairs = asyncio.run(_pairs(ports, alone, 1, ALONE_TOKENS))
-            after = it.cpu_s()
+            idle = _spent_s(it, lambda: time.sleep(IDLE_S))
+            begun_s = time.monotonic()
+            pairs = list[Pair]()
+            spent = _spent_s(it, lambda: pairs.extend(asyncio.run(_pairs(ports, alone, 1, ALONE_TOKENS))))
+            share = (time.monotonic() - begun_s) / IDLE_S
             direct, through = (median(map(_first_ms, answers)) for answers in zip(*pairs, strict=True))
             what = f"{through - direct:.1f} ms more; {alone} pairs of {PROMPT_TOKENS} tokens"
             yield Figure("first token, one request at a time", through, "ms", direct, note=what)
             for part in ("frontend", "worker"):
-                spent_ms = MILLI * (after[part] - before[part]) / alone
-                yield Figure(
-                    f"processor time of the {part}", spent_ms, "ms", note=f"a request of {ALONE_TOKENS} tokens"
-                )
+                spent_ms = MILLI * (spent[part] - share * idle[part]) / alone
+                what = f"a request of {ALONE_TOKENS} tokens; {MILLI * idle[part] / IDLE_S:.0f} ms a second without any"
+                yield Figure(f"processor time of the {part}", spent_ms, "ms", note=what)
             pairs = asyncio.run(_pairs(ports, rounds, STREAMS, STREAM_TOKENS))
             direct, through = (median(map(_tokens_per_s, answers)) for answers in zip(*pairs, strict=True))
             what = f"{100 * (through / direct - 1):+.1f} %; {rounds} pairs of rounds"
@@ -93,6 +109,55 @@ def _first_ms(answers: Sequence[Streamed]) -> float:
 def _tokens_per_s(answers: Sequence[Streamed]) -> float:
     took_s = max(answer.end_s for answer in answers) - min(answer.sent_s for answer in answers)
     return sum(answer.output_tokens for answer in answers) / took_s
+
+
+def _spent_s(it: Deployed, work: Callable[[], object]) -> dict[str, float]:
+    """Processor time by kind of part, while the work was done."""
+    before = it.cpu_s()
+    work()
+    return {kind: after_s - before.get(kind, 0.0) for kind, after_s in it.cpu_s().items()}
+
+
+class EngineAnswer(NamedTuple):
+    """The answer of an attached engine in this process."""
+
+    first_ms: float
+    """From the request to its first token."""
+    spent_s: float
+    """Processor time of this process until its end."""
+    tokens: tuple[int, ...]
+
+
+async def _engine_pairs(server: VllmServer, count: int) -> list[tuple[float, EngineAnswer]]:
+    """Of the server asked directly, milliseconds to the first token; beside it the attached engine's answer. Each way
+    is the first one half of the times."""
+    engine = AttachedEngine(MODEL, ServerOptions(server.url, slots=STREAMS))
+    await engine.start(lambda _: None)
+    dice, pairs = random.Random(0), []
+    try:
+        for number in range(count):
+            prompt = [dice.randrange(TOKENS_MAX) for _ in range(PROMPT_TOKENS)]
+            inside = await _ask_engine(engine, prompt) if number % 2 else None
+            direct = await _ask_all(server.port, [prompt], ALONE_TOKENS)
+            inside = inside or await _ask_engine(engine, prompt)
+            if inside.tokens != direct[0].tokens:
+                refuse("an answer through the attached engine has other tokens than the server's own")
+            pairs.append((_first_ms(direct), inside))
+    finally:
+        await engine.stop()
+    return pairs
+
+
+async def _ask_engine(engine: AttachedEngine, prompt: Sequence[int]) -> EngineAnswer:
+    sampling = Sampling(max_tokens=ALONE_TOKENS, temperature=0.0, ignore_eos=True)
+    asked = GenerateRequest(
+        id=RequestId(new_id()), tokens=tokens_to_bytes(prompt), sampling=sampling, cache_salt=new_id()
+    )
+    sent_s, before_s, first_s, tokens = time.perf_counter(), time.process_time(), 0.0, list[int]()
+    async for output in engine.generate(asked):
+        first_s = first_s or time.perf_counter()
+        tokens += output.tokens
+    return EngineAnswer(MILLI * (first_s - sent_s), time.process_time() - before_s, tuple(tokens))
 
 
 async def _pairs(ports: tuple[int, int], count: int, streams: int, tokens: int) -> list[Pair]:

@@ -25,13 +25,14 @@ TERMINATED = 128 + signal.SIGTERM
 """Exit status, as shells have it."""
 REFUSED = 2
 """Exit status if nothing can be measured as it was asked for, as argparse has it."""
-PEERS: Mapping[str, str] = {"frontdoor": "", "index": "dynamo.llm", "routing": "dynamo.replay"}
+DYNAMO_REPLAY = "dynamo.replay"
+PEERS: Mapping[str, str] = {"frontdoor": "", "index": "dynamo.llm", "routing": DYNAMO_REPLAY, "arena": DYNAMO_REPLAY}
 """Measurements with `--peer-venv`, and what that environment must be able to import; nothing where any of several peers
 will do."""
 RUNTIME = "pip install ai-dynamo-runtime==1.6.1"
 INSTALL: Mapping[str, str] = {
     "dynamo.llm": f"`{RUNTIME}`",
-    "dynamo.replay": f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
+    DYNAMO_REPLAY: f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
 }
 """Packages that each module needs."""
 IMPORT_S = 120.0

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from core.events.routing import CACHED_UNKNOWN
+
 TIMEOUT_S = 300.0
 """An answer that takes longer has failed."""
 READ_BYTES = 64 * 1024
@@ -33,6 +35,7 @@ class Streamed(NamedTuple):
     """In the front end, until its worker was chosen."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    """CACHED_UNKNOWN where the answer does not say it: another server began it."""
     tokens: tuple[int, ...] = ()
     """Of the answer; empty unless they were asked for."""
     output_tokens: int = 0
@@ -128,7 +131,7 @@ def _read(it: Streamed, headers: Mapping[str, str], body: bytes) -> Streamed:
         worker=headers.get("x-contrail-worker", ""),
         queue_ms=float(headers.get("x-contrail-queue-ms", 0)),
         prompt_tokens=usage["prompt_tokens"],
-        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        cached_tokens=usage["prompt_tokens_details"].get("cached_tokens", CACHED_UNKNOWN),
         output_tokens=usage["completion_tokens"],
         tokens=tuple(tokens),
     )

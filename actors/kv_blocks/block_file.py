@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -64,8 +65,8 @@ class BlockFiles:
                 os.close(file)
         except FileNotFoundError:
             return "missing"
-        except OSError:
-            return "unreadable"
+        except OSError as error:  # ESTALE: another machine removed it
+            return "missing" if error.errno == errno.ESTALE else "unreadable"
         reason = self._seal.refusal(name, header, into, size)
         return "short" if reason is None and read != size else reason
 

@@ -51,15 +51,23 @@ LOCK_FILE = "lock"
 _NAMES = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, (SUFFIX, UNFINISHED, GOING)))})")
 
 
+def make_folder(folder: Path) -> None:
+    """The folder is there, with mode 0700. CallerError if it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise CallerError(f"the disk tier cannot use the folder {folder}: {error.strerror}") from error
+
+
 class BlockFolderLock:
     """A folder of mode 0700 that is this process's alone, until `close` or its end; or that of all processes that have
     it `shared`. Processes of one machine alone see each other."""
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         """CallerError if the folder cannot be had."""
+        make_folder(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            folder.chmod(0o700)
             self._file = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise CallerError(f"the disk tier cannot use the folder {folder}: {error.strerror}") from error

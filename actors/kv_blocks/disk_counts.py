@@ -27,6 +27,7 @@ NAMES = (
     "write_failures",
     "stores_dropped",
     "loads_declined",
+    "calls_overdue",
 )
 """In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start."""
 _FORM = struct.Struct(f"<{len(NAMES)}Q")

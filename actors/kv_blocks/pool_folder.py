@@ -43,6 +43,8 @@ class PoolShare(NamedTuple):
     """Its name in the keeper's grants: 16 hex digits, new with each engine."""
     size_bytes: int
     """Of all files, whichever worker wrote them."""
+    remote: bool = False
+    """The folder lies on a network file system, for workers of several machines."""
 
 
 class PoolDescription(NamedTuple):
@@ -63,6 +65,11 @@ class PoolDescription(NamedTuple):
     """The engine's folder of small files between its process and its worker's; it ends with the engine."""
     share: PoolShare | None = None
     """Of a folder that several workers use."""
+
+    @property
+    def tier(self) -> str:
+        """That of the pool's blocks, one of `core.settings.TIERS`."""
+        return "remote" if self.share is not None and self.share.remote else "disk"
 
     def name_of(self, block: int) -> bytes:
         """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
@@ -122,6 +129,11 @@ class PoolFolder:
 
     def acknowledge(self) -> None:
         """Those that were received last are not given again."""
+
+    @property
+    def tier(self) -> str:
+        """As the pool's description has it."""
+        return self._pool.tier
 
     def name_of(self, block: int) -> bytes:
         """As the pool's description has it."""

@@ -9,6 +9,7 @@
    the same content.
 5. A file that does not prove its block is removed, as in `block_store`, and the block is a miss. One that cannot be
    removed is named to the worker's process (`stuck_files`), and counts as missing here from then on.
+6. On a remote file system a file that cannot be read stays: the fault may be the network's.
 """
 
 from __future__ import annotations
@@ -31,9 +32,19 @@ class SharedBlockStore:
     """The blocks of one folder, for one of its workers. Thread-safe. Its memory does not grow with the blocks."""
 
     def __init__(
-        self, folder: Path, writer: str, seal: BlockSeal, counts: DiskCounts, shared: Path, clock: Clock
+        self,
+        folder: Path,
+        writer: str,
+        seal: BlockSeal,
+        counts: DiskCounts,
+        shared: Path,
+        clock: Clock,
+        *,
+        remote: bool = False,
     ) -> None:
-        """`writer` names the worker in grants; `shared` is a folder of the engine's, for small files."""
+        """`writer` names the worker in grants; `shared` is a folder of the engine's, for small files. A `remote` folder
+        lies on a network file system."""
+        self._remote = remote
         self._files = BlockFiles(folder, seal)
         self._writer = writer
         self._counts = counts
@@ -111,6 +122,8 @@ class SharedBlockStore:
             return True
         if reason != "missing":
             self._counts.add(**{f"refused_{reason}": 1})
+            if self._remote and reason == "unreadable":
+                return False
             try:
                 self._files.path(name).unlink(missing_ok=True)
             except OSError:

@@ -12,6 +12,8 @@ of each keeper, named by its fence (`write_grant`); `workers` has their entries 
 3. Each change is made under the keeper's fence. An older keeper writes files that are not read any more, and removes at
    most the one file that it was about to remove as the newer one came.
 
+4. On a remote file system the folder's time of change is the server's, and may be seen late. So it is listed each time.
+
 A pool has one kind: workers of another one are refused.
 """
 
@@ -79,6 +81,7 @@ class SharedPoolFolder(PoolFolder):
         self._size_max = pool.share.size_bytes
         self._grant_least = self._size_max // GRANT_SHARE
         self._claim = claim
+        self._remote = pool.share.remote
         self._used = 0
         """Bytes of all files at the last listing."""
         self._chosen: dict[bytes, int] = {}
@@ -125,7 +128,7 @@ class SharedPoolFolder(PoolFolder):
         """The names of all blocks, those that are to go chosen; None if they are those of the last call. About 5 us
         each. Workers may write more from now on. KeeperSuperseded; OSError if the folder cannot be read."""
         changed_ns, listing = self._folder.stat().st_mtime_ns, None
-        if self._chosen or changed_ns != self._listed_ns:
+        if self._remote or self._chosen or changed_ns != self._listed_ns:
             listing = self._choose(self._stamps())
             self._settle(changed_ns)
         with suppress(OSError):  # a full disk: the grant before counts until it is spent

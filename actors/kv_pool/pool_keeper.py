@@ -72,7 +72,7 @@ class PoolKeeper:
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
         """`entries` are those of the folder as it was opened; `joined` has the keeper's id once the pool is started."""
-        self.mirror = PoolMirror()
+        self.mirror = PoolMirror(folder.tier)
         self.mirror.store(entries.values())
         self._namespace = namespace
         self._log = log
@@ -99,6 +99,8 @@ class PoolKeeper:
         """The last listing failed, or is under way."""
         self._pause_s = LIST_EVERY_S
         """Between the last listing and the next one."""
+        self._since_ms: int | None = None
+        """Time at which the listing that is under way began."""
         self.failures = 0
         """Listings of the folder that failed."""
         self.removals_failed = 0
@@ -114,9 +116,19 @@ class PoolKeeper:
         return self._joined.pool
 
     @property
+    def tier(self) -> str:
+        """That of its blocks, one of `core.settings.TIERS`."""
+        return self._folder.tier
+
+    @property
     def blocks(self) -> int:
         """Blocks that are announced."""
         return self.mirror.reported
+
+    @property
+    def listing_s(self) -> float:
+        """Seconds since the listing that is under way began; 0 without one."""
+        return 0.0 if self._since_ms is None else (self._clock.monotonic_ms() - self._since_ms) / 1000
 
     def describe(self) -> dict[str, object]:
         """The pool's id and source and the sizes of its parts, for `/state`."""
@@ -163,10 +175,12 @@ class PoolKeeper:
         """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not, and
         those that go are removed, if the log acknowledges it in time."""
         async with self._refreshing:  # else a file that goes again could be removed by the call before
-            before_ms = self._clock.monotonic_ms()
-            await self._list()
-            took_s = (self._clock.monotonic_ms() - before_ms) / 1000
-            self._pause_s = max(LIST_EVERY_S, LIST_SHARE * took_s)
+            self._since_ms = self._clock.monotonic_ms()
+            try:
+                await self._list()
+                self._pause_s = max(LIST_EVERY_S, LIST_SHARE * self.listing_s)
+            finally:
+                self._since_ms = None
             if self._listing.goes and await self.publisher.acknowledged(ACKNOWLEDGED_S):
                 await asyncio.sleep(FOLD_S)
                 await self._remove_going()

@@ -6,7 +6,8 @@
    A keeper that lost its claim, or finds a newer fence, stops, and stands for election again. Until it finds out, its
    changes of the folder are refused by the fence, and its events count no more once the newer keeper's are folded.
 3. Without the registry the keeper goes on, and no other can come.
-4. Without a keeper workers read on, and write until the last grant is spent.
+4. A worker whose file system does not answer within HANG_S does not keep the pool: another machine's may.
+5. Without a keeper workers read on, and write until the last grant is spent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -35,8 +38,12 @@ from streams.registry import Registry
 
 ELECT_EVERY_S = 3.0
 """Between two tries to claim the pool, or two looks of the keeper at its claim."""
+HANG_S = 60.0
+"""So long the folder may take to be opened or listed: a million files, or 100 000 on a network file system."""
 CLAIMS = "pools/"
 """Path of the claims in the registry."""
+
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -76,6 +83,8 @@ class SharedPool:
         self._outbox = EntryOutbox(batches, described.name_of, clock)
         self.keeper: PoolKeeper | None = None
         """While this worker keeps the pool."""
+        self._opener = ThreadPoolExecutor(1, "pool opener")
+        """One: a folder that hangs takes no further thread."""
         self._totals: dict[str, int] = {}
         """Of keepers that this worker was before."""
 
@@ -86,6 +95,11 @@ class SharedPool:
     def id(self) -> str:
         """The pool's id."""
         return self._joined.pool
+
+    @property
+    def tier(self) -> str:
+        """That of its blocks, one of `core.settings.TIERS`."""
+        return self._described.tier
 
     @property
     def blocks(self) -> int:
@@ -129,11 +143,13 @@ class SharedPool:
         """Entries of files that lie there are handed over, and another worker may keep the pool. The tasks of `start`
         are over."""
         await self._outbox.leave()
+        self._opener.shutdown(wait=False, cancel_futures=True)
         await self._step_down(reason)
 
     async def _elect(self) -> None:
         while True:
             try:
+                await self._in_time(self._described.folder.stat)  # the claim would keep others from the pool
                 self._stood = True
                 claim = await self._registry.claim(self._claim, self._worker.encode())
                 if claim is not None:
@@ -147,9 +163,9 @@ class SharedPool:
 
     async def _keep(self, claim: int) -> None:
         """This worker keeps the pool until it loses the claim. KeeperSuperseded once a newer keeper comes; OSError and
-        CallerError if the folder cannot be opened."""
+        CallerError if the folder cannot be opened, TimeoutError if it does not answer."""
         folder = SharedPoolFolder(self._described, self._clock, claim)
-        _, entries = await asyncio.to_thread(folder.open)
+        _, entries = await self._in_time(folder.open)
         tasks: set[asyncio.Task[None]] = set()
         self.keeper = PoolKeeper(
             self._namespace,
@@ -166,6 +182,8 @@ class SharedPool:
         self.keeper.start(self._worker)
         try:
             while await self._is_ours(claim):
+                if self.keeper.listing_s > HANG_S:
+                    raise TimeoutError(f"the folder was not listed in {HANG_S:.0f} s")
                 done, _ = await asyncio.wait(tasks, timeout=ELECT_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     tasks.remove(task)
@@ -176,6 +194,10 @@ class SharedPool:
             if tasks:
                 await asyncio.wait(tasks)
         await self._step_down("another worker keeps the pool")
+
+    async def _in_time(self, call: Callable[[], T]) -> T:
+        """The result of a call of the folder. TimeoutError after HANG_S."""
+        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._opener, call), HANG_S)
 
     async def _is_ours(self, claim: int) -> bool:
         """True if the claim is still the one of then, or the registry is away: then no other can have it."""

@@ -42,6 +42,12 @@ class Registration(msgspec.Struct, frozen=True):
     """The URL of the running server that is its engine; empty if it started its engine itself."""
     rank: int | None = None
     """The rank of that server that is its engine; None if the server has one."""
+    name: str = ""
+    """The worker's name, which it keeps over restarts."""
+    adapter_catalog: tuple[str, ...] = ()
+    """Names of the adapters that its group places on some of its workers."""
+    adapters_placed: tuple[str, ...] = ()
+    """Those of them that it serves."""
 
     @property
     def kind(self) -> tuple[str, int, int]:

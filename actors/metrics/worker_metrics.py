@@ -47,6 +47,7 @@ DISK_TOTALS = {
     "write_failures": "Blocks that could not be written",
     "stores_dropped": "Blocks not written: the queue was full, or the disk had failed",
     "loads_declined": "Blocks not read: others took the host's memory, or more than the request may load",
+    "calls_overdue": "Calls of a network file system without an answer in time; each is followed by a pause",
 }
 REFUSED = "refused_"
 """Begins the names of numbers by the reason for which a file was refused."""

@@ -46,6 +46,9 @@ OVERDUE_MORE_MS = 10_000
 """… and so much more."""
 LEARN_EVERY_MS = 60_000
 """Time between two looks at hit rates, start-up times and speeds."""
+RESTATE_PERIODS = 720
+"""Settings and capacity that stay stand in the stream again after so many periods, an hour of the default ones: the log
+drops its oldest messages, and a recording may begin anywhere."""
 HIT_TOKENS_MAX = 20_000_000
 """Prompt tokens that a hit rate remembers at most: older ones fade."""
 
@@ -182,6 +185,8 @@ class Planner:
         self._record(rolled, commands)
         if ended.settings is not None and ended.settings != fold.settings:
             self._record(_changed_settings(fold, ended.settings), commands)
+        elif fold.periods - fold.settings_stated >= RESTATE_PERIODS:
+            self._record(_stated_settings(fold.revision, fold.settings), commands)
         if ended.acknowledged is not None:
             self._on_acknowledged(ended.acknowledged, now_ms, commands)
         self._note_hits(rolled, ended.ready)
@@ -192,6 +197,8 @@ class Planner:
                 self._record(learned, commands)
         if fold.capacity is None:
             return
+        if fold.periods - fold.capacity_stated >= RESTATE_PERIODS:
+            self._record(fold.capacity, commands)
         self._note_overdue(now_ms, commands)
         horizon_s = -(-fold.capacity.startup_ms // 1000) + fold.settings.period_s
         fleet = FleetCounts(ended.ready, len(self._pending) - len(self._overdue), len(self._overdue), ended.draining)
@@ -293,7 +300,11 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
 
 
 def _changed_settings(fold: ScaleFold, settings: ScaleSettings) -> ScaleSettingsChanged:
-    return ScaleSettingsChanged(revision=fold.revision + 1, settings=settings.to_mapping())
+    return _stated_settings(fold.revision + 1, settings)
+
+
+def _stated_settings(revision: int, settings: ScaleSettings) -> ScaleSettingsChanged:
+    return ScaleSettingsChanged(revision=revision, settings=settings.to_mapping())
 
 
 def _speed(capacity: CapacityLearned) -> CapacityLearned:

@@ -56,7 +56,7 @@ def fold_status(state: State, runner: Runner) -> dict[str, Any]:
                 "source": member.worker,
                 "pool": member.pool.pool,
                 "keeper": member.pool.keeper,
-                "blocks": state.index.blocks(member.worker, TIERS[DISK]),
+                "blocks": sum(state.index.blocks(member.worker, tier) for tier in TIERS[DISK:]),
             }
             for member in state.pools()
             if member.pool

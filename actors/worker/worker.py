@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
 from actors.kv_blocks.shared_pool_folder import shared_pool_id
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.kv_pool.pool_keeper import PoolKeeper
-from actors.kv_pool.pool_mirror import TIER as POOL_TIER
 from actors.kv_pool.shared_pool import SharedPool
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
@@ -33,6 +32,7 @@ from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.frames import AdapterChanged, FromPrefill, Generate, LoadAdapter, UnloadAdapter, Welcome
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
+from actors.worker.adapter_placement import PLACED, AdapterPlacement
 from actors.worker.engine_watchdog import wait_until_dead
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
 from actors.worker.load_reporter import LoadReporter
@@ -94,6 +94,10 @@ class WorkerOptions:
     """The chat format that front ends use for the model."""
     aliases: tuple[str, ...] = ()
     """Further names of the model for clients (`core.served_names`)."""
+    adapter_catalog: Mapping[str, str] = field(default_factory=dict)
+    """Folders of the adapters that the group places on some of its workers, by name."""
+    adapter_replicas: int = 1
+    """The number of workers that are to serve each of these."""
     link: LinkOptions = NO_LINK_OPTIONS
 
 
@@ -120,6 +124,8 @@ class Worker:
         """Of its disk tier, if it has one that can be announced."""
         self.adapters: WorkerAdapters | None = None
         """Known once the engine is up."""
+        self.placement: AdapterPlacement | None = None
+        """Of a worker with a catalogue of adapters, once the engine is up."""
         self.membership: WorkerMembership | None = None
         self.link = options.link.security(key, options.namespace, clock)
         self.port = WorkerServer(self, self.link, prompts_bytes_max=options.prompts_bytes_max)
@@ -180,11 +186,13 @@ class Worker:
         await self._log_watch.start()  # before all times that others read
         self.pool = await self._open_pool()
         self.adapters = WorkerAdapters(self.engine.adapters, self.clock, self._adapters_changed, self._spawn)
+        if self.options.adapter_catalog:
+            self.placement = self._new_placement(self.adapters)
         self.membership = self._new_membership(self.mirror)
         self.membership.join()
         if self.pool is not None:
             self.pool.start(self.membership.publisher.id)
-        await self.membership.register(self._details)
+        await self._register()
         self.reports = LoadReporter(
             self.engine,
             self._broker_clock,
@@ -199,6 +207,9 @@ class Worker:
         stream = kv_stream(publisher.joined.partition)
         for loop in (self.reports.run(), self._check_loop(), self._poll_loop(stream, restatements)):
             self._spawn(loop)
+        if self.placement is not None:
+            await self.placement.follow(self.registry)
+            self._spawn(self.placement.run())
         await self.role.start()
 
     async def _open_pool(self) -> PoolKeeper | SharedPool | None:
@@ -297,7 +308,7 @@ class Worker:
             last_first.push_async_callback(self._stop_tasks)
             last_first.push_async_callback(self.role.stop)
             if self.membership is not None and drain:
-                await self.draining.finish(self._quiet(self.membership))
+                await self.draining.finish(self._quiet())
             fault, why = ("leaving", "draining") if drain else ("worker", reason)
             await self.draining.end_streams(fault, why)
 
@@ -346,7 +357,7 @@ class Worker:
     @property
     def blocks_by_tier(self) -> dict[str, int]:
         """Blocks that requests can take from its engine's cache, and from its pool; empty before the engine is up."""
-        pool = {POOL_TIER: self.pool.blocks} if self.pool else {}
+        pool = {self.pool.tier: self.pool.blocks} if self.pool else {}
         return self.mirror.reported_by_tier | pool if self.mirror else {}
 
     def degraded(self) -> dict[str, str]:
@@ -406,6 +417,8 @@ class Worker:
     async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """The adapter is loaded or unloaded, or the answer has the reason why not."""
         assert self.adapters is not None
+        if self.placement is not None and frame.name in self.placement.catalog:
+            return AdapterChanged(fault=PLACED)
         try:
             if isinstance(frame, LoadAdapter):
                 changed = await self.adapters.load(frame.name, frame.path)
@@ -428,6 +441,24 @@ class Worker:
         if self.pool is not None:
             counts |= self.pool.totals()
         return counts | self.role.totals()
+
+    def _new_placement(self, adapters: WorkerAdapters) -> AdapterPlacement:
+        options = self.options
+        return AdapterPlacement(
+            options.name,
+            self.engine.info.model,
+            options.adapter_catalog,
+            options.adapter_replicas,
+            adapters,
+            self._register,
+        )
+
+    async def _register(self) -> None:
+        """The registry has the worker's details as they are now, or will when it is back."""
+        assert self.membership is not None
+        placed = self.placement.facts() if self.placement is not None else {}
+        draining = {"draining": True} if self.port.draining else {}
+        await self.membership.register({**self._details, **placed, **draining})
 
     def _new_membership(self, mirror: CacheMirror) -> WorkerMembership:
         info, options = self.engine.info, self.options
@@ -518,9 +549,9 @@ class Worker:
         if self.pool is not None:
             self.pool.restate()
 
-    async def _quiet(self, membership: WorkerMembership) -> None:
+    async def _quiet(self) -> None:
         """Replicas know that we take nothing new, and requests in flight have finished."""
-        await membership.register({**self._details, "draining": True})
+        await self._register()
         await self.role.quiet()
         await self.port.quiet()
 

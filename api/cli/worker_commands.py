@@ -115,8 +115,14 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-tier", metavar="DIR", help="Files of these copies, too: in a folder of the worker's name there.")
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
+@click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
 @click.option(
     "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
+)
+@click.option(
+    "--adapter-replicas",
+    type=click.IntRange(min=1),
+    help="Workers of the group that serve each adapter; all without it.",
 )
 @with_options(*ENGINE_OPTIONS, *OPTIONS)
 def worker(
@@ -269,10 +275,12 @@ def run_worker(
     disk_tier: str | None = None,
     disk_size: str | None = None,
     disk_shared: bool = False,
+    disk_remote: bool = False,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
     adapters: tuple[str, ...] = (),
+    adapter_replicas: int | None = None,
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -285,6 +293,9 @@ def run_worker(
         raise CallerError(f"--listen: {error}") from error
     prompts_bytes_max = _size("--prompt-cache-max", given["prompt_cache_max"])
     chat_format = chat_format or ChatFormat()
+    folders = _adapter_paths(adapters)
+    if adapter_replicas is not None and not folders:
+        raise CallerError("--adapter-replicas is for adapters: give --adapter, too")
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -302,6 +313,8 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
+        adapter_catalog=folders if adapter_replicas is not None else {},
+        adapter_replicas=adapter_replicas or 1,
         link=connection.link(SystemClock()),
     )
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
@@ -316,9 +329,17 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
-        disk_tier=_disk_tier(name, disk_tier, disk_size, connection.key.disk_key, shared=disk_shared),
+        disk_tier=_disk_tier(
+            name,
+            disk_tier,
+            disk_size,
+            connection.key.disk_key,
+            shared=disk_shared,
+            local=connection.data if disk_remote else None,
+        ),
         attached=attached,
-        adapters=_adapter_paths(adapters),
+        adapters=folders,
+        adapters_placed=adapter_replicas is not None,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
@@ -327,7 +348,12 @@ def run_worker(
         raise SystemExit(1)  # the supervisor starts another
 
 
-def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes, *, shared: bool = False) -> DiskTier | None:
+def _disk_tier(
+    name: str, folder: str | None, size: str | None, key: bytes, *, shared: bool = False, local: Path | None = None
+) -> DiskTier | None:
+    """`local` is a folder of this machine, if the tier's own lies on a network file system."""
+    if local is not None and not shared:
+        raise CallerError("--disk-remote says how --disk-shared is used: give that, too")
     if shared and folder is None:
         raise CallerError("--disk-shared says how --disk-tier is used: give that, too")
     if (folder is None) != (size is None):
@@ -336,7 +362,7 @@ def _disk_tier(name: str, folder: str | None, size: str | None, key: bytes, *, s
         return None
     place = Path(folder).resolve()
     if shared:
-        return DiskTier(place, _size("--disk-size", size), key, new_id())
+        return DiskTier(place, _size("--disk-size", size), key, new_id(), local)
     return DiskTier(place / name, _size("--disk-size", size), key)
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from math import prod
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -314,10 +314,14 @@ class DiskTierSection(Section, frozen=True, kw_only=True):
     """Of each worker's files, or of the files of all that share the folder."""
     shared: bool = False
     """True if all workers of the group use the folder itself, and read what others of them wrote."""
+    locality: Literal["local", "remote"] = "local"
+    """`remote` if the folder lies on a network file system, for workers of several machines."""
 
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path: name a folder")
+        if self.locality == "remote" and not self.shared:
+            raise ValueError("locality: a remote folder is one of several workers: set `shared: true`, too")
         _check("size", size_bytes, self.size)
 
 
@@ -428,6 +432,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Of a group without remote prefill."""
     adapters: tuple[AdapterSection, ...] = ()
     """Of a group without remote prefill."""
+    adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
+    """The number of workers that are to serve each of these adapters; all if not given."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -499,6 +505,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError("adapters: two have one name")
+        if self.adapter_replicas is not None and not self.adapters:
+            raise ValueError("adapter_replicas: there are no `adapters`; give some, or leave it out")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

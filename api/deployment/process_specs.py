@@ -196,6 +196,7 @@ def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, nam
         *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
         *("--engine-args", json.dumps(group.engine_args), *_role_words(group), *_tier_words(group, data)),
         *(f"--adapter={each.name}={Path(each.path).expanduser().resolve()}" for each in group.adapters),
+        *(("--adapter-replicas", str(group.adapter_replicas)) if group.adapter_replicas else ()),
     )
 
 
@@ -229,7 +230,8 @@ def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()
     shared = ("--disk-shared",) if tiers.disk.shared else ()
-    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size, *shared)
+    remote = ("--disk-remote",) if tiers.disk.locality == "remote" else ()
+    return (*host, "--disk-tier", str(folder), "--disk-size", tiers.disk.size, *shared, *remote)
 
 
 def _role_words(group: WorkerGroup) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ class EngineArguments:
     """The folder for copies behind that."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The folders of adapters, by name."""
+    adapters_placed: bool = False
+    """True if the engine starts without these adapters, and the worker loads its share of them."""
     attached: ServerOptions | None = None
     """The server to attach, for the engine `attached`."""
 
@@ -53,6 +55,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
     """The engine, not started; its own library is imported when it starts."""
     moves_blocks = arguments.moves_blocks
     _check(arguments)
+    at_start = {} if arguments.adapters_placed else arguments.adapters
     if arguments.attached is not None:
         return AttachedEngine(arguments.model, arguments.attached)
     if arguments.engine == "simulated":
@@ -69,17 +72,21 @@ def make_engine(arguments: EngineArguments) -> Engine:
                 given.setdefault("side_channel_host", arguments.block_host)
         settings = SimulatedSettings.parse(given)
         channel = TcpSideChannel(settings.side_channel_host, settings.side_channel_port, arguments.transfer_key)
-        return SimulatedEngine(arguments.model, settings, channel=channel, adapters=arguments.adapters)
-    from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - only if asked for
+        return SimulatedEngine(arguments.model, settings, channel=channel, adapters=at_start)
+    from actors.engines.vllm.vllm_args import adapter_arguments  # noqa: PLC0415 - only if asked for
+    from actors.engines.vllm.vllm_engine import VllmEngine  # noqa: PLC0415 - likewise
     from actors.engines.vllm.vllm_side_channel import HOST_VARIABLE  # noqa: PLC0415
 
     if moves_blocks and arguments.block_host:
         os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts
+    engine_args = arguments.engine_args
+    if arguments.adapters_placed:  # any of them may be loaded later
+        engine_args = adapter_arguments(arguments.adapters, engine_args) | engine_args
     return VllmEngine(
         arguments.model,
         arguments.model_path,
-        arguments.engine_args,
-        adapters=arguments.adapters,
+        engine_args,
+        adapters=at_start,
         moves_blocks=moves_blocks,
         transfer_key=arguments.transfer_key,
         reasoning_parser=arguments.reasoning_parser,

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
 
-SCALE_VERSION = 1
+SCALE_VERSION = 2
 """Version of the rules by which this program sizes a fleet."""
 
 
@@ -80,7 +80,8 @@ class HitRate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CapacityLearned(EventBase, frozen=True):
-    """Speed of one worker, and the time that a worker takes to start."""
+    """Speed of one worker, and the time that a worker takes to start. One that stays is stated again from time to time,
+    with the time at which it was learned."""
 
     at_ms: int
     pass_tokens: int
@@ -172,7 +173,8 @@ class ScaleDecided(EventBase, frozen=True):
     ceiling_bp: int
     """Attainment of a fleet without any wait."""
     goal_bp: int
-    """The attainment that was sought: that of the settings, or a little below the ceiling."""
+    """The attainment that was sought: that of the settings, or a little below the ceiling. Up to two percent less where
+    earlier requests attained more than was asked."""
     required: int
     """The fewest workers that reach it; if they are fewer than the last target, those that also reach it at a somewhat
     higher rate."""
@@ -212,7 +214,8 @@ class ScaleFailed(EventBase, frozen=True):
 
 
 class ScaleSettingsChanged(EventBase, frozen=True):
-    """From here on the planner decides under these settings."""
+    """From here on the planner decides under these settings. Those that stay are stated again from time to time, with
+    the same revision."""
 
     revision: int
     settings: dict[str, Any]

@@ -336,11 +336,12 @@ class State:
         """
         found = self.index.overlaps(prompt)
         for worker, source, most in self.pool_readers() if pools else ():
-            in_pool = found.get(source, NO_OVERLAP)[DISK]
+            on_disk, anywhere = found.get(source, NO_OVERLAP)[DISK:]
             device, host, disk, remote = found.get(worker, NO_OVERLAP)
-            reach = min(in_pool, host + most, device + 2 * most)
-            if reach > disk:
-                found[worker] = (device, host, reach, max(reach, remote))
+            at_once = min(host + most, device + 2 * most)
+            near, far = max(disk, min(on_disk, at_once)), max(remote, min(anywhere, at_once))
+            if near > disk or far > remote:
+                found[worker] = (device, host, near, max(near, far))
         return found
 
     def worker_table(self) -> WorkerTable:

@@ -8,7 +8,7 @@ The trend of the rate is taken out of the bursts: it stands in the expected rate
 
 1. First token: the wait, the request's own passes, and a decode step in each of them.
 2. Time between tokens: a decode step at the worker's resident tokens, and the passes of other prompts that fall into
-   the answer. Of the requests of W workers, each W-th goes to one worker.
+   the answer. Requests go to the workers in turn, but for those that follow their cached prompts (`Lanes`).
 3. Workers whose requests do not fit into cache or slots attain nothing: the requests that run now count, too, since a
    fleet that shrinks hands them over.
 4. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
@@ -22,7 +22,7 @@ Integers throughout: equal inputs give equal predictions anywhere.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from heapq import heapreplace
 from itertools import accumulate, islice
@@ -41,6 +41,8 @@ BUSY_MAX_BP = 9_800
 """A worker that computes prompts for a longer share of its time has no steady queue."""
 ROUNDS = 4
 """Of the steps between resident tokens and duration of a decode step, which depend on each other."""
+FOLLOWING_BP = 5_000
+"""Of the requests with cached prompts, so many go where their prompts are, though other workers have less to do."""
 ALL_BP = 10_000
 US_PER_S = 1_000_000
 MILLI = 1000
@@ -64,6 +66,27 @@ def mixed(number: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
     return value ^ value >> 31
+
+
+Lanes = Callable[[int, int, int], Sequence[Sequence[int]]]
+"""The numbers of the requests that each worker gets, rising: of so many requests in all, for so many workers, at that
+hit rate in hundredths of a percent. A worker without any is left out."""
+
+
+def lanes_in_turn(count: int, workers: int, _hit_bp: int) -> Sequence[Sequence[int]]:
+    """Of the requests of W workers, each W-th goes to one of them."""
+    return [range(lane, count, workers) for lane in range(min(workers, count))]
+
+
+@lru_cache(maxsize=64)
+def lanes_by_caches(count: int, workers: int, hit_bp: int) -> Sequence[Sequence[int]]:
+    """The same, but requests with cached prompts lie anywhere: FOLLOWING_BP of the hit rate are such requests."""
+    lanes: list[list[int]] = [[] for _ in range(workers)]
+    for number in range(count):
+        value = mixed(number + SAMPLE)  # not the bits that the times and sizes are made of
+        follows = value % ALL_BP * ALL_BP < hit_bp * FOLLOWING_BP
+        lanes[(value >> 32) % workers if follows else number % workers].append(number)
+    return [lane for lane in lanes if lane]
 
 
 class _Sizes(NamedTuple):
@@ -97,9 +120,11 @@ class QueueModel:
         cells: Sequence[DemandCell],
         capacity: CapacityLearned,
         settings: ScaleSettings,
+        lanes: Lanes,
     ) -> None:
         """`demand` are the last consecutive periods, oldest first. `cells` are the sizes of requests that ended lately,
         each class once."""
+        self._lanes = lanes
         self._capacity = capacity
         self._settings = settings
         self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
@@ -153,7 +178,7 @@ class QueueModel:
         part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
         times_us = self._times(part, workers, rate_m)
         first = self._first_tokens(part, times_us, computed_us, passes, step_us)
-        between = self._between_tokens(part, times_us, computed_us, step_us)
+        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
         return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
@@ -204,26 +229,26 @@ class QueueModel:
             found.append(done_us - at_us <= bound_us)
         return found
 
-    def _between_tokens(self, part: int, times_us: list[int], computed_us: list[int], step_us: int) -> list[bool]:
+    def _between_tokens(
+        self, lanes: Sequence[Sequence[int]], times_us: list[int], computed_us: list[int], step_us: int
+    ) -> list[bool]:
         """True of each request with a mean time between tokens within its bound. The stream of arrivals goes round: the
         first ones follow the last."""
         bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
         span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
         spare_us, found = bound_us - step_us, [False] * count
-        for lane in range(min(part, count)):
-            times, outputs = times_us[lane::part], self._sizes.outputs[lane::part]
-            sums = list(accumulate(computed_us[lane::part], initial=0))
+        for lane in lanes:
+            times = [times_us[number] for number in lane]
+            sums = list(accumulate((computed_us[number] for number in lane), initial=0))
             end_us = times[0] + span_us
-            within: list[bool] = []
-            for at_us, output, until_own_us in zip(times, outputs, islice(sums, 1, None), strict=True):
-                tokens = output - 1
+            for number, at_us, until_own_us in zip(lane, times, islice(sums, 1, None), strict=True):
+                tokens = self._sizes.outputs[number] - 1
                 until_us, others_us = at_us + tokens * bound_us, -until_own_us
                 if until_us >= end_us:
                     rounds, rest_us = divmod(until_us - times[0], span_us)
                     until_us, others_us = times[0] + rest_us, others_us + rounds * sums[-1]
                 others_us += sums[bisect_right(times, until_us)]
-                within.append(not tokens or others_us <= tokens * spare_us)
-            found[lane::part] = within
+                found[number] = not tokens or others_us <= tokens * spare_us
         return found
 
 

@@ -4,12 +4,14 @@
 2. A number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
    required; few numbers are tried. Where a fleet without any wait attains less than the goal, the goal is a little
    below that.
-3. The target rises at once, unless the present fleet misses the goal by less than HOLD_BP. It falls to the most workers
-   that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise turns no worker
-   off and on.
+3. The target rises at once, unless the present fleet misses the goal by little (`ScaleRules.hold_bp`). It falls to the
+   most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
+   turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 
-More demand never wants fewer workers, since each prediction falls with the rate and the goal does not depend on it.
+5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
+
+More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from core.events.scale import (
     ScaleForecast,
 )
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
 GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
@@ -45,9 +48,10 @@ the settings; more were required than may be; fewer were required; more were req
 them; there is no demand; too little is known."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
-HOLD_BP = 70
-"""The present number of workers stays while its prediction misses the goal by at most so much. A share of 95 % among
-SAMPLE requests deviates by that."""
+SPEND_S = 900
+"""Requests within the bounds beyond those that were sought let the goal sink: they are spent in so many seconds …"""
+SPENT_MOST_BP = 200
+"""… and the goal sinks by so much at most."""
 DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60
@@ -96,6 +100,9 @@ class ScaleInputs(NamedTuple):
     """The end of the last period with an arrival; that of the first period before any."""
     periods: int
     """All periods so far."""
+    surplus_bp: int
+    """Requests within the bounds of service beyond those that the settings ask for, in hundredths of a percent of a
+    request; older ones count less (`ScaleFold`)."""
     capacity: CapacityLearned
     settings: ScaleSettings
     revision: int
@@ -109,18 +116,21 @@ class ScaleInputs(NamedTuple):
     """The window for shrinking has decisions from its start on."""
     target: int
     """Of the last decision; the workers that there are, before the first one."""
+    version: int
+    """Of the rules."""
 
 
 def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
-    settings, fleet, demand = inputs.settings, inputs.fleet, inputs.demand
+    settings, fleet, demand, rules = inputs.settings, inputs.fleet, inputs.demand, RULES[inputs.version]
     most = settings.workers_max(inputs.capacity.devices)
-    model = QueueModel(demand, inputs.cells, inputs.capacity, settings)
+    model = QueueModel(demand, inputs.cells, inputs.capacity, settings, rules.lanes)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
     candidates: Sequence[ScaleCandidate] = ()
-    ceiling_bp, goal_bp, bound = 0, settings.attainment_bp, GOAL
+    ceiling_bp, bound = 0, GOAL
+    goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = 1, IDLE
     elif not model.is_known:
@@ -128,9 +138,9 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
-        if ceiling_bp - CEILING_GAIN_BP < goal_bp:
-            goal_bp, bound = ceiling_bp - CEILING_GAIN_BP, CEILING
-        search = _Search(model, hits, goal_bp, most, inputs.target, rate_m)
+        if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
+            goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
+        search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
@@ -160,12 +170,26 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         draining=fleet.draining,
         candidates=tuple(candidates),
         ceiling_bp=ceiling_bp,
-        goal_bp=goal_bp,
+        goal_bp=goal.at_bp(rate_m),
         required=kept,
         target=target,
         bound=bound,
         revision=inputs.revision,
+        version=inputs.version,
     )
+
+
+class Goal(NamedTuple):
+    """The attainment that is sought."""
+
+    most_bp: int
+    surplus_bp: int = 0
+
+    def at_bp(self, rate_m: int) -> int:
+        """The goal at that demand: below the most, so that the surplus is spent in SPEND_S, and by SPENT_MOST_BP at
+        most. It never falls with the demand: the same surplus is more for each request of a quiet time."""
+        spent_bp = max(0, self.surplus_bp) * MILLI // (SPEND_S * max(1, rate_m))
+        return self.most_bp - min(SPENT_MOST_BP, spent_bp)
 
 
 class _Search:
@@ -176,9 +200,12 @@ class _Search:
     fewer workers, also where predictions do not rise with the number of workers.
     """
 
-    def __init__(self, model: QueueModel, hits: HitRates, goal_bp: int, most: int, present: int, rate_m: int) -> None:
-        """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target."""
-        self._model, self._hits, self._goal_bp = model, hits, goal_bp
+    def __init__(
+        self, model: QueueModel, hits: HitRates, goal: Goal, hold_bp: int, most: int, present: int, rate_m: int
+    ) -> None:
+        """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target, which stays while it
+        misses the goal by at most `hold_bp`."""
+        self._model, self._hits, self._goal, self._hold_bp = model, hits, goal, hold_bp
         self._most, self._present, self._rate_m = most, present, rate_m
         self.candidates: list[ScaleCandidate] = []
         """The predictions so far."""
@@ -219,7 +246,7 @@ class _Search:
             return True  # the margin is asked of smaller fleets
         found = self._model.predict(workers, rate_m, self._hits.of(workers), self._hits.now_bp)
         self.candidates.append(found)
-        reaches = found.attainment_bp >= self._goal_bp - HOLD_BP * (workers == self._present)
+        reaches = found.attainment_bp >= self._goal.at_bp(rate_m) - self._hold_bp * (workers == self._present)
         if not reaches:
             self._missed.add(workers)
         return reaches

@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 
 from core.events import Event, UnknownEvent
 from core.events.scale import (
+    SCALE_VERSION,
     CapacityLearned,
     DemandCell,
     DemandRolled,
@@ -20,25 +21,27 @@ from core.events.scale import (
     WorkerStarting,
 )
 from projections.scaling.forecast import RateHistory
-from projections.scaling.queue_model import ARRIVALS_S, MILLI
+from projections.scaling.queue_model import ALL_BP, ARRIVALS_S, MILLI
 from projections.scaling.request_demand import size_classes
 from projections.scaling.scale_decision import FleetCounts, RequiredWorkers, ScaleInputs
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
 KEPT_S = ARRIVALS_S[1]
 """Periods that are kept whole."""
-SIZED_REQUESTS = 4096
-"""Sizes are those of the last so many requests, and of the others of their event."""
 GAP_PERIODS = 3
 """Between two decisions that are further apart, some are missing: the window for shrinking begins anew."""
+SURPLUS_S = 3_600
+"""A surplus or a lack of requests within the bounds fades: after so many seconds about a third of it counts."""
 REGRET_S = 3_600
 """A fall of the target that is taken back within this time is remembered for as long."""
 
 
 class _Sizes:
-    """Sums over the cells of the last SIZED_REQUESTS, by class."""
+    """Sums over the cells of the last so many requests, by class."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: int) -> None:
+        self._most = requests
         self._kept: deque[tuple[DemandCell, ...]] = deque()
         """Of each event."""
         self._requests = 0
@@ -53,7 +56,7 @@ class _Sizes:
         """One event more; the oldest ones beyond the bound count no more. O(cells)."""
         self._kept.append(cells)
         self._count(cells, 1)
-        while self._requests - sum(cell.count for cell in self._kept[0]) >= SIZED_REQUESTS:
+        while self._requests - sum(cell.count for cell in self._kept[0]) >= self._most:
             self._count(self._kept.popleft(), -1)
 
     def _count(self, cells: tuple[DemandCell, ...], sign: int) -> None:
@@ -68,25 +71,34 @@ class _Sizes:
 
 
 class ScaleFold:
-    """See the module's text. Memory is bounded by KEPT_S, SIZED_REQUESTS, the window for shrinking and RateHistory."""
+    """See the module's text. Memory is bounded by KEPT_S, the requests that RULES read, the window for shrinking and
+    RateHistory."""
 
     def __init__(self) -> None:
         self.settings = ScaleSettings()
         self.revision = 0
+        self.settings_stated = 0
+        """The value of `periods` where the stream last has the settings …"""
         self.capacity: CapacityLearned | None = None
+        self.capacity_stated = 0
+        """… and where it last has the capacity."""
         self.history = RateHistory()
         self.periods = 0
+        """Periods of the whole stream. Decisions have the number, so that a stream without its start has it, too."""
         self.starts = 0
         """Workers that were ordered."""
         self.last: ScaleDecided | None = None
         self._demand: deque[DemandRolled] = deque()
-        self._sizes = _Sizes()
+        self._sizes = {rules.sized_requests: _Sizes(rules.sized_requests) for rules in RULES.values()}
+        """By the requests that a version of the rules reads."""
         self._arrived_ms = 0
         self._required: deque[RequiredWorkers] = deque()
         self._fell: RequiredWorkers | None = None
         """The last fall of the target that was not taken back: its time, and the target before it."""
         self._regretted: RequiredWorkers | None = None
         """The last one that was: the time when it was taken back, and the target that it should have kept."""
+        self._surplus_bp = 0
+        """Of the inputs."""
         self._since_ms = -1
         """Decisions are known from here on, without a gap."""
 
@@ -109,24 +121,28 @@ class ScaleFold:
             case DemandRolled():
                 self._apply_demand(event)
             case CapacityLearned():
-                self.capacity = event
+                self.capacity, self.capacity_stated = event, self.periods
             case ScaleDecided():
                 self._apply_decision(event)
             case ScaleSettingsChanged():
                 self.settings, self.revision = ScaleSettings.parse(event.settings), event.revision
+                self.settings_stated = self.periods
             case WorkerStarting():
                 self.starts = event.start
 
-    def inputs(self, at_ms: int, fleet: FleetCounts, forecast: ScaleForecast) -> ScaleInputs:
-        """Inputs of a decision at that time. The capacity must be known."""
+    def inputs(
+        self, at_ms: int, fleet: FleetCounts, forecast: ScaleForecast, version: int = SCALE_VERSION
+    ) -> ScaleInputs:
+        """Inputs of a decision at that time, by that version of the rules. The capacity must be known."""
         assert self.capacity is not None
         window_ms = self.settings.down_window_s * MILLI
         return ScaleInputs(
             at_ms=at_ms,
             demand=tuple(self._demand),
-            cells=self._sizes.cells,
+            cells=self._sizes[RULES[version].sized_requests].cells,
             arrived_ms=self._arrived_ms,
             periods=self.periods,
+            surplus_bp=self._surplus_bp,
             capacity=self.capacity,
             settings=self.settings,
             revision=self.revision,
@@ -136,6 +152,7 @@ class ScaleFold:
             regretted=self._regretted_at(at_ms),
             is_window_full=0 <= self._since_ms <= at_ms - window_ms and not self._is_gap(at_ms),
             target=fleet.ready + fleet.starting if self.last is None else self.last.target,
+            version=version,
         )
 
     def _apply_demand(self, event: DemandRolled) -> None:
@@ -143,11 +160,14 @@ class ScaleFold:
             self._arrived_ms = event.at_ms
         self.periods += 1
         self.history.add(event)
+        self._surplus_bp += event.attained * ALL_BP - event.ended * self.settings.attainment_bp
+        self._surplus_bp -= self._surplus_bp * event.period_s // SURPLUS_S
         self._demand.append(event)
         while self._demand[0].at_ms <= event.at_ms - KEPT_S * MILLI:
             self._demand.popleft()
         if event.cells:
-            self._sizes.add(event.cells)
+            for sizes in self._sizes.values():
+                sizes.add(event.cells)
 
     def _is_gap(self, at_ms: int) -> bool:
         """True if decisions are missing between the last one and that time."""
@@ -160,6 +180,7 @@ class ScaleFold:
 
     def _apply_decision(self, event: ScaleDecided) -> None:
         last, at_ms = self.last, event.at_ms
+        self.periods = event.periods
         if last is None or self._is_gap(at_ms):
             self._since_ms = at_ms
             self._required.clear()

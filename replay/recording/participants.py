@@ -21,7 +21,7 @@ from projections.folds.routing_fold import ReplicaPart
 from projections.folds.state import State
 from replay.recording.messages import PartialEvent
 from replay.recording.request_history import NEVER, OtherEvent, RequestHistory
-from streams.log import Record
+from streams.archive.archive_format import Row
 
 JOINED = b"Joined"
 """Stands in every message that names a worker, and in few others."""
@@ -76,17 +76,17 @@ class Participants(msgspec.Struct):
             if part.joined is not None:
                 self.replicas.setdefault(replica, part.joined.name or replica)
 
-    def note_workers(self, records: Iterable[Record]) -> None:
+    def note_workers(self, stream: StreamName, rows: Iterable[Row]) -> None:
         """Those that speak in these messages of a kv stream, by the names under which they join. Some 2 us per
         message."""
-        for record in records:
-            speaker = WorkerId(owner(record.subject))
+        for row in rows:
+            speaker = WorkerId(owner(row.owner))
             if speaker not in self.streams:
-                self.streams[speaker] = record.stream
+                self.streams[speaker] = stream
                 self.workers.setdefault(speaker, speaker)
-            if JOINED in record.payload:
+            if JOINED in row.payload:
                 try:
-                    message = decode_message(record.payload)
+                    message = decode_message(row.payload)
                 except Corrupt:
                     continue
                 for event in message.events:
@@ -94,7 +94,7 @@ class Participants(msgspec.Struct):
                         self.workers[WorkerId(message.source)] = f"the pool of {event.name}"
                     if isinstance(event, WorkerJoined):
                         self.workers[WorkerId(message.source)] = event.name or message.source
-                        self.streams[WorkerId(message.source)] = record.stream
+                        self.streams[WorkerId(message.source)] = stream
                         if event.assumed is True:
                             self.assumed.add(WorkerId(message.source))
 

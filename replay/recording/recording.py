@@ -146,7 +146,7 @@ class Recording:
             for seq, time_ms, whose, payload in rows:
                 message = _message(payload)
                 head = self.digest(payload) or self._named_head(stream, seq, message)
-                yield RecordedFrame(stream, StreamSeq(seq), time_ms, owner(whose), head, message)
+                yield RecordedFrame(stream, seq, time_ms, owner(whose), head, message)
 
     def messages(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[tuple[Record, Message]]:
         """The readable messages from `start` up to `end` (not included), without digests; without a key these cost
@@ -237,8 +237,7 @@ class Recording:
 
     @cached_property
     def _histories(self) -> _Histories:
-        records = self.archive.read(ROUTING) if ROUTING in self.archive.streams else ()
-        rows = ((record.seq, record.time_ms, owner(record.subject), record.payload) for record in records)
+        rows = ((seq, time_ms, owner(whose), payload) for seq, time_ms, whose, payload in self.archive.rows(ROUTING))
         requests = RequestHistory()
         others, from_start = requests.read(rows), not self.start.get(ROUTING) and self.excerpt is None
         known = chain(others, self._first.settings)
@@ -254,7 +253,7 @@ class Recording:
             )
             for stream in self.streams:
                 if is_kv(stream):
-                    names.note_workers(self.archive.read(stream))
+                    names.note_workers(stream, self.archive.rows(stream))
             names.note_requests(self.requests)
         return self._names
 

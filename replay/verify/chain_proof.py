@@ -35,9 +35,8 @@ from replay.recording.recording import Recording
 from replay.verify.clock_offsets import ClockOffset, ClockOffsetWalk, furthest
 from replay.verify.decision_counts import DecisionCountResult, DecisionCountWalk
 from replay.verify.excerpt_proof import ExcerptProof, ExcerptWalk, chain_positions
-from streams.archive.archive_format import Excerpt, Head, Span
+from streams.archive.archive_format import Excerpt, Head, Row, Span
 from streams.archive.message_envelope import Envelope, envelope
-from streams.log import Record
 
 _LEFT, _LOST = ReplicaLeft.__name__, ReplicaLost.__name__
 
@@ -76,7 +75,7 @@ class _Source:
 
 
 class ChainWalk:
-    """Takes one stream's records in order."""
+    """Takes one stream's rows in order."""
 
     def __init__(self, stream: StreamName, span: Span, name: Callable[[StreamName, str], str]) -> None:
         self.stream = stream
@@ -110,13 +109,13 @@ class ChainWalk:
         for source, at in chains.items():
             self.sources.setdefault(source, _Source(*at))
 
-    def check(self, record: Record, head: bytes) -> Iterable[ChainFault]:
-        """The faults of the next record; `head` is its digest, empty if there is no key."""
-        seq = record.seq
+    def check(self, row: Row, head: bytes) -> Iterable[ChainFault]:
+        """The faults of the next row; `head` is its digest, empty if there is no key."""
+        seq = row.seq
         if seq > self._next:
             self._holes.append(SequenceHole(self._next, StreamSeq(seq - 1)))
         self._next = StreamSeq(seq + 1)
-        message, subject_owner = envelope(record.payload), owner(record.subject)
+        message, subject_owner = envelope(row.payload), owner(row.owner)
         if message is None:
             self._holes.append(SequenceHole(seq, seq))
             what = f"{self.stream}:{seq} cannot be read: it is no message of ours"
@@ -124,38 +123,38 @@ class ChainWalk:
         self.messages += 1
         source = SourceId(message.source)
         if source == subject_owner:
-            self.clock_offsets.take(record, message)
+            self.clock_offsets.take(row, message)
             if self.stream == ROUTING:
-                self._note_end(record, message)
-                self.decision_counts.take(record, message)
+                self._note_end(row, message)
+                self.decision_counts.take(row, message)
         elif not message.of(subject_owner):
             what = f"{self.stream}:{seq} is signed by {source}, on the subject of {self._who(subject_owner)}"
             return [ChainFault("foreign", seq, subject_owner, message.n, what)]
         elif self.stream == ROUTING:
-            self._note_end(record, message)
+            self._note_end(row, message)
         elif is_kv(self.stream):
-            self._note_worker_end(record, SourceId(subject_owner))
+            self._note_worker_end(row, SourceId(subject_owner))
         at = self.sources.get(source)
         if at is not None and message.n == at.n_next and (not head or message.prev == at.head):
             at.n_next, at.head, at.seq = message.n + 1, head, seq  # nearly all messages
             return ()
-        return list(self._follow(record, source, message.n, message.prev, head))
+        return list(self._follow(row, source, message.n, message.prev, head))
 
-    def _note_end(self, record: Record, message: Envelope) -> None:
+    def _note_end(self, row: Row, message: Envelope) -> None:
         kinds = [event.type for event in message.events]
         if _LEFT in kinds:
             self._left.add(message.source)
         elif _LOST in kinds and message.source.endswith(LOST_SUFFIX):
-            self._lost.setdefault(SourceId(message.source.removesuffix(LOST_SUFFIX)), record.seq)
+            self._lost.setdefault(SourceId(message.source.removesuffix(LOST_SUFFIX)), row.seq)
 
-    def _note_worker_end(self, record: Record, worker: SourceId) -> None:
+    def _note_worker_end(self, row: Row, worker: SourceId) -> None:
         at = self.sources.get(worker)
         if at is None and not self._cut:
             at = _Source(0, CHAIN_START)  # if it sent anything, all of that is missing
         elif at is not None and not at.seq:
             at = None
         if at is not None and worker not in self.ends:
-            gap = self._missing(record, worker, at, at.n_next + 1)
+            gap = self._missing(row, worker, at, at.n_next + 1)
             if gap.kind == GAP:  # a hole is named in any case
                 self.ends[worker] = gap
 
@@ -198,58 +197,56 @@ class ChainWalk:
                 found.append(self._gap(UNTOLD, source, numbers, (at.seq, lost), at.seq))
         return found
 
-    def _follow(self, record: Record, source: SourceId, n: int, prev: bytes, head: bytes) -> Iterator[ChainFault]:
+    def _follow(self, row: Row, source: SourceId, n: int, prev: bytes, head: bytes) -> Iterator[ChainFault]:
         at = self.sources.get(source)
         if at is None:
             at = self.sources[source] = _Source(0, CHAIN_START if head else b"")
             if n == 0:
-                yield from self._check_generation(record, source)
+                yield from self._check_generation(row, source)
         if n < at.n_next:
             if n != at.n_next - 1 or (head and head != at.head):
-                what = f"{self.stream}:{record.seq} is message {n} of {self._who(source)}, which was said before"
-                yield ChainFault("twice", record.seq, source, n, what)
+                what = f"{self.stream}:{row.seq} is message {n} of {self._who(source)}, which was said before"
+                yield ChainFault("twice", row.seq, source, n, what)
             return
         if n > at.n_next:
-            gap = self._missing(record, source, at, n)
+            gap = self._missing(row, source, at, n)
             self._gaps.append(gap)
             if gap.kind != CUT:
-                yield ChainFault("missing", record.seq, source, at.n_next, gap.text)
+                yield ChainFault("missing", row.seq, source, at.n_next, gap.text)
         elif head and prev != at.head:
-            yield self._changed(record, source, at, n)
-        at.n_next, at.head, at.seq = n + 1, head, record.seq
+            yield self._changed(row, source, at, n)
+        at.n_next, at.head, at.seq = n + 1, head, row.seq
 
-    def _check_generation(self, record: Record, source: SourceId) -> Iterator[ChainFault]:
-        generation = generation_of(record.payload)
+    def _check_generation(self, row: Row, source: SourceId) -> Iterator[ChainFault]:
+        generation = generation_of(row.payload)
         if generation < self._generation:
             what = (
-                f"{self._who(source)} begins at {self.stream}:{record.seq} under generation {generation} of the key, "
+                f"{self._who(source)} begins at {self.stream}:{row.seq} under generation {generation} of the key, "
                 f"after generation {self._generation} was in use: it was written with a retired key"
             )
-            yield ChainFault("retired", record.seq, source, 0, what)
+            yield ChainFault("retired", row.seq, source, 0, what)
         self._generation = max(self._generation, generation)
 
-    def _changed(self, record: Record, source: SourceId, at: _Source, n: int) -> ChainFault:
-        self._gaps.append(self._gap(GAP, source, (max(0, n - 1), max(0, n - 1)), (at.seq, record.seq), record.seq))
+    def _changed(self, row: Row, source: SourceId, at: _Source, n: int) -> ChainFault:
+        self._gaps.append(self._gap(GAP, source, (max(0, n - 1), max(0, n - 1)), (at.seq, row.seq), row.seq))
         if not n:
-            what = (
-                f"message 0 of {self._who(source)} at {self.stream}:{record.seq} does not begin a chain: it was changed"
-            )
-            return ChainFault("changed", record.seq, source, n, what)
+            what = f"message 0 of {self._who(source)} at {self.stream}:{row.seq} does not begin a chain: it was changed"
+            return ChainFault("changed", row.seq, source, n, what)
         before = f"message {n - 1} at {self.stream}:{at.seq}" if at.seq else f"message {n - 1}, before the export"
         what = (
-            f"message {n} of {self._who(source)} at {self.stream}:{record.seq} does not follow on {before}: "
+            f"message {n} of {self._who(source)} at {self.stream}:{row.seq} does not follow on {before}: "
             f"message {n - 1} was changed, or {n} was written without the key"
         )
-        return ChainFault("changed", record.seq, source, n - 1, what)
+        return ChainFault("changed", row.seq, source, n - 1, what)
 
-    def _missing(self, record: Record, source: SourceId, at: _Source, n: int) -> RecordingGap:
+    def _missing(self, row: Row, source: SourceId, at: _Source, n: int) -> RecordingGap:
         holes = [hole for hole in self._holes if hole.first > at.seq]
         numbers = (at.n_next, n - 1)
         if self._cut and not at.seq:
-            return self._gap(CUT, source, numbers, (StreamSeq(1), record.seq), record.seq)
+            return self._gap(CUT, source, numbers, (StreamSeq(1), row.seq), row.seq)
         if holes:
-            return self._gap(DELETED, source, numbers, (holes[0].first, record.seq), holes[-1].last)
-        return self._gap(GAP, source, numbers, (StreamSeq(at.seq + 1), record.seq), record.seq)
+            return self._gap(DELETED, source, numbers, (holes[0].first, row.seq), holes[-1].last)
+        return self._gap(GAP, source, numbers, (StreamSeq(at.seq + 1), row.seq), row.seq)
 
     def _gap(
         self,
@@ -371,7 +368,9 @@ class ChainProof(msgspec.Struct, kw_only=True):
 class Witness(NamedTuple):
     """A replica or snapshot that states the digest of the message at some sequence."""
 
-    who: str
+    kind: str
+    """`replica` or `snapshot`."""
+    id: str
     head: bytes
 
 
@@ -444,24 +443,26 @@ class _Prover:
         known = base.cursor.get(stream) if base is not None else None
         witnessed = 0
         """The last message that a witness had read as it stands here."""
-        for record in recording.archive.read(stream):
-            if known is not None and record.seq > known.seq:
+        for row in recording.archive.rows(stream):
+            if known is not None and row.seq > known.seq:
                 walk.start_from(chain_positions(base, stream))
                 known = None
-            head = recording.digest(record.payload)
+            head = recording.digest(row.payload)
             if not head and recording.chain_key:
-                self._note_unproved(record.payload)
-            for found in walk.check(record, head):
+                self._note_unproved(row.payload)
+            for found in walk.check(row, head):
                 self._break(stream, found)
-            self._note_statements(record)
-            for witness in witnesses.get(record.seq, ()) if head else ():
+            self._note_statements(stream, row)
+            for witness in witnesses.get(row.seq, ()) if head else ():
                 self._proof.witnessed += 1
                 if witness.head == head:
-                    witnessed = record.seq
+                    witnessed = row.seq
                 else:
-                    self._note_contradiction(stream, witnessed + 1, record.seq, witness.who)
-                    what = f"{witness.who} read another message at {stream}:{record.seq} than stands there"
-                    self._break(stream, ChainFault("witness", record.seq, owner(record.subject), -1, what))
+                    what = f"{self._text_of(witness)} read another message at {stream}:{row.seq} than stands there"
+                    self._contradicted[stream, witnessed + 1] = ReplacedHistory(
+                        stream, witnessed + 1, None, row.seq, what
+                    )
+                    self._break(stream, ChainFault("witness", row.seq, owner(row.owner), -1, what))
         for found in walk.check_ends(recording.archive.contents.heads.get(stream, {})):
             self._break(stream, found)
         self._proof.messages += walk.messages
@@ -475,14 +476,14 @@ class _Prover:
         if stream == ROUTING:
             self._proof.decision_counts = walk.decision_counts.result()
 
-    def _note_statements(self, record: Record) -> None:
+    def _note_statements(self, stream: StreamName, row: Row) -> None:
         """Losses that the message states are noted, and the newest load report of a worker that ended."""
-        if record.stream == ROUTING and LOSS in record.payload:
-            self._note_losses(record.payload)
-        elif record.stream == LOAD and LOADS in record.payload:
-            worker = SourceId(owner(record.subject))
+        if stream == ROUTING and LOSS in row.payload:
+            self._note_losses(row.payload)
+        elif stream == LOAD and LOADS in row.payload:
+            worker = SourceId(owner(row.owner))
             if worker in self._ends:
-                self._last_loads[worker] = record.payload
+                self._last_loads[worker] = row.payload
 
     def _check_acknowledged(self) -> None:
         """A worker that ended states how many messages of its kv stream the log had acknowledged: it had no less before
@@ -495,10 +496,6 @@ class _Prover:
                 self._break(gap.stream, ChainFault("missing", gap.noticed or 0, worker, gap.n_from, gap.text))
         order = {stream: place for place, stream in enumerate(self._recording.chained_streams)}
         self._gaps.sort(key=lambda gap: (order[gap.stream], gap.noticed is None, gap.noticed or 0))
-
-    def _note_contradiction(self, stream: StreamName, first: int, seq: int, who: str) -> None:
-        text = f"{who} read another message at {stream}:{seq} than stands there"
-        self._contradicted[stream, first] = ReplacedHistory(stream, first, None, seq, text)
 
     def _note_rollbacks(self, walk: ChainWalk, gaps: list[RecordingGap]) -> None:
         """More messages are missing than there are places for: some stood where others stand now."""
@@ -563,6 +560,10 @@ class _Prover:
                 )
             )
 
+    def _text_of(self, witness: Witness) -> str:
+        name = self._name(ROUTING, witness.id) if witness.kind == "replica" else witness.id
+        return f"{witness.kind} {name}"
+
     def _name(self, stream: StreamName, source: str) -> str:
         names = self._recording.names
         return names.replica(source) if stream == ROUTING else names.worker(source)
@@ -589,17 +590,16 @@ def _witnesses(recording: Recording) -> Witnesses:
         for name, at in manifest.cursor.items():
             stream = StreamName(name)
             if stream in found and recording.archive.span(stream).epoch == at.epoch and at.head:
-                witness = Witness(f"snapshot {manifest.id}", bytes.fromhex(at.head))
+                witness = Witness("snapshot", manifest.id, bytes.fromhex(at.head))
                 found[stream].setdefault(at.seq, []).append(witness)
     for replica, event in _reports(recording):
         for name, points in event.points.items():
             stream = StreamName(name)
             if stream in found and recording.archive.span(stream).epoch == points.epoch:
-                who = f"replica {recording.names.replica(replica)}"
                 for i, seq in enumerate(points.seqs):
                     head = points.heads[i * DIGEST_BYTES : (i + 1) * DIGEST_BYTES]
                     if head != CHAIN_START:
-                        found[stream].setdefault(seq, []).append(Witness(who, head))
+                        found[stream].setdefault(seq, []).append(Witness("replica", replica, head))
     return found
 
 
@@ -614,10 +614,10 @@ def _acknowledged(worker: str, payload: bytes) -> int:
 
 
 def _reports(recording: Recording) -> Iterator[tuple[SourceId, ReplicaReported]]:
-    for record in recording.archive.read(ROUTING) if ROUTING in recording.streams else ():
-        if REPORTED in record.payload:
+    for row in recording.archive.rows(ROUTING):
+        if REPORTED in row.payload:
             try:
-                message = decode_message(record.payload)
+                message = decode_message(row.payload)
             except Corrupt:
                 continue
             for event in message.events:

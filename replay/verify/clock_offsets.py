@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from core.ids import SourceId, StreamName, StreamSeq
+from streams.archive.archive_format import Row
 from streams.archive.message_envelope import Envelope
-from streams.log import Record
 
 WINDOW = 64
 """Messages whose bounds are intersected: few enough that clocks drift little meanwhile."""
@@ -74,13 +74,13 @@ class ClockOffsetWalk:
     def __repr__(self) -> str:
         return f"<ClockOffsetWalk of {self._stream}: {len(self._windows)} sources>"
 
-    def take(self, record: Record, message: Envelope) -> None:
+    def take(self, row: Row, message: Envelope) -> None:
         """The times of the next message of a source's own chain narrow the bounds of its offset."""
-        sent_ms, stored_ms = message.sent_ms, record.time_ms
+        sent_ms, stored_ms = message.sent_ms, row.time_ms
         most_ms = stored_ms - sent_ms
         window = self._windows.get(message.source)
         if window is None:
-            self._windows[message.source] = _Window(record.seq, stored_ms, most_ms, most_ms)
+            self._windows[message.source] = _Window(row.seq, stored_ms, most_ms, most_ms)
             return
         least_ms = window.stored_ms - sent_ms
         # compared without calls: this runs for every message
@@ -94,7 +94,7 @@ class ClockOffsetWalk:
             window.messages, low, high = 1, least_ms, most_ms
         window.messages += 1
         window.least_ms, window.most_ms = low, high
-        window.stored_ms, window.seq = stored_ms, record.seq
+        window.stored_ms, window.seq = stored_ms, row.seq
 
     def offsets(self) -> Iterator[ClockOffset]:
         """One of each source with two messages or more."""

@@ -20,8 +20,8 @@ from core.codec import DECISION_TYPES, DECISIONS, decode_message
 from core.errors import Corrupt
 from core.events import DecisionCounts, ReplicaLeft, ReplicaReported, ReplicaRestated
 from core.ids import ReplicaId, StreamSeq
+from streams.archive.archive_format import Row
 from streams.archive.message_envelope import Envelope
-from streams.log import Record
 
 _STATING = frozenset(kind.__name__ for kind in (ReplicaReported, ReplicaRestated, ReplicaLeft))
 
@@ -115,13 +115,13 @@ class DecisionCountWalk:
         behind = sum(life.logged for life in self._lives.values())
         return msgspec.structs.replace(self._result, not_compared=self._result.not_compared + behind)
 
-    def take(self, record: Record, message: Envelope) -> None:
+    def take(self, row: Row, message: Envelope) -> None:
         """The decisions and the statements in the next message of a replica's own chain are counted."""
         replica = ReplicaId(message.source)
         life = self._lives.get(replica)
         if life is None:
             begin = None if message.n else DecisionCounts(0)
-            life = self._lives[replica] = _Life(message.n, begin, record.time_ms, StreamSeq(0))
+            life = self._lives[replica] = _Life(message.n, begin, row.time_ms, StreamSeq(0))
         if message.n < life.n_next:
             return  # the same message once more
         life.has_gap = life.has_gap or message.n > life.n_next
@@ -130,11 +130,11 @@ class DecisionCountWalk:
         if _STATING.isdisjoint(kinds):
             life.logged += sum(kind in DECISION_TYPES for kind in kinds)
         else:
-            self._take_events(replica, life, record)
+            self._take_events(replica, life, row)
 
-    def _take_events(self, replica: ReplicaId, life: _Life, record: Record) -> None:
+    def _take_events(self, replica: ReplicaId, life: _Life, row: Row) -> None:
         try:
-            events = decode_message(record.payload).events
+            events = decode_message(row.payload).events
         except Corrupt:
             life.has_gap = True
             return
@@ -142,9 +142,9 @@ class DecisionCountWalk:
             if type(event) in DECISIONS:
                 life.logged += 1
             elif isinstance(event, ReplicaReported | ReplicaRestated | ReplicaLeft):
-                self._compare(replica, life, record, event.counts)
+                self._compare(replica, life, row, event.counts)
 
-    def _compare(self, replica: ReplicaId, life: _Life, record: Record, counts: DecisionCounts | UnsetType) -> None:
+    def _compare(self, replica: ReplicaId, life: _Life, row: Row, counts: DecisionCounts | UnsetType) -> None:
         if isinstance(counts, UnsetType):
             return
         result, before = self._result, life.stated
@@ -163,8 +163,8 @@ class DecisionCountWalk:
                     in_gap=life.has_gap,
                     after_seq=life.seq,
                     after_ms=life.time_ms,
-                    seq=record.seq,
-                    time_ms=record.time_ms,
+                    seq=row.seq,
+                    time_ms=row.time_ms,
                 )
                 result.deficits.append(deficit)
             if missing:
@@ -172,4 +172,4 @@ class DecisionCountWalk:
             else:
                 result.compared += life.logged
         life.stated, life.logged, life.has_gap = counts, 0, False
-        life.seq, life.time_ms = record.seq, record.time_ms
+        life.seq, life.time_ms = row.seq, row.time_ms

@@ -17,14 +17,14 @@ from core.subjects import ROUTING, owner
 from replay.playback.playback import Playback
 from replay.recording.gaps import Gaps
 from replay.recording.recording import Cursor, Recording
+from streams.archive.archive_format import Row
 from streams.archive.message_envelope import envelope
-from streams.log import Record
 
 SHARE_MIN = 2000
 """Fewer decisions than this per process are not worth starting it."""
-JUDGE_FOLDS = 10.5
+JUDGE_FOLDS = 9.0
 """The time to judge a decision, in foldings of a message: as measured on logs with 1.3 to 20 messages per decision."""
-PROOF_FOLDS = 0.5
+PROOF_FOLDS = 0.3
 """The time to prove a message, in foldings of a message."""
 HALVINGS = 24
 
@@ -70,10 +70,10 @@ class Partition:
         """Messages with decisions, and how many each has."""
         self._fold_share = 0.0
         """The time to fold a message, in decisions made again: folded up to, and judged."""
-        for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
-            replica = ReplicaId(owner(record.subject))
+        for row in recording.archive.rows(ROUTING, start, end):
+            replica = ReplicaId(owner(row.owner))
             if only is None or replica in only:
-                self._count(replica, record)
+                self._count(replica, row)
         if self._seqs:
             folded = sum(self._cursor(-1).values()) - sum(self._cursor(0).values())
             self._fold_share = 1 / (JUDGE_FOLDS + max(0, folded) / self.total)
@@ -81,13 +81,13 @@ class Partition:
     def __repr__(self) -> str:
         return f"<Partition on {self.total} decisions of {len(self.decisions)} replicas>"
 
-    def _count(self, replica: ReplicaId, record: Record) -> None:
-        events = _events(record.payload)
+    def _count(self, replica: ReplicaId, row: Row) -> None:
+        events = _events(row.payload)
         cursors = [_cursor(event) for event in events if event.type in _ROUTED]
         self.refusals += sum(event.type == _REJECTED for event in events)
         self.decisions[replica] += len(cursors)
         if cursors:
-            self._seqs.append(record.seq)
+            self._seqs.append(row.seq)
             self._counts.append(len(cursors))
         self.whole = self.whole and all(map(self._covers, cursors))
 
@@ -156,10 +156,10 @@ class Partition:
         found: dict[int, dict[ReplicaId, int]] = {}
         numbers: dict[ReplicaId, int] = {}
         waiting = deque(starts)
-        for record in self.recording.archive.read(ROUTING, 1, starts[-1]) if ROUTING in self.recording.streams else ():
-            while record.seq >= waiting[0]:
+        for row in self.recording.archive.rows(ROUTING, 1, starts[-1]):
+            while row.seq >= waiting[0]:
                 found[waiting.popleft()] = dict(numbers)
-            message, replica = envelope(record.payload), ReplicaId(owner(record.subject))
+            message, replica = envelope(row.payload), ReplicaId(owner(row.owner))
             if message is not None and message.source == replica:
                 numbers[replica] = max(message.n + 1, numbers.get(replica, 0))
         found.update(dict.fromkeys(waiting, numbers))

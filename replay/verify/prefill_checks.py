@@ -347,17 +347,17 @@ def verify_prefills(
 def _reports(
     recording: Recording, start: int, end: int | None, replicas: Collection[ReplicaId] | None
 ) -> Iterator[_RecordedReport]:
-    for record in recording.archive.read(ROUTING, start, end) if ROUTING in recording.streams else ():
-        whose = owner(record.subject)
-        if REPORT not in record.payload or (replicas is not None and whose not in replicas):
+    for row in recording.archive.rows(ROUTING, start, end):
+        if REPORT not in row.payload:
             continue
-        message = _read_message(record.payload)
+        whose = owner(row.owner)
+        message = _read_message(row.payload) if replicas is None or whose in replicas else None
         if message is None or message.source != whose:
             continue
         for event in message.events:
             first = _prefilled(event)
             if first is not None and first.prefill is not None:
-                yield _RecordedReport(whose, record.seq, record.time_ms, first.request, first.attempt, first.prefill)
+                yield _RecordedReport(whose, row.seq, row.time_ms, first.request, first.attempt, first.prefill)
 
 
 def _prefilled(event: _PrefilledEvent) -> _PrefilledEvent | RequestPrefilled | None:

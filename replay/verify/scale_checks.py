@@ -25,6 +25,7 @@ from core.subjects import ROUTING, SCALE
 from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.scale_rules import RULES
 from replay.recording.recording import Recording
 from streams.log import Record
 
@@ -84,15 +85,17 @@ class ScaleVerdict(NamedTuple):
 
 
 def recorded_inputs(fold: ScaleFold, event: ScaleDecided) -> ScaleInputs | None:
-    """The inputs of the decision that comes next in the fold; None if the capacity before it is not here."""
+    """The inputs of the decision that comes next in the fold; None if the capacity before it is not here. A version of
+    the rules that this program does not have gets the inputs of its newest one."""
     fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
-    return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast)
+    version = event.version if event.version in RULES else SCALE_VERSION
+    return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast, version)
 
 
 def judge_scale(event: ScaleDecided, inputs: ScaleInputs | None, *, is_whole: bool) -> ScaleVerdict:
     """The decision made again; some 10 ms. `is_whole` is false if messages before it are missing: then a decision that
     comes out otherwise is not judged."""
-    if event.version > SCALE_VERSION:
+    if event.version not in RULES:
         return ScaleVerdict(None, VERSION)
     if inputs is None:
         return ScaleVerdict(None, CUT)

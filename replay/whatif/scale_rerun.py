@@ -35,6 +35,7 @@ from projections.scaling.scale_decision import (
     rate_over_m,
 )
 from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 from replay.parallel import parallel_results
 from replay.recording.moment import Moment
@@ -249,7 +250,7 @@ class _FleetRun:
         if period is None:
             return
         self.figures.add_period(period.period_s, workers)
-        model = QueueModel(inputs.demand, inputs.cells, inputs.capacity, inputs.settings)
+        model = QueueModel(inputs.demand, inputs.cells, inputs.capacity, inputs.settings, RULES[inputs.version].lanes)
         if not period.arrivals or not model.is_known:
             return
         attainment_bp = 0

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from core.codec import CHAIN_KEY_BYTES, digest, known_keys, newest_key
 from core.errors import Corrupt
+from core.ids import StreamSeq
 from core.snapshot_manifest import Manifest
 
 ARCHIVE_VERSION = 3
@@ -45,7 +46,7 @@ ZSTD_LEVEL = 3
 class Row(NamedTuple):
     """One message in a block."""
 
-    seq: int
+    seq: StreamSeq
     time_ms: int
     owner: str
     """The owner of its subject: the subject's last token."""

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -119,10 +119,14 @@ class ArchiveReader:
         where = subject(self.contents.namespace, stream, "")
         for rows in self.row_lists(stream, start, end):
             for seq, time_ms, row_owner, payload in rows:
-                yield Record(stream, StreamSeq(seq), time_ms, where + row_owner, payload)
+                yield Record(stream, seq, time_ms, where + row_owner, payload)
+
+    def rows(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[Row]:
+        """The same without subjects, for passes through whole streams: half the price of records."""
+        return chain.from_iterable(self.row_lists(stream, start, end))
 
     def row_lists(self, stream: StreamName, start: int = 1, end: int | None = None) -> Iterator[list[Row]]:
-        """The same as rows, a block at a time; cheaper where no subject is needed. Not to be changed."""
+        """The same, a block at a time. Not to be changed."""
         blocks = self._blocks.get(stream, [])
         for at in range(bisect_left(self._ends.get(stream, []), start), len(blocks)):
             block = blocks[at]

@@ -13,7 +13,9 @@ from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.metrics.frontend_metrics import FrontendMetrics
 from actors.router import adapter_catalog
 from actors.router.router import Router
-from actors.worker import worker_adapters
+from actors.transport.frames import UnloadAdapter
+from actors.worker import adapter_placement, worker_adapters
+from actors.worker.adapter_placement import holders as holders_of
 from actors.worker.worker import Worker
 from api.app import create_app
 from api.auth.access_policy import AccessPolicy
@@ -296,3 +298,54 @@ async def test_an_operator_changes_adapters(folder: Path, tmp_path: Path, monkey
         await server.stop(grace_s=1)
         assert len(await it.told(KV, AdapterLoaded)) == len(await it.told(KV, AdapterUnloaded)) == 2
         assert (await proved(it, tmp_path)).verified == 1
+
+
+async def test_placed_adapters_outlive_their_worker(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is on one of three workers. The others load what a lost worker alone had, leave the rest where it is, and
+    answer; a worker of its name takes its own back. An operator cannot change them."""
+    monkeypatch.setattr(adapter_placement, "SETTLE_S", 0.05)
+    monkeypatch.setattr(worker_adapters, "UNLOAD_GRACE_S", 0.0)
+    names = [f"lora-{number}" for number in range(6)]
+    catalog = {name: adapter_folder(tmp_path / name, name.encode()) for name in names}
+    settings = dataclasses.replace(FAST, model_path=str(folder), vocab=300)
+
+    def where(it: World) -> dict[str, list[str]]:
+        found = {name: worker.adapters for name, worker in it.workers.items()}
+        return {name: [each.name for each in own.all()] for name, own in found.items() if own is not None}
+
+    def planned(*workers: str) -> dict[str, list[str]]:
+        return {each: [name for name in names if holders_of(name, workers, 1) == [each]] for each in workers}
+
+    async with world() as it:
+
+        async def start(name: str) -> Worker:
+            engine = SimulatedEngine("tiny", settings)
+            return await it.worker(name, engine=engine, adapter_catalog=catalog, adapter_replicas=1)
+
+        for each in ("a", "b", "c"):
+            await start(each)
+        all_three = planned("a", "b", "c")
+        assert all(all_three.values())
+        await eventually(lambda: where(it) == all_three, "each is placed")
+        router = await it.router()
+        await it.ready(router, 3)
+        for name in names:
+            await holders(router, name, 1)
+        fault = (await it.workers["a"].change_adapter(UnloadAdapter(name=names[0]))).fault
+        assert "places this adapter" in fault
+        async with asked_at(router) as http:
+            await ask(http, all_three["a"][0])
+            lost = await it.crash("a")
+            it.store.expire(f"workers/{lost}")
+            await eventually(lambda: where(it) == planned("b", "c"), "loaded elsewhere")
+            await it.write_off(router, KV, lost)
+            await holders(router, all_three["a"][0], 1)
+            await ask(http, all_three["a"][0])
+            await start("a")
+            await eventually(lambda: where(it) == all_three, "its own are back")
+        routed = [event for event in await it.told(ROUTING, RequestRouted) if event.adapter]
+        assert len({event.worker for event in routed}) == 2
+        await it.settled(router)
+        assert (await proved(it, tmp_path)).verified == 2

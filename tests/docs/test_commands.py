@@ -14,7 +14,7 @@ import yaml
 from api.cli.main import contrail
 from tests.docs.pages import BESIDE, PAGES, ROOT, Block, blocks, commands, name, place, spans
 
-FOREIGN = {"aider", "claude", "curl", "export", "nats", "openssl", "qwen", "sglang", "vllm"}
+FOREIGN = {"aider", "aiperf", "claude", "curl", "export", "nats", "openssl", "qwen", "sglang", "vllm"}
 """Programs of others that the pages start."""
 PLACEHOLDER = re.compile(r"^[A-Z][A-Z_]*$|^\$")
 """REQUEST_ID, DIR, $(POD_NAME): words that stand for a value."""

@@ -101,6 +101,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "adapters": (
         "tests/projections/folds/test_adapters.py",
         "tests/actors/engines/test_engine_adapters.py",
+        "tests/actors/worker/test_adapter_placement.py",
         "tests/api/test_adapters.py",
     ),
     "planner": (
@@ -1307,8 +1308,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "offset-stored-before",
         "clock offsets",
         "replay/verify/clock_offsets.py",
-        "window.stored_ms, window.seq = stored_ms, record.seq",
-        "window.seq = record.seq",
+        "window.stored_ms, window.seq = stored_ms, row.seq",
+        "window.seq = row.seq",
     ),
     Mutant(
         "offset-order",
@@ -2930,7 +2931,28 @@ MUTANTS: tuple[Mutant, ...] = (
     *_mutants(
         "planner",
         "projections/scaling/scale_fold.py",
-        {"gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE)},
+        {
+            "gap-shrinks-at-once": (" and not self._is_gap(at_ms),", ",", NO_SCALE),
+            "periods-counted-from-the-cut": ("        self.periods = event.periods\n", "", NO_SCALE),
+            "surplus-stays": ("self._surplus_bp * event.period_s // SURPLUS_S", "0", NO_SCALE),
+            "sizes-of-newest-rules": ("self._sizes[RULES[version]", "self._sizes[RULES[SCALE_VERSION]", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/planner.py",
+        {
+            "settings-never-restated": (
+                "elif fold.periods - fold.settings_stated >= RESTATE_PERIODS:",
+                "elif False:",
+                NO_SCALE,
+            ),
+            "capacity-never-restated": (
+                "if fold.periods - fold.capacity_stated >= RESTATE_PERIODS:",
+                "if False:",
+                NO_SCALE,
+            ),
+        },
     ),
     *_mutants(
         "planner",
@@ -2962,6 +2984,9 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "smaller-fleet-without-margin": ("self._fewest_at(raised_m(self._rate_m))", "self.fewest()", NO_SCALE),
             "present-fleet-with-margin": (" and rate_m > self._rate_m", " and rate_m < self._rate_m", NO_SCALE),
+            "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
+            "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
+            "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
         },
     ),
     *_mutants(
@@ -2970,6 +2995,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
+            "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3092,6 +3118,25 @@ MUTANTS: tuple[Mutant, ...] = (
             "adapter-lost-with-id": (
                 "self._joined = msgspec.structs.replace(self._joined, adapters",
                 "_ = msgspec.structs.replace(self._joined, adapters",
+                NO_ADAPTERS,
+            ),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/worker/adapter_placement.py",
+        {
+            "adapter-on-first-worker": ('f"{adapter}\\0{worker}".encode()', "worker.encode()", NO_ADAPTERS),
+            "adapter-on-all-workers": ("worker))[:replicas]", "worker))", NO_ADAPTERS),
+            "adapter-moves-with-a-gap": (
+                "adapters_placed for each in chosen)",
+                "adapter_catalog for each in chosen)",
+                NO_ADAPTERS,
+            ),
+            "adapter-on-worker-without-files": ("if adapter in each.adapter_catalog]", "if True]", NO_ADAPTERS),
+            "adapter-lost-worker-counts": (
+                "elif self._registered.pop(change.key, None) is None:",
+                "elif True:",
                 NO_ADAPTERS,
             ),
         },

@@ -14,7 +14,7 @@ import zstandard
 
 from api.debug.timeline.timeline_scan import BlockReader
 from core.errors import Corrupt
-from core.ids import Epoch
+from core.ids import Epoch, StreamSeq
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING
 from streams.archive.archive_format import ArchiveBlock, Row
@@ -107,7 +107,7 @@ def test_a_block_holds_as_many_messages_as_its_contents_say(tmp_path: Path) -> N
 def test_messages_of_a_block_have_a_bound(tmp_path: Path, messages: int, stands: bool) -> None:
     """The bound itself is read: no block of ours has more."""
     bomb = Bomb(tmp_path / "log")
-    rows = [Row(seq, 0, "", b"") for seq in range(1, messages + 1)]
+    rows = [Row(StreamSeq(seq), 0, "", b"") for seq in range(1, messages + 1)]
     bomb.block(msgspec.msgpack.encode(rows), messages)
     path = bomb.finish()
     readings: Sequence[Callable[[], object]] = (lambda: read_all(path), lambda: scan_all(path))
@@ -133,8 +133,8 @@ def scan_all(path: Path) -> int:
 def test_bytes_of_a_block_have_a_bound(tmp_path: Path, over: int) -> None:
     """A message as long as the log takes stands in it."""
     bomb = Bomb(tmp_path / "log")
-    frame = len(msgspec.msgpack.encode([Row(1, 0, "", bytes(MIB))])) - MIB
-    bomb.block(msgspec.msgpack.encode([Row(1, 0, "", bytes(BLOCK_BYTES_MAX - frame + over))]), 1)
+    frame = len(msgspec.msgpack.encode([Row(StreamSeq(1), 0, "", bytes(MIB))])) - MIB
+    bomb.block(msgspec.msgpack.encode([Row(StreamSeq(1), 0, "", bytes(BLOCK_BYTES_MAX - frame + over))]), 1)
     path = bomb.finish()
     if not over:
         assert read_all(path) == scan_all(path) == 1
@@ -148,7 +148,7 @@ def test_a_file_unfolds_to_so_much_and_no_more(tmp_path: Path) -> None:
     """Each block is within its bound, and all together are not: the reading ends with a sentence."""
     bomb = Bomb(tmp_path / "log")
     for seq in range(1, 9):
-        bomb.block(msgspec.msgpack.encode([Row(seq, 0, "", bytes(60 * MIB))]), 1)
+        bomb.block(msgspec.msgpack.encode([Row(StreamSeq(seq), 0, "", bytes(60 * MIB))]), 1)
     path = bomb.finish()
     assert path.stat().st_size * UNPACK_RATIO_MAX < FILE_BYTES_FREE
     with ArchiveReader.open(path) as archive:

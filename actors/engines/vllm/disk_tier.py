@@ -11,7 +11,9 @@ queues are bounded.
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
    takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
-4. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
+4. Of a folder on a network file system the scheduler asks nothing: a request's blocks are looked up in a thread, and
+   the request waits for that (`RemoteBlockStore`). A load that is not done in LOAD_S ends; blocks not read are misses.
+5. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import dropwhile, islice
 from pathlib import Path
 from threading import Condition
 from typing import Any, ClassVar
@@ -51,8 +54,10 @@ from actors.engines.vllm.host_tier import HostTierWorker, check_room
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
+from actors.kv_blocks.bounded_calls import BoundedCalls
 from actors.kv_blocks.disk_counts import COUNTS_FILE, DiskCounts
 from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
+from actors.kv_blocks.remote_block_store import PrefixLookup, RemoteBlockStore
 from actors.kv_blocks.shared_block_store import SharedBlockStore
 from core.clock import SystemClock
 
@@ -61,6 +66,8 @@ LOADS_SHARE, STORES_SHARE = 2, 2
 """Blocks that are read at once, and those that are written, are at most this part of the host: one half each."""
 STAMPS_MAX = 64
 """Ended requests whose blocks are still to be marked as used; more are not."""
+LOAD_S = 10
+"""So long after its begin a load from a network file system reads no further block."""
 
 _logger = logging.getLogger(__name__)
 
@@ -139,6 +146,8 @@ class RequestBlocks:
     """Blocks that it was to load from the disk: each once."""
     stamped: bool = False
     """Its blocks on the disk are marked as used."""
+    lookup: PrefixLookup | None = None
+    """On a network file system: which of its blocks lie there, once it was asked."""
 
 
 @dataclass
@@ -167,6 +176,7 @@ class SealedDiskTier(SecondaryTierManager):
         facts: str,
         shared: str,
         writer: str = "",
+        remote: bool = False,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -181,12 +191,18 @@ class SealedDiskTier(SecondaryTierManager):
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
         self._counts = DiskCounts(Path(shared, COUNTS_FILE))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
-        seal, more = self._seal(digest), (self._counts, Path(shared), SystemClock())
-        self._store: BlockStore | SharedBlockStore = (
-            SharedBlockStore(Path(folder), writer, seal, *more)
-            if writer
-            else BlockStore(Path(folder), size, seal, *more)
-        )  # before the keeper, which comes once the engine serves, announces what lies there
+        seal, self._clock = self._seal(digest), SystemClock()
+        more = self._counts, Path(shared), self._clock
+        self._store: BlockStore | SharedBlockStore | RemoteBlockStore
+        if remote:
+            inner = SharedBlockStore(Path(folder), writer, seal, *more, remote=True)
+            calls = BoundedCalls(self._counts, self._clock)
+            self._store = RemoteBlockStore(inner, self._counts, self._clock, calls)
+        elif writer:
+            self._store = SharedBlockStore(Path(folder), writer, seal, *more)
+        else:
+            # before the keeper, which comes once the engine serves, announces what lies there
+            self._store = BlockStore(Path(folder), size, seal, *more)
         write_pool(Path(shared, FACTS_FILE), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
         self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
         self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
@@ -211,13 +227,15 @@ class SealedDiskTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT if the block lies on the disk and the request may load it now. No I/O, but for a folder that is shared:
-        there one call of the system for each block, some 20 us, up to the first that is missing."""
+        """HIT if the block lies on the disk and the request may load it now; RETRY while a network file system is
+        asked. No I/O, but for a folder that workers of this machine share: there one call of the system for each block,
+        some 20 us, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
         if request is None or not request.allowed or key in request.promised:
             return LookupResult.MISS
-        if not self._store.holds(block_name(self._key, key)):
-            return LookupResult.MISS
+        found = self._find(key, req_context, request)
+        if not found:
+            return LookupResult.RETRY if found is None else LookupResult.MISS
         if max(len(request.promised), self._loading + self._promised) >= self._loads_max:
             self._counts.add(loads_declined=1)
             return LookupResult.MISS
@@ -237,7 +255,8 @@ class SealedDiskTier(SecondaryTierManager):
         self._stamp(job_metadata.req_context, request)
         blocks = []
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
-            if not self._store.holds(name := block_name(self._key, key)):
+            name = block_name(self._key, key)
+            if isinstance(self._store, RemoteBlockStore) or not self._store.holds(name):  # its `put` looks, in a thread
                 blocks.append((key, name, chunk, self._stamp_of(key, job_metadata.req_context, request)))
         room = self._stores_max - self._storing
         if len(blocks) > room:
@@ -252,7 +271,11 @@ class SealedDiskTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """The blocks will be read; those that are refused are misses."""
 
+        until_ms = self._clock.monotonic_ms() + LOAD_S * 1000
+
         def load(name: bytes, chunk: int) -> bool:
+            if isinstance(self._store, RemoteBlockStore) and self._clock.monotonic_ms() > until_ms:
+                return False
             return self._store.load(name, self._row(chunk))
 
         pairs = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
@@ -285,9 +308,20 @@ class SealedDiskTier(SecondaryTierManager):
         """Writes and reads that have begun have ended, the others are given up; files carry their stamps."""
         for pool in (self._loaders, self._storers):
             pool.shutdown(wait=True, cancel_futures=True)
+        if isinstance(self._store, RemoteBlockStore):
+            self._store.close()
         self._store.save_stamps()
         self._counts.close()
         self._bytes.release()
+
+    def _find(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool | None:
+        """True if the block lies on the disk, None if a network file system is being asked."""
+        if not isinstance(self._store, RemoteBlockStore):
+            return self._store.holds(block_name(self._key, key))
+        if request.lookup is None:
+            rest = islice(dropwhile(lambda each: each != key, _prefix(req_context)), self._loads_max)
+            request.lookup = self._store.find_prefix([block_name(self._key, each) for each in rest])
+        return request.lookup.holds(block_name(self._key, key))
 
     def _row(self, chunk: int) -> memoryview:
         return self._bytes[chunk * self._row_bytes : (chunk + 1) * self._row_bytes]

@@ -194,10 +194,14 @@ class DiskTier(NamedTuple):
     """Keys the names and seals of the files."""
     writer: str = ""
     """Of a folder that several workers use, this one's name there: 16 hex digits, new with each engine."""
+    local: Path | None = None
+    """If the folder lies on a network file system: one of this machine, for what counts on this machine alone."""
 
     @property
     def digests(self) -> Path:
-        """The folder for digests of model files, which engines of several workers share."""
+        """The folder for digests of model files, which engines of several workers of this machine share."""
+        if self.local is not None:
+            return self.local
         return self.folder if self.writer else self.folder.parent
 
 
@@ -208,6 +212,7 @@ def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, 
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
     sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared), "writer": tier.writer}
+    sealed |= {"remote": tier.local is not None}
     more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, "facts": "", **sealed}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 

@@ -43,7 +43,7 @@ from actors.engines.vllm.vllm_args import (
 )
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
 from actors.engines.vllm.vllm_transfer import KEEP_MS, ROLES, VllmTransfer, connector, pull_params
-from actors.kv_blocks.block_store import BlockFolderLock
+from actors.kv_blocks.block_store import BlockFolderLock, make_folder
 from actors.kv_blocks.disk_counts import COUNTS_FILE, read_counts
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
 from actors.kv_blocks.pool_folder import PoolDescription, PoolShare
@@ -277,8 +277,9 @@ class VllmEngine:
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
-    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock:
+    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock | None:
         """The tier's folder is ours, or that of workers that share it, and nothing of killed engines is left in memory.
+        A folder of several machines has no lock: locks of files are another matter on each network file system.
         CallerError if it cannot be had, or if the model is none in a folder."""
         if not Path(self._model_path).is_dir():
             raise CallerError(
@@ -286,6 +287,9 @@ class VllmEngine:
                 "is none; fetch the model and give its folder"
             )
         shared_memory.remove_leftovers()
+        if tier.local is not None:
+            make_folder(tier.folder)
+            return None
         return BlockFolderLock(tier.folder, shared=bool(tier.writer))
 
     def _read_weights(self) -> dict[str, str]:
@@ -304,7 +308,7 @@ class VllmEngine:
             return None
         kind = bytes.fromhex(facts.kind)
         hash_bytes = HASH_BYTES[algorithm]
-        share = PoolShare(tier.writer, tier.size_bytes) if tier.writer else None
+        share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None) if tier.writer else None
         return PoolDescription(
             tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared, share
         )

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from actors.kv_pool.shared_pool import CLAIMS, SharedPool
 from actors.router.router import Router
 from actors.worker.worker import Worker
@@ -57,21 +59,30 @@ async def kill(it: World, name: str) -> None:
     it.store.expire(f"{CLAIMS}{pool.id}")
 
 
-async def test_the_other_worker_has_the_blocks_of_a_killed_one(tiny_checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("locality", ["local", "remote"])
+async def test_the_other_worker_has_the_blocks_of_a_killed_one(
+    tiny_checkpoint: Path, tmp_path: Path, locality: str
+) -> None:
     """The first computes prompts, and is killed while it computes another one. The second keeps the pool then; it finds
     what is predicted, its texts are those of cold, and what it writes is announced, too."""
+    local = tmp_path if locality == "remote" else None
+    on_disk = 0 if local else BLOCKS
     async with world() as it:
-        first = await it.worker("decode-0", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id()))
+        first = await it.worker(
+            "decode-0", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local)
+        )
         router = await it.router(settings=RoutingSettings(policy="kv"))
         await it.ready(router)
         asked = [request(prompt(LENGTH), 8) for _ in range(PROMPTS)]
         cold = [(await answer(router, each))[0] for each in asked]
         for _ in range((DEVICE_BLOCKS + SIZE) // BLOCKS):
             await answer(router, request(prompt(LENGTH), 2))
-        second = await it.worker("decode-1", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id()))
+        second = await it.worker(
+            "decode-1", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local)
+        )
         await it.ready(router, workers=2)
         for each in asked:
-            await eventually(lambda each=each: levels(router, second, each) == (0, 0, BLOCKS, BLOCKS), "known")  # type: ignore[misc]
+            await eventually(lambda each=each: levels(router, second, each) == (0, 0, on_disk, BLOCKS), "known")  # type: ignore[misc]
         assert pool_of(first).keeper is not None
 
         under_way = asyncio.ensure_future(answer_to(first.engine, request(prompt(LENGTH), 400)))
@@ -80,14 +91,14 @@ async def test_the_other_worker_has_the_blocks_of_a_killed_one(tiny_checkpoint: 
         await asyncio.gather(under_way, return_exceptions=True)
         await eventually(lambda: pool_of(second).keeper is not None, "another keeper")
         for each in asked:
-            await eventually(lambda each=each: levels(router, second, each) == (0, 0, BLOCKS, BLOCKS), "by it")  # type: ignore[misc]
+            await eventually(lambda each=each: levels(router, second, each) == (0, 0, on_disk, BLOCKS), "by it")  # type: ignore[misc]
         assert [await answer(router, each) for each in asked] == [(tokens, BLOCKS * SIZE) for tokens in cold]
         await eventually(lambda: router.publisher.outbox.idle, "decisions are in the log")
         routed = (await it.told(ROUTING, RequestRouted))[-PROMPTS:]
         assert [event.predicted_cached_tokens for event in routed] == [BLOCKS * SIZE] * PROMPTS
         new = request(prompt(LENGTH), 2)
         await answer(router, new)
-        await eventually(lambda: levels(router, second, new)[2] == BLOCKS, "its own are announced")
+        await eventually(lambda: levels(router, second, new)[-1] == BLOCKS, "its own are announced")
         keeper = pool_of(second).keeper
         assert keeper is not None
         await eventually(lambda: keeper.blocks >= (PROMPTS + 1) * BLOCKS, "in the pool, too")

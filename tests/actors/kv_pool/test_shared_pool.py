@@ -4,6 +4,7 @@ simulated, and the files of their blocks are written by the test."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -315,3 +316,28 @@ async def test_entries_that_cannot_be_written_are_written_later(
     await it.outbox.send()
     assert it.inbox.receive().keys() == {name(1)}
     await it.outbox.leave()
+
+
+async def test_a_keeper_whose_folder_hangs_leaves_it_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on the one machine that lost a network file system. It does not claim the pool again until it answers."""
+    async with pair(tmp_path / "kv") as (_, router, first, second):
+        await store(first, router, tmp_path / "kv")
+        monkeypatch.setattr(shared_pool, "HANG_S", 0.5)
+        answers, listing = threading.Event(), SharedPoolFolder.listing
+        lost = keeper(first)._folder
+
+        def hangs(self: SharedPoolFolder) -> object:
+            if self is lost:
+                answers.wait(20)
+            return listing(self)
+
+        monkeypatch.setattr(SharedPoolFolder, "listing", hangs)
+        opener = pool_of(first)._opener.submit(answers.wait, 20)
+        try:
+            await eventually(lambda: kept_by(first, second) is second, "the other one keeps it")
+            await eventually(lambda: levels(router, first) == BLOCKS, "all is announced by it")
+            assert not opener.done()
+        finally:
+            answers.set()

@@ -7,7 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from actors.planning.planner import OVERDUE_MAX, PeriodEnded, Planner, RecordEvent
+from actors.planning import planner as planner_module
+from actors.planning.planner import OVERDUE_MAX, RESTATE_PERIODS, PeriodEnded, Planner, RecordEvent
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
 from core.events.scale import LEARNED, ScaleEvent, ScaleSettingsChanged
 from projections.scaling.scale_decision import FleetCounts, decide_scale
@@ -109,6 +110,49 @@ def test_every_decision_is_made_again_from_the_events_before_it() -> None:
             made += 1
         fold.apply(event)
     assert made == 10 * PER_MINUTE
+
+
+def test_settings_and_capacity_are_never_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is stated again, as it is, when as many periods have passed without it; a change of one restates that one
+    alone."""
+    monkeypatch.setattr(planner_module, "RESTATE_PERIODS", 10)
+    run = PlannerRun(SETTINGS)
+    for number in range(35):
+        run.period(10, () if number else None)
+
+    periods = [sum(isinstance(each, DemandRolled) for each in run.events[:at]) for at in range(len(run.events))]
+    events = list(zip(periods, run.events, strict=True))
+    changed = [(at, each) for at, each in events if isinstance(each, ScaleSettingsChanged)]
+    learned = [(at, each) for at, each in events if isinstance(each, CapacityLearned)]
+    assert [at for at, _ in changed] == [0, 10, 20, 30]
+    assert len({each.revision for _, each in changed}) == 1
+    assert [at for at, _ in learned] == [0, 1, 11, 21, 31], "the hit rate of the first period is learned in it"
+    assert len({each for _, each in learned[1:]}) == 1
+    assert RESTATE_PERIODS * ScaleSettings().period_s == 3_600
+
+
+def test_a_stream_without_its_start_gives_equal_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the requests and the arrivals that a decision rests on all lie behind the new start. A successor that learns
+    its speed decides at once, and goes on with the count of periods."""
+    monkeypatch.setattr(planner_module, "RESTATE_PERIODS", 10)
+    random_, run = random.Random(4), PlannerRun(SETTINGS)
+    for _ in range(130):
+        arrivals = poisson(random_, 100)
+        run.period(arrivals, (cell(arrivals // 2, uncached=3_000), cell(arrivals - arrivals // 2, output=300)))
+
+    fold, made = ScaleFold(), []
+    for event in run.events[len(run.events) // 2 :]:
+        if isinstance(event, ScaleDecided) and fold.capacity is not None:
+            fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
+            made.append(decide_scale(fold.inputs(event.at_ms, fleet, event.forecast)) == event)
+        fold.apply(event)
+
+    assert len(made) > 50
+    assert all(made[-10:])
+    assert not all(made), "the cut is felt at first"
+    assert (fold.settings, fold.revision, fold.periods) == (SETTINGS, 1, 130)
+    first = feed(Planner(SETTINGS, None, fold), 131)
+    assert [event.periods for event in first if isinstance(event, ScaleDecided)] == [131]
 
 
 def test_start_up_times_and_hit_rates_are_learned() -> None:

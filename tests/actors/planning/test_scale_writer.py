@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
-from actors.planning import scale_writer
+from actors.planning import planner, scale_writer
 from actors.planning.scale_writer import PlannerSuperseded, ScaleWriter
 from core.codec import decode_message
 from core.errors import Corrupt, Unavailable
 from core.events.scale import ScaleApplied, ScaleEvent, WorkerStarting
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
+from projections.scaling.scale_settings import ScaleSettings
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
+from tests.actors.planning.planner_run import PlannerRun
 
 
 def order(start: int) -> ScaleEvent:
@@ -45,6 +47,30 @@ async def test_a_successor_goes_on_behind_the_last_message() -> None:
 
     assert fold.starts == 2
     assert await numbers(log) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kept", [11, 25])
+async def test_a_successor_has_settings_and_capacity_of_a_log_that_dropped_its_first_messages(
+    monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    """Where the log keeps a few more periods than lie between two statements."""
+    monkeypatch.setattr(planner, "RESTATE_PERIODS", 10)
+    log, run = await PlannedLog().made(), PlannerRun(ScaleSettings(max=7))
+    writer, recorded = await writer_on(log), 0
+    for number in range(40):
+        run.period(10, () if number else None)  # nothing is learned behind the first period
+        await writer.append(run.events[recorded:])
+        recorded = len(run.events)
+    whole = run.planner.fold
+
+    log.expire(SCALE, StreamSeq(40 - kept + 1))
+    second = ScaleWriter(log, NAMESPACE, log.key, log.clock)
+    fold = await second.read()
+    await second.append([order(1)])
+
+    assert (fold.settings, fold.revision, fold.capacity) == (whole.settings, whole.revision, whole.capacity)
+    assert fold.periods == whole.periods == 40
+    assert (await numbers(log))[-1] == 40
 
 
 async def test_the_log_refuses_a_planner_whose_successor_has_written() -> None:

@@ -93,6 +93,10 @@ def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: 
     (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     assert spec.command[at : at + 5] == ("--disk-tier", str(tmp_path / folder), "--disk-size", "20GiB", "--disk-shared")
+    disk["locality"] = "remote"
+    (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
+    (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+    assert spec.command[at + 4 : at + 6] == ("--disk-shared", "--disk-remote")
 
 
 @pytest.mark.parametrize(
@@ -334,6 +338,11 @@ def test_workers_that_share_have_one_folder_and_names_of_their_own(
     assert [tier and tier.folder for tier in tiers] == [tmp_path / "kv"] * 2
     assert [tier and tier.digests for tier in tiers] == [tmp_path / "kv"] * 2
     assert len({tier and tier.writer for tier in tiers} - {""}) == 2
+    remote = _disk_tier("decode-0", "kv", "1GiB", b"key", shared=True, local=tmp_path / "data")
+    assert remote is not None
+    assert (remote.folder, remote.digests) == (tmp_path / "kv", tmp_path / "data")
+    with pytest.raises(CallerError, match="--disk-remote says how --disk-shared is used: give that, too"):
+        _disk_tier("decode-0", "kv", "1GiB", b"key", local=tmp_path / "data")
     with pytest.raises(CallerError, match="--disk-shared says how --disk-tier is used: give that, too"):
         _disk_tier("decode-0", None, None, b"key", shared=True)
 

@@ -225,3 +225,20 @@ def test_the_level_has_its_credit() -> None:
     assert approximate.predicted_cached_tokens == 0
     site.cache(B, PROMPT, 40, tier="host")
     assert site.decide(PROMPT, RoutingSettings(policy="kv")).worker == B
+
+
+def test_a_remote_pool_is_behind_the_disk() -> None:
+    """It counts on the level of its tier, and no more of both at once than of one."""
+    site = kept(load_blocks=12, blocks=6)
+    remote = WorkerId("53" * 8)
+    site.say(
+        KV,
+        A,
+        structs.replace(reader(load_blocks=12), pools=structs.replace(reads(POOL, "kind", 12), ids=(POOL, "f1" * 8))),
+    )
+    site.say(KV, remote, pool_joined("f1" * 8, A), stored(*HASHES[:20], tier="remote"))
+    assert levels(site) == (0, 0, 6, 12)
+    site.cache(A, PROMPT, 3)
+    assert levels(site) == (3, 3, 6, 15)
+    site.say(KV, SOURCE, removed(*HASHES[:6], tier="disk"))
+    assert levels(site) == (3, 3, 3, 15)

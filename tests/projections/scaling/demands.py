@@ -74,12 +74,12 @@ def inputs(
     ready: int = 4,
     capacity: CapacityLearned = CAPACITY,
 ) -> ScaleInputs:
-    """Inputs after these periods, of a planner that has made no decision before."""
+    """Inputs after these periods, of a planner that has made no decision before, and without any surplus."""
     fold = ScaleFold()
     fold.settings, fold.capacity = settings, capacity
     for each in demand:
         fold.apply(each)
-    return fold.inputs(demand[-1].at_ms, FleetCounts(ready), foreseen(rate_m))
+    return fold.inputs(demand[-1].at_ms, FleetCounts(ready), foreseen(rate_m))._replace(surplus_bp=0)
 
 
 def poisson(random_: random.Random, mean: float) -> int:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.events.scale import DemandCell, DemandRolled
-from projections.scaling.queue_model import ALL_BP, SAMPLE, QueueModel, interpolate
+from projections.scaling.queue_model import (
+    ALL_BP,
+    FOLLOWING_BP,
+    SAMPLE,
+    QueueModel,
+    interpolate,
+    lanes_by_caches,
+    lanes_in_turn,
+)
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, cell, rolled, summed
 
@@ -14,7 +25,7 @@ BOUNDS = ScaleSettings()
 
 
 def model(demand: list[DemandRolled], bounds: ScaleSettings = BOUNDS) -> QueueModel:
-    return QueueModel(demand, summed(demand), CAPACITY, bounds)
+    return QueueModel(demand, summed(demand), CAPACITY, bounds, lanes_by_caches)
 
 
 def test_values_lie_on_the_lines_between_points() -> None:
@@ -52,8 +63,8 @@ def test_other_prompts_lengthen_the_time_between_tokens() -> None:
     found = model([rolled(1, 4)])
     found._sizes = found._sizes._replace(outputs=[11, 1, 1, 1])
 
-    within = found._between_tokens(1, [0, 100, 200, 9_000_000], [1, 220_000, 220_000, 1], 6_000)
-    beyond = found._between_tokens(1, [0, 100, 200, 9_000_000], [1, 220_000, 220_001, 1], 6_000)
+    within = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_000, 1], 6_000)
+    beyond = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_001, 1], 6_000)
 
     assert (within[0], beyond[0]) == (True, False)
 
@@ -63,9 +74,54 @@ def test_an_answer_that_outlasts_the_arrivals_meets_the_first_ones_again() -> No
     found = model([rolled(1, 2)])
     found._sizes = found._sizes._replace(outputs=[31, 31])
 
-    assert found._between_tokens(1, [0, 1_000_000], [200_000, 1_320_000], 6_000) == [True, True]
-    assert found._between_tokens(1, [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, False]
-    assert found._between_tokens(2, [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, True]  # a worker each
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], [200_000, 1_320_000], 6_000) == [True, True]
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, False]
+    assert found._between_tokens([[0], [1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [
+        True,
+        True,
+    ]  # a worker each
+
+
+@pytest.mark.parametrize(("count", "workers"), [(1, 1), (3, 8), (1024, 4)])
+@pytest.mark.parametrize("hit_bp", [0, 6_000, ALL_BP])
+def test_each_request_goes_to_one_worker(count: int, workers: int, hit_bp: int) -> None:
+    """In the order of the arrivals; without cached prompts in turn."""
+    lanes = lanes_by_caches(count, workers, hit_bp)
+
+    assert sorted(number for lane in lanes for number in lane) == list(range(count))
+    assert all(list(lane) == sorted(lane) for lane in lanes)
+    if not hit_bp:
+        assert list(map(list, lanes)) == list(map(list, lanes_in_turn(count, workers, 0)))
+
+
+def test_requests_with_cached_prompts_follow_their_caches() -> None:
+    """Half of them do, and one in four of these lies where its turn was, too."""
+    moved = [0, *(SAMPLE - _in_turn(lanes_by_caches(SAMPLE, 4, hit_bp)) for hit_bp in (4_000, 8_000))]
+
+    assert moved == sorted(moved)
+    for found, hit_bp in zip(moved, (0, 4_000, 8_000), strict=True):
+        expected = SAMPLE * hit_bp * FOLLOWING_BP * 3 // (ALL_BP * ALL_BP * 4)
+        assert abs(found - expected) < 60
+
+
+def _in_turn(lanes: Sequence[Sequence[int]]) -> int:
+    return sum(number % len(lanes) == place for place, lane in enumerate(lanes) for number in lane)
+
+
+def test_a_spread_by_caches_lengthens_answers() -> None:
+    """Some workers get more prompts than in turn. Answers of 40 tokens bear one prompt of 78 ms at 8 ms a token."""
+    demand, bounds = (
+        [rolled(number, 20, (cell(20, 3_000, 40, 12_000),)) for number in range(30)],
+        ScaleSettings(itl_ms=8),
+    )
+
+    found = (
+        QueueModel(demand, summed(demand), CAPACITY, bounds, lanes).predict(4, 6_000, 7_500, 7_500)
+        for lanes in (lanes_in_turn, lanes_by_caches)
+    )
+    in_turn, by_caches = (each.between_tokens_bp for each in found)
+
+    assert by_caches < in_turn - 1_000
 
 
 def test_a_fleet_that_cannot_keep_up_attains_nothing() -> None:

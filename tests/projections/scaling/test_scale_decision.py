@@ -14,12 +14,14 @@ from projections.scaling.scale_decision import (
     CEILING_GAIN_BP,
     DOWN_WINDOW,
     GOAL,
-    HOLD_BP,
     IDLE,
     MAX,
     MIN,
     NO_HISTORY,
     REGRET_MARGIN_BP,
+    SPEND_S,
+    SPENT_MOST_BP,
+    Goal,
     HitRates,
     RequiredWorkers,
     burst_rate_m,
@@ -27,6 +29,7 @@ from projections.scaling.scale_decision import (
     raised_m,
     rising,
 )
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import START_MS, cell, decided, inputs, rolled
 
@@ -65,7 +68,7 @@ def test_a_decision_needs_few_predictions(rate_m: int, ready: int) -> None:
     missed = set[int]()
     for each in made.candidates:
         assert each.workers not in missed
-        if each.attainment_bp < made.goal_bp - HOLD_BP:
+        if each.attainment_bp < made.goal_bp - RULES[made.version].hold_bp:
             missed.add(each.workers)
 
 
@@ -106,6 +109,27 @@ def test_the_fleet_falls_to_the_most_workers_of_the_window() -> None:
     assert (early.target, early.bound) == (9, DOWN_WINDOW)
     assert (later.target, later.bound) == (5, DOWN_WINDOW)
     assert raised.target == 9
+
+
+def test_the_goal_sinks_while_there_is_a_surplus() -> None:
+    """18 requests beyond those that were asked, at two a second: 1 % of the 1 800 in SPEND_S; and never too far."""
+    surplus_bp = 18 * 10_000
+
+    assert Goal(9_500, surplus_bp).at_bp(2_000) == 9_400
+    assert [Goal(9_500, surplus_bp).at_bp(rate_m) for rate_m in (1, 1_000, 4_000)] == [9_300, 9_300, 9_450]
+    assert Goal(9_500, -surplus_bp).at_bp(2_000) == 9_500
+    assert SPEND_S == 900
+    assert SPENT_MOST_BP == 200
+
+
+def test_a_surplus_saves_workers() -> None:
+    """Only by rules that spend it."""
+    base = inputs(steady(100), ScaleSettings(ttft_ms=140), 26_000, ready=1)
+    none, much = (base._replace(surplus_bp=requests * 10_000) for requests in (0, 10_000))
+
+    assert decide_scale(much).goal_bp == decide_scale(none).goal_bp - SPENT_MOST_BP
+    assert decide_scale(much).required == decide_scale(none).required - 1
+    assert decide_scale(much._replace(version=1)) == decide_scale(none._replace(version=1))
 
 
 def test_a_smaller_fleet_must_bear_a_little_more() -> None:
@@ -201,6 +225,8 @@ def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     attainment=st.integers(5_000, 10_000),
     ready=st.integers(0, 16),
     regretted=st.integers(0, 16),
+    surplus=st.integers(-100, 500),
+    version=st.sampled_from(list(RULES)),
 )
 def test_more_demand_never_wants_fewer_workers(
     arrivals: list[int],
@@ -211,14 +237,22 @@ def test_more_demand_never_wants_fewer_workers(
     attainment: int,
     ready: int,
     regretted: int,
+    surplus: int,
+    version: int,
 ) -> None:
-    """For any sizes, bursts, present fleet and goal, reachable or not; also where a smaller fleet must bear more."""
+    """By each version of the rules, for any sizes, bursts, fleet, surplus and goal, reachable or not; also where a
+    smaller fleet must bear more."""
     both = (cell(5, uncached, output, 30_000), cell(2, uncached * 3, output * 2, 90_000))
     demand = [rolled(number, count, both) for number, count in enumerate(arrivals)]
     sought = replace(SETTINGS, attainment=attainment / 100)
 
     bases = (inputs(demand, sought, rate, ready=ready) for rate in (rate_m, rate_m + more))
-    low, high = (decide_scale(each._replace(regretted=regretted, is_window_full=True)) for each in bases)
+    low, high = (
+        decide_scale(
+            each._replace(regretted=regretted, is_window_full=True, surplus_bp=surplus * 10_000, version=version)
+        )
+        for each in bases
+    )
 
     assert high.required >= low.required
     assert high.target >= low.target

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from core.events import ScaleDecided
 from projections.scaling.scale_decision import FleetCounts
-from projections.scaling.scale_fold import REGRET_S, SIZED_REQUESTS, ScaleFold
+from projections.scaling.scale_fold import REGRET_S, SURPLUS_S, ScaleFold
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, START_MS, cell, decided, foreseen, rolled
 
@@ -91,13 +92,37 @@ def test_a_rise_long_after_a_fall_is_no_regret() -> None:
     assert regretted(found, 2 + REGRET_S // PERIOD_S) == 0
 
 
-def test_sizes_are_those_of_the_last_requests() -> None:
-    """Older events count no more; a single large one stays."""
-    found = fold()
-    for number in range(40):
-        found.apply(rolled(number, 10, (cell(SIZED_REQUESTS // 8, uncached=100 + number),)))
-    cells = found.inputs(START_MS, FleetCounts(3), foreseen(0)).cells
+def surplus_bp(found: ScaleFold) -> int:
+    return found.inputs(START_MS, FleetCounts(3), foreseen(0)).surplus_bp
 
-    assert sum(each.count for each in cells) == SIZED_REQUESTS
-    found.apply(rolled(40, 10, (cell(3 * SIZED_REQUESTS),)))
-    assert sum(each.count for each in found.inputs(START_MS, FleetCounts(3), foreseen(0)).cells) == 3 * SIZED_REQUESTS
+
+def test_requests_beyond_the_goal_are_a_surplus() -> None:
+    """Of 100 requests 95 were asked to be within the bounds, so 98 are three too many. An hour later a third counts."""
+    found = fold()
+    found.apply(replace(rolled(0, 100), attained=98))
+
+    assert surplus_bp(found) == 30_000 - 30_000 * PERIOD_S // SURPLUS_S
+    for number in range(1, SURPLUS_S // PERIOD_S):
+        found.apply(rolled(number, 0))
+    assert 30_000 * 0.36 < surplus_bp(found) < 30_000 * 0.38
+    found.apply(replace(rolled(SURPLUS_S // PERIOD_S, 100), attained=80))
+    assert surplus_bp(found) < -130_000
+
+
+def sized(found: ScaleFold, version: int) -> int:
+    """The requests whose sizes that version reads."""
+    return sum(each.count for each in found.inputs(START_MS, FleetCounts(3), foreseen(0), version).cells)
+
+
+@pytest.mark.parametrize("version", RULES)
+def test_sizes_are_those_of_the_last_requests(version: int) -> None:
+    """Of so many as the version of the rules reads. Older events count no more; a single large one stays."""
+    found, count = fold(), RULES[version].sized_requests
+    for number in range(40):
+        found.apply(rolled(number, 10, (cell(count // 8, uncached=100 + number),)))
+
+    assert sized(found, version) == count
+    found.apply(rolled(40, 10, (cell(count - 1),)))
+    assert sized(found, version) == count - 1 + count // 8
+    found.apply(rolled(41, 10, (cell(3 * count),)))
+    assert sized(found, version) == 3 * count

@@ -14,7 +14,7 @@ from core.events import ScaleDecided
 from core.events.scale import SCALE_VERSION, CapacityLearned, ScaleEvent, ScaleFailed
 from core.ids import RequestId, StreamSeq
 from core.subjects import JOBS, ROUTING, SCALE
-from projections.scaling.scale_decision import BOUNDS
+from projections.scaling.scale_decision import BOUNDS, GOAL
 from projections.scaling.scale_settings import ScaleSettings
 from replay.explain.scale_explainer import ScaleExplainer, explain_scale
 from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, ScaleExplanation
@@ -183,6 +183,16 @@ async def logged(found: Sequence[ScaleEvent]) -> PlannedLog:
         await writer.append([event])
     await log.write(*arrival("late"))
     return log
+
+
+def test_a_goal_below_the_settings_is_explained() -> None:
+    """Where earlier requests attained more."""
+    it = replace(decided([rolled(1, 10)], SETTINGS, 2_000), bound=GOAL)
+
+    lowered, plain = (scale_reason(replace(it, goal_bp=goal_bp), SETTINGS, None) for goal_bp in (9_350, 9_500))
+
+    assert lowered.endswith("; 95 % are asked for, and earlier requests attained more.")
+    assert "earlier requests" not in plain
 
 
 async def test_moments_of_a_log() -> None:

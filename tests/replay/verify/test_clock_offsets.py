@@ -9,8 +9,8 @@ import pytest
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from replay.verify.clock_offsets import OFFSETS_KEPT, WINDOW, ClockOffset, ClockOffsetWalk, furthest
+from streams.archive.archive_format import Row
 from streams.archive.message_envelope import Envelope
-from streams.log import Record
 
 
 def offsets(times: Iterable[tuple[int, int]], source: str = "a") -> list[ClockOffset]:
@@ -18,7 +18,7 @@ def offsets(times: Iterable[tuple[int, int]], source: str = "a") -> list[ClockOf
     walk = ClockOffsetWalk(ROUTING)
     for n, (sent_ms, stored_ms) in enumerate(times):
         message = Envelope(1, source, n, b"", sent_ms, [])
-        walk.take(Record(ROUTING, StreamSeq(n + 1), stored_ms, "", b""), message)
+        walk.take(Row(StreamSeq(n + 1), stored_ms, "", b""), message)
     return list(walk.offsets())
 
 

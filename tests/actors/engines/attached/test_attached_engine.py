@@ -21,7 +21,8 @@ from actors.engines.attached import attached_engine, call_checks
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.attached.vllm_profile import read_metrics
-from actors.engines.engine import CacheChange, CacheGap, CacheStored, TransferFailed
+from actors.engines.engine import CacheChange, CacheGap, CacheRemoved, CacheStored, TransferFailed
+from actors.kv_cache.cache_mirror import CacheMirror
 from actors.transport import server_client
 from actors.transport.server_client import ServerAddress, ServerGone
 from actors.worker.engine_watchdog import wait_until_dead
@@ -32,10 +33,21 @@ from core.kv_transfer import KvPull
 from core.models import GenerationFailed
 from core.prompt import tokens_to_bytes
 from streams.embedded.loopback_ports import free_port
-from tests.actors.engines.kv_events.test_kv_events import stored
+from tests.actors.engines.kv_events.test_kv_events import removed, stored
+from tests.contracts.engine import HASH_SEED
+from tests.fixtures.cable import Cable
 from tests.fixtures.certificate import Authority
 from tests.fixtures.eventually import eventually
 from tests.fixtures.fake_vllm_server import BLOCK_SIZE, BLOCKS, CONTEXT, FakeVllmServer
+
+CUT_S = 0.4
+"""The time for which the connection of the cache events is broken …"""
+CUT_BATCHES = 80
+"""… and the batches that are published in that time."""
+LIVE_BLOCKS = 30
+"""Blocks that the cache of that server holds."""
+LATE_BATCHES, LATE_KEPT = 1000, 200
+"""Batches before an engine is attached, and those of them that the server still has."""
 
 
 @pytest.fixture
@@ -635,6 +647,80 @@ async def test_lost_events_are_found(
     server._publisher = publisher
     await eventually(lambda: any(isinstance(change, CacheGap) for change in changes), "the gap")
     await second.stop()
+
+
+async def test_events_are_cut_off_under_load(server: FakeVllmServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection of the cache events breaks for a while, under stores and evictions. Nothing is lost: the mirror
+    holds what the server's cache holds."""
+    monkeypatch.setattr(attached_engine, "REREAD_EVERY_S", 0.1)
+    cable = Cable(server.endpoints[0].replace("tcp://*", "127.0.0.1"))
+    await cable.mend()
+    server.endpoints[0] = f"tcp://{cable.endpoint}"
+    changes: list[CacheChange] = []
+    engine = AttachedEngine("tiny", ServerOptions(server.url))
+    await engine.start(changes.append)
+    after_trial = len(changes)
+    held = set[int]()
+
+    async def load(first: int, count: int) -> None:
+        for name in range(first, first + count):
+            evicted = [removed(name - LIVE_BLOCKS)] if name - LIVE_BLOCKS in held else []
+            held.difference_update({name - LIVE_BLOCKS})
+            held.add(name)
+            await server.publish(root_block(name), *evicted)
+            await asyncio.sleep(CUT_S / CUT_BATCHES)
+
+    await load(1000, CUT_BATCHES)
+    await cable.cut()
+    await load(1000 + CUT_BATCHES, CUT_BATCHES)
+    await cable.mend()
+    await load(1000 + 2 * CUT_BATCHES, CUT_BATCHES)
+    await engine.settle()
+    await engine.check()
+    known = set[int]()
+    for change in changes[after_trial:]:
+        assert not isinstance(change, CacheGap)
+        if isinstance(change, CacheStored):
+            known.update(change.blocks)
+        elif isinstance(change, CacheRemoved):
+            known.difference_update(change.blocks)
+    assert known == held
+    assert len(held) == LIVE_BLOCKS
+    await engine.stop()
+    await cable.cut()
+
+
+async def test_attached_late(server: FakeVllmServer) -> None:
+    """The server has forgotten its first batches. What rests on them is not claimed; the rest is, and what is stored
+    again is learned."""
+    for name in range(LATE_BATCHES):
+        await server.publish(root_block(name, parent=name - 1 if name % 2 else None))
+    server.forget_events(LATE_BATCHES - LATE_KEPT + 1)
+    changes: list[CacheChange] = []
+    engine = AttachedEngine("tiny", ServerOptions(server.url))
+    await engine.start(changes.append)
+    mirror = CacheMirror(BLOCK_SIZE, HASH_SEED)
+    for change in changes:
+        mirror.apply(change)
+    assert mirror.gaps == 1
+    assert isinstance(changes[0], CacheGap)
+    assert changes[0].detail.startswith(f"cache events 0 to {LATE_BATCHES - LATE_KEPT} were missed")
+    assert mirror.reported == LATE_KEPT - 1 - 1 + 1  # without the block whose parent is forgotten; with the trial's
+    learned = len(changes)
+    await server.publish(root_block(LATE_BATCHES - LATE_KEPT))
+    await engine.settle()
+    for change in changes[learned:]:
+        mirror.apply(change)
+    assert mirror.reported == LATE_KEPT + 1  # that parent, and the block behind it
+    await engine.stop()
+
+
+def root_block(name: int, parent: int | None = None) -> dict[str, Any]:
+    """One block of tokens of its own, at the start of a prompt or behind the parent."""
+    tokens = [name * BLOCK_SIZE + at for at in range(BLOCK_SIZE)]
+    return stored(
+        block_hashes=[name], parent_block_hash=parent, token_ids=tokens, block_size=BLOCK_SIZE, extra_keys=[None]
+    )
 
 
 async def test_events_that_cannot_be_read_again(server: FakeVllmServer, monkeypatch: pytest.MonkeyPatch) -> None:

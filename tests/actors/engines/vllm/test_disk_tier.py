@@ -56,10 +56,11 @@ def engine_over(
     kind: type[RecordedEngine] = RecordedEngine,
     disk_bytes: int = DISK_BYTES,
     writer: str = "",
+    local: Path | None = None,
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
-    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer)
+    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer, local)
     return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
 
 

@@ -15,6 +15,8 @@ import pytest
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
+from actors.kv_blocks.shared_block_store import SharedBlockStore
+from actors.kv_blocks.write_grant import KeeperFence
 from tests.actors.kv_blocks.test_pool_folder import shared_by
 from tests.fixtures.eventually import eventually
 
@@ -25,7 +27,7 @@ PLAIN = {DISK_PARAMETER: True}
 class Tier:
     """A tier over a host of eight chunks."""
 
-    def __init__(self, folder: Path, dtype: str = "float32") -> None:
+    def __init__(self, folder: Path, dtype: str = "float32", **more: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             from vllm.v1.kv_offload import base, config  # noqa: PLC0415
@@ -48,7 +50,7 @@ class Tier:
         self.host = np.random.default_rng(1).integers(-128, 127, (CHUNKS, ROW_BYTES), dtype=np.int8)
         spec: Any = SimpleNamespace(config=self.config)
         folder.mkdir(exist_ok=True)
-        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "shared": str(shared_by(folder))}
+        options = {"folder": str(folder), "size": 1 << 20, "facts": "facts", "shared": str(shared_by(folder)), **more}
         self.tier: Any = disk_tier.SealedDiskTier(spec, memoryview(self.host), "disk", **options)  # type: ignore[arg-type]
         self.jobs = 0
 
@@ -295,3 +297,36 @@ async def test_a_tier_that_is_made_knows_its_folder(tier: Tier, tmp_path: Path) 
     asked = later.request("b", keys, PLAIN.copy())
     assert [later.hit(key, asked) for key in keys] == [True] * 3
     later.tier.shutdown()
+
+
+async def test_a_request_waits_while_a_network_file_system_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler itself never asks it; blocks are stored and come back, up to the first that is missing."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    made = Tier(tmp_path / "kv", writer="0" * 16, remote=True)
+    KeeperFence(tmp_path / "kv", 1).grant(1 << 20, 1 << 16, ("0" * 16,))
+    keys, found = names(4), made.base.LookupResult
+    first = made.request("a", keys, PLAIN.copy())
+    before = made.host[:2].copy()
+    made.job(first, keys[:2], [0, 1], load=False)
+    assert [each.success for each in made.finished()] == [True]
+    asked, holds = threading.Event(), SharedBlockStore.holds
+    scheduler = threading.get_ident()
+
+    def late(self: SharedBlockStore, name: bytes) -> bool:
+        assert threading.get_ident() != scheduler
+        asked.wait(5)
+        return holds(self, name)
+
+    monkeypatch.setattr(SharedBlockStore, "holds", late)
+    later = made.request("b", keys, PLAIN.copy())
+    assert [made.tier.lookup(key, later) for key in keys] == [found.RETRY] * 4
+    asked.set()
+    await eventually(lambda: made.tier.lookup(keys[3], later) is found.MISS, "the answer is there")
+    assert [made.hit(key, later) for key in keys] == [True, True, False, False]
+    made.host[:] = 0
+    made.job(later, keys[:2], [4, 5], load=True)
+    assert [each.success for each in made.finished()] == [True]
+    assert np.array_equal(made.host[4:6], before)
+    made.tier.shutdown()

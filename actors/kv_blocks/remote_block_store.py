@@ -1,0 +1,151 @@
+"""RemoteBlockStore: a shared folder of blocks on a network file system, as one of its workers reads and writes it.
+
+It is a `SharedBlockStore` whose file system may be slow, hang, and show changes of other machines late:
+
+1. No call waits for the file system for longer than `bounded_calls.CALL_S`. After one that did, nothing is stored or
+   read for HANG_PAUSE_S. Blocks go through memory of the call's own: a call that ends late touches none of the host's.
+2. The scheduler never asks the file system. A request's blocks are looked up in a thread (`PrefixLookup`), and the
+   request waits for the answer at most CALL_S.
+3. A block that the file system does not show yet is a miss. One that it still shows, though it is gone, is a miss once
+   it is read.
+4. A file that cannot be read stays: the fault may be the network's. A file that was read and proves no block goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import takewhile
+from threading import Lock
+
+from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls, FileSystemUnavailable
+from actors.kv_blocks.disk_counts import DiskCounts
+from actors.kv_blocks.shared_block_store import SharedBlockStore
+from core.clock import Clock
+
+LOOKUP_THREADS = 2
+LOOKUPS_MAX = 64
+"""Requests whose blocks are looked up, or wait for that; a further one finds nothing."""
+STAMPS_PER_CALL = 256
+"""Blocks that one call marks as used: some 0.3 s where a call of the system takes 0.5 ms."""
+
+
+class PrefixLookup:
+    """The blocks of one request, from the first that is looked for on, as far as they lie there without a gap."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_ms = clock.monotonic_ms() + int(CALL_S * 1000)
+        self._found: frozenset[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PrefixLookup {'under way' if self._found is None else f'{len(self._found)} found'}>"
+
+    def holds(self, name: bytes) -> bool | None:
+        """True if that block lay there, False if not or not known after CALL_S, None if not known yet. No I/O."""
+        if self._found is None and self._clock.monotonic_ms() >= self._until_ms:
+            self.end(())
+        return None if self._found is None else name in self._found
+
+    def end(self, found: Iterable[bytes]) -> None:
+        """These lie there, if no call said so before."""
+        if self._found is None:
+            self._found = frozenset(found)
+
+
+class RemoteBlockStore:
+    """See the module's text. Thread-safe. Its memory is that of CALLS_MAX blocks at most."""
+
+    def __init__(self, store: SharedBlockStore, counts: DiskCounts, clock: Clock, calls: BoundedCalls) -> None:
+        self._store = store
+        self._counts = counts
+        self._clock = clock
+        self._calls = calls
+        self._lookers = ThreadPoolExecutor(LOOKUP_THREADS, "remote tier lookups")
+        self._lock = Lock()
+        self._looking = 0
+        """Lookups that have not ended."""
+
+    def __repr__(self) -> str:
+        return f"<RemoteBlockStore {self._store!r}, {self._calls!r}>"
+
+    def stamp_now(self) -> int:
+        """The stamp of a block that is used now, first in its prompt."""
+        return self._store.stamp_now()
+
+    def find_prefix(self, names: Sequence[bytes]) -> PrefixLookup:
+        """A lookup of these blocks has begun. It finds nothing, and that is counted, if LOOKUPS_MAX are under way, or
+        while calls pause. No I/O."""
+        lookup = PrefixLookup(self._clock)
+        with self._lock:
+            if self._calls.pausing or self._looking >= LOOKUPS_MAX:
+                self._counts.add(loads_declined=1)
+                lookup.end(())
+                return lookup
+            self._looking += 1
+        self._lookers.submit(self._find_prefix, lookup, names)
+        return lookup
+
+    def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
+        """Files of these blocks, as far as they lie there, carry these stamps, or keep newer ones; while calls pause,
+        theirs of before. Blocks: for CALL_S at most for each STAMPS_PER_CALL of them."""
+        left = [*stamps]
+        with suppress(FileSystemUnavailable):
+            while left:
+                part, left = left[:STAMPS_PER_CALL], left[STAMPS_PER_CALL:]
+                self._calls.make(partial(self._stamp, part))
+
+    def save_stamps(self) -> None:
+        """Files carry the stamps of their blocks: `touch` did that."""
+
+    def put(self, name: bytes, payload: memoryview, stamp: int) -> bool:
+        """The block lies there, whether it did before or not. False if it cannot, or if that is not known in time; that
+        is counted. Blocks for CALL_S at most; the payload is not read after that."""
+        if self._calls.pausing:
+            self._counts.add(stores_dropped=1)
+            return False
+        try:
+            return self._calls.make(partial(self._store.put, name, memoryview(bytes(payload)), stamp))
+        except FileSystemUnavailable:
+            self._counts.add(write_failures=1)
+            return False
+
+    def load(self, name: bytes, into: memoryview) -> bool:
+        """The block's bytes stand in `into`, and are proved. False if not, or not in time: then `into` is as before.
+        Blocks for CALL_S at most; nothing is written after that."""
+        if self._calls.pausing:
+            return False
+        read = bytearray(into.nbytes)
+        try:
+            loaded = self._calls.make(partial(self._store.load, name, memoryview(read)))
+        except FileSystemUnavailable:
+            return False
+        if loaded:
+            into[:] = read
+        return loaded
+
+    def close(self) -> None:
+        """No lookup begins any more."""
+        self._lookers.shutdown(wait=False, cancel_futures=True)
+
+    def _find_prefix(self, lookup: PrefixLookup, names: Sequence[bytes]) -> None:
+        found: list[bytes] = []
+        try:
+            found = self._calls.make(partial(self._prefix, names))
+        except FileSystemUnavailable:
+            pass  # counted: the request computes its prompt
+        finally:
+            lookup.end(found)
+            with self._lock:
+                self._looking -= 1
+
+    def _prefix(self, names: Sequence[bytes]) -> list[bytes]:
+        """Those that lie there, up to the first that does not, or as far as half of CALL_S goes."""
+        until_ms = self._clock.monotonic_ms() + int(CALL_S * 500)
+        return [*takewhile(lambda name: self._clock.monotonic_ms() < until_ms and self._store.holds(name), names)]
+
+    def _stamp(self, stamps: Sequence[tuple[bytes, int]]) -> None:
+        self._store.touch(stamps)
+        self._store.save_stamps()

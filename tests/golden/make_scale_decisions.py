@@ -1,0 +1,52 @@
+"""Writes `scale_vN.jsonl`: events of a planner whose decisions are by version N of the rules, the newest.
+
+    python -m tests.golden.make_scale_decisions
+
+It is history: `test_scale_decisions` makes these decisions again, and later versions must, too. It is written once for
+each version of the rules, with the change that brings the version.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from core.events.scale import SCALE_VERSION, DemandCell
+from projections.scaling.scale_settings import ScaleSettings
+from tests.actors.planning.planner_run import PlannerRun
+from tests.projections.scaling.demands import cell, poisson
+
+FOLDER = Path(__file__).parent
+SETTINGS = ScaleSettings(ttft_ms=400, itl_ms=12, attainment=90, max=12, down_window_s=40, startup_s=20)
+RATES = (10, 40, 130, 60, 15, 0)
+"""Arrivals of a period, one level after the other …"""
+LEVEL_PERIODS = 18
+"""… each for so many periods."""
+
+
+def path_of(version: int) -> Path:
+    """The file of that version."""
+    return FOLDER / f"scale_v{version}.jsonl"
+
+
+def lines() -> list[bytes]:
+    """Events of one run: requests of several sizes, of whose prompts three quarters are cached."""
+    random_, run = random.Random(1), PlannerRun(SETTINGS)
+    for rate in RATES:
+        for _ in range(LEVEL_PERIODS):
+            arrivals = poisson(random_, rate)
+            run.period(arrivals, _sizes(arrivals))
+    return [msgspec.json.encode(event) for event in run.events]
+
+
+def _sizes(arrivals: int) -> tuple[DemandCell, ...]:
+    """Most prompts are short and have long answers."""
+    long = arrivals // 5
+    sizes = (cell(arrivals - long, 600, 150, 2_400), cell(long, 3_000, 40, 12_000))
+    return tuple(each for each in sizes if each.count)
+
+
+if __name__ == "__main__":
+    path_of(SCALE_VERSION).write_bytes(b"\n".join(lines()) + b"\n")
