@@ -259,13 +259,13 @@ def _place(
     for place, ((candidate, cost, _), own_us) in enumerate(zip(asked.scored, asked.own_us, strict=True)):
         worker = candidate[0]
         queue = queues.get(worker)
-        more_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
+        more_us, room_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us)), 0
         if needed:
             in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
-            more_us += room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
-        if more_us:
-            held_us[worker] = more_us
-        costs.append(cost + asked.per_wait_m * more_us // MILLI)
+            room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
+        if more_us or room_us:
+            held_us[worker] = more_us + room_us
+        costs.append(cost + asked.per_wait_m * more_us // MILLI + room_us)
     at = _cheapest(asked, costs, settings, turn)
     chosen = asked.scored[at].candidate
     has_room = not needed or not lacking_blocks(chosen, asked.in_use[at], needed)

@@ -26,6 +26,7 @@ from projections.policy.binding_plan import (
 )
 from projections.policy.decide import Decision, decide, record
 from projections.policy.view import RouteRequest
+from projections.policy.worker_room import WAIT_PERCENT
 from tests.projections.facts import finished, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site
 
@@ -302,8 +303,8 @@ def full(site: Site) -> Site:
 
 
 def test_a_request_waits_for_room_while_that_costs_less(full: Site) -> None:
-    """301 blocks beside 801 exceed 990, one part in a hundred being free, by 112: so many come free in 140 ms. To
-    compute the prompt takes 1.2 s on the other worker."""
+    """301 blocks beside 801 exceed 990, one part in a hundred being free, by 112: so many come free in 140 ms,
+    of which 42 count. To compute the prompt takes 1.2 s on the other worker."""
     assert sent(full, needing_room(300)) == []
     full.say(ROUTING, OTHER, finished("x"))
     assert sent(full, needing_room(300)) == [("r", A)]
@@ -313,12 +314,12 @@ def test_a_long_wait_for_room_is_avoided(full: Site) -> None:
     """The wait stands in the decision's inputs, so that it is made again with it."""
     (one,) = planned(full, needing_room(300, 100 * RESIDENCE_US))
     assert one.decision.worker == B
-    assert one.request.held == {A: 100 * RESIDENCE_US * 112 // 801}
+    assert one.request.held == {A: 100 * RESIDENCE_US * 112 // 801 * WAIT_PERCENT // 100}
 
 
 def test_two_requests_do_not_count_on_the_same_room(full: Site) -> None:
     """The second one's expected wait is also that for the blocks of the first, which costs more than computing."""
-    twin = needing_room(300, 10 * RESIDENCE_US)
+    twin = needing_room(300, 33 * RESIDENCE_US)
     assert sent(full, twin) == []
     second = twin._replace(request=twin.request._replace(id=RequestId("s")))
     assert sent(full, twin, second)[0] == ("s", B)
