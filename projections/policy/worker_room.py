@@ -14,8 +14,8 @@ from core.events import LoadReported
 from projections.policy.view import Candidate
 
 WAIT_PERCENT = 30
-"""A wait for room counts so much of its time, and has no price of delays: it computes nothing, and holds up nobody who
-runs. In full, talks move too readily, and each move computes a prompt anew."""
+"""A wait for room counts so much of its time, and has no price of delays: it computes nothing, and delays no request
+that runs. In full, talks move too readily, and each move computes a prompt anew."""
 FREE_PART = 100
 """One part in FREE_PART of a worker's blocks stays free for answers that grow: an engine without a free block preempts
 a request, and computes it again."""
