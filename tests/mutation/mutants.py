@@ -2417,15 +2417,15 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_POOLS,
             ),
             "pool-beyond-host": (
-                "min(in_pool, host + most, device + 2 * most)",
-                "min(in_pool, host + most)",
+                "at_once = min(host + most, device + 2 * most)",
+                "at_once = host + most",
                 SMALL_HOSTS,
             ),
             "pool-beyond-loads": (
-                "min(in_pool, host + most, device + 2 * most)",
-                "min(in_pool, device + 2 * most)",
+                "at_once = min(host + most, device + 2 * most)",
+                "at_once = device + 2 * most",
             ),
-            "pool-on-the-host": ("(device, host, reach, max(", "(device, reach, reach, max("),
+            "pool-on-the-host": ("(device, host, near, max(", "(device, near, near, max("),
         },
     ),
     *_mutants(

@@ -11,6 +11,7 @@ from actors.planning import planner as planner_module
 from actors.planning.planner import OVERDUE_MAX, RESTATE_PERIODS, PeriodEnded, Planner, RecordEvent
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
 from core.events.scale import LEARNED, ScaleEvent, ScaleSettingsChanged
+from projections.scaling import scale_fold
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
@@ -133,8 +134,9 @@ def test_settings_and_capacity_are_never_far_back(monkeypatch: pytest.MonkeyPatc
 
 def test_a_stream_without_its_start_gives_equal_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the requests and the arrivals that a decision rests on all lie behind the new start. A successor that learns
-    its speed decides at once, and goes on with the count of periods."""
+    its speed decides at once, and goes on with the count of periods. What was attained before the cut fades."""
     monkeypatch.setattr(planner_module, "RESTATE_PERIODS", 10)
+    monkeypatch.setattr(scale_fold, "SURPLUS_S", 20)
     random_, run = random.Random(4), PlannerRun(SETTINGS)
     for _ in range(130):
         arrivals = poisson(random_, 100)
