@@ -15,8 +15,9 @@ import argparse
 import json
 import os
 import subprocess
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import mocker_settings
 from actors.planning.planner import CancelStart, DrainWorker, PeriodEnded, Planner, StartWorker, WorkerReady
 from bench.figures import PEERS, Figure, main, peer_python, refuse
-from bench.scaling import BOUNDS, WORKERS
+from bench.scaling import BOUNDS, PLANNER, RATE, STATIC, WORKERS, Fleet
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
 from core.events.scale import DemandCell, DemandRolled
@@ -33,12 +34,15 @@ from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.simulated_fleet import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 
-STATIC, RATE, PLANNER, DYNAMO = KINDS = ("static", "rate", "planner", "dynamo")
+DYNAMO = "dynamo"
+"""A kind of run beside those of `bench.scaling`."""
 MODES = ("thr:constant", "thr:kalman", "load:constant", "both:constant", "both:kalman")
 """Loops of Dynamo's planner (by throughput, by load, or both), and its forecast."""
 FLEETS = ("static:4", "static:5", "rate:1.6", "rate:1.4", "planner:94", "planner:95", *(f"dynamo:{it}" for it in MODES))
 US_PER_MS = 1000
 QUICK_REQUESTS = 1_000
+PEER_TIMEOUT_S = 1_800.0
+"""A run that takes longer has failed."""
 
 
 class ArenaRun(NamedTuple):
@@ -167,28 +171,40 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         refuse("--peer-venv: Dynamo's simulator runs all fleets, so its environment is needed")
     python = peer_python(options.peer_venv, PEERS["arena"])
     for text in options.fleets.split(","):
-        kind, _, value = text.partition(":")
-        if kind not in KINDS or not value or (kind == DYNAMO and value not in MODES):
-            refuse(f"--fleets: {text!r} is no run; there are static:N, rate:C, planner:PERCENT and dynamo:MODE")
-        found = _run(python, options.trace, kind, value, QUICK_REQUESTS if options.quick else 0)
+        try:
+            fleet = _parsed(text)
+            found = _run(python, options.trace, fleet, QUICK_REQUESTS if options.quick else 0)
+        except CallerError as error:
+            refuse(str(error))
         note = f"{100 * found.attainment:.2f} % attained, first token after {found.first_token_ms:.0f} ms"
         yield Figure(text, found.hours, "worker-hours", note=note)
 
 
-def _run(python: str, trace: Path, kind: str, value: str, first: int) -> ArenaRun:
+def _parsed(text: str) -> Fleet | str:
+    """A run as of `bench.scaling`, or the mode of Dynamo's planner. CallerError if the text names none."""
+    kind, _, mode = text.partition(":")
+    if kind != DYNAMO:
+        return Fleet.parse(text)
+    if mode not in MODES:
+        raise CallerError(f"--fleets: {mode!r} is no mode of Dynamo's planner; there are {', '.join(MODES)}")
+    return mode
+
+
+def _run(python: str, trace: Path, fleet: Fleet | str, first: int) -> ArenaRun:
+    ours = fleet if isinstance(fleet, Fleet) else None
     asked = {
         "trace": str(trace),
         "first": first,
-        "workers": int(value) if kind == STATIC else WORKERS if kind != DYNAMO else 1,
-        "mode": value if kind == DYNAMO else "",
-        "period_s": ScaleSettings().period_s if kind in {RATE, PLANNER} else 0,
+        "workers": 1 if ours is None else int(ours.value) if ours.kind == STATIC else WORKERS,
+        "mode": "" if ours is not None else fleet,
+        "period_s": 0 if ours is None or ours.kind == STATIC else ScaleSettings().period_s,
         "startup_s": ScaleSettings().startup_s,
         "ttft_ms": BOUNDS.ttft_ms,
         "itl_ms": BOUNDS.itl_ms,
         "block_size": mocker_settings().block_size,
         "blocks": mocker_settings().capacity_blocks,
     }
-    policy = _policy(kind, value, TraceFile(trace, first=first))
+    policy = None if ours is None or ours.kind == STATIC else _policy(ours, TraceFile(trace, first=first))
     peer = subprocess.Popen(
         [python, "-m", "bench.arena_peer", json.dumps(asked)],
         cwd=Path(__file__).parents[1],
@@ -197,36 +213,35 @@ def _run(python: str, trace: Path, kind: str, value: str, first: int) -> ArenaRu
         stdout=subprocess.PIPE,
         text=True,
     )
+    end = threading.Timer(PEER_TIMEOUT_S, peer.kill)
+    end.start()
     try:
         return _talk(peer, policy)
     finally:
+        end.cancel()
         peer.kill()
         peer.wait()
 
 
-def _talk(peer: subprocess.Popen[str], policy: Callable[[], ArenaPolicy]) -> ArenaRun:
+def _talk(peer: subprocess.Popen[str], policy: ArenaPolicy | None) -> ArenaRun:
     """Answers each tick, until the summary comes."""
     assert peer.stdin is not None
     assert peer.stdout is not None
-    answering: ArenaPolicy | None = None
     for line in peer.stdout:
         told = json.loads(line)
         if "summary" in told:
             return ArenaRun.of(told["summary"])
-        answering = answering or policy()
-        peer.stdin.write(f"{answering.target(told)}\n")
+        assert policy is not None  # ticks come only where a policy was asked for
+        peer.stdin.write(f"{policy.target(told)}\n")
         peer.stdin.flush()
-    raise CallerError("the peer ended without a summary: what it printed above says why")
+    raise CallerError(f"the peer ended without a summary, or took over {PEER_TIMEOUT_S:.0f} s: see what it printed")
 
 
-def _policy(kind: str, value: str, trace: TraceFile) -> Callable[[], ArenaPolicy]:
-    def make() -> ArenaPolicy:
-        settings = ScaleSettings(attainment=float(value)) if kind == PLANNER else ScaleSettings()
-        machine: PlannerMachine
-        machine = RateRule(float(value), settings) if kind == RATE else Planner(settings, profile(mocker_settings()))
-        return ArenaPolicy(machine, ArenaDemand(trace, settings))
-
-    return make
+def _policy(fleet: Fleet, trace: TraceFile) -> ArenaPolicy:
+    settings = ScaleSettings(attainment=fleet.value) if fleet.kind == PLANNER else ScaleSettings()
+    machine: PlannerMachine
+    machine = RateRule(fleet.value, settings) if fleet.kind == RATE else Planner(settings, profile(mocker_settings()))
+    return ArenaPolicy(machine, ArenaDemand(trace, settings))
 
 
 def _extend(parser: argparse.ArgumentParser) -> None:

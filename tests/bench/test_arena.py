@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
-from bench.arena import ArenaDemand, ArenaPolicy
+from bench.arena import ArenaDemand, ArenaPolicy, _parsed
+from bench.scaling import Fleet
 from bench.scaling_rule import RateRule
+from core.errors import CallerError
 from core.events.scale import DemandCell
 from projections.scaling.scale_settings import ScaleSettings
 from replay.simulate.trace_file import TraceFile
@@ -40,6 +43,15 @@ def test_orders_are_a_target(tmp_path: Path) -> None:
 
     assert policy.target(_tick(5, busy, active=[0, 1, 2, 3])) == 10
     assert policy.target(_tick(10, busy[:50], active=[0, 1, 2, 3, 4], there=10)) == 10
+
+
+def test_runs_are_fleets_or_modes_of_dynamos_planner() -> None:
+    """Others are refused with those that there are."""
+    assert _parsed("dynamo:both:kalman") == "both:kalman"
+    assert _parsed("static:4") == Fleet("static", 4.0)
+    for wrong, there in (("dynamo:best", "both:kalman"), ("static:x", "planner:NUMBER")):
+        with pytest.raises(CallerError, match=there):
+            _parsed(wrong)
 
 
 def _trace(folder: Path, repeated: int = 1) -> TraceFile:
