@@ -1030,8 +1030,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "declined-is-free",
         "declining",
         f"{POLICY}/binding_plan.py",
-        "        if worker in busy_us or not fits(0, worker, computes):\n",
-        "        if not fits(0, worker, computes):\n",
+        "for worker in placed.keys() - busy_us.keys()}",
+        "for worker in placed}",
         unlogged=HELD,
     ),
     # verdicts on where to compute a prompt
