@@ -2124,6 +2124,11 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        if False:\n            return None  # the log's",
                 EXCUSED,
             ),
+            "replaced-any-digest": (
+                "return decision is not None and decision.digest == at.event.digest",
+                "return decision is not None",
+                EXCUSED,
+            ),
             "replaced-unknown-in-full": (
                 "message.n > n_next and n_next - n_first < where.messages",
                 "message.n > n_next",

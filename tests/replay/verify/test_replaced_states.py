@@ -20,7 +20,7 @@ from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
 from replay.verify.verify import verify
-from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
+from tests.projections.facts import finished, joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 from tests.replay.verify.test_differing_terms import (
     ASKED,
@@ -446,6 +446,44 @@ def test_wrong_requests_of_another_replica_are_named(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
     assert found.differences[0].term == (TERMS[change] if change is not busy else "active_blocks")
+
+
+def decide_by_tokens_that_no_column_shows(stage: Stage) -> None:
+    """R decides `x` where a request of S has 12 tokens to compute. Then the routing stream goes back. At the place of
+    what S said stands a request of T that had ended by then, and S says it again behind: before, its request has 10
+    tokens. All began too long ago for anything to wait behind them."""
+    settings = RoutingSettings(policy="time", prefill_base_us=1_000)
+    for replica, name in ((R, "r1"), (S, "r2"), (T, "r3")):
+        stage.replica(replica, name, settings)
+    less, more = ([((RequestId("other"), 0), InFlight(WorkerId(A), 4, tokens, begins_us=1))] for tokens in (10, 12))
+    stage.say(ROUTING, S, replica_restated(less))
+    here = len(stage.frames[ROUTING])
+    again = stage.sealed(ROUTING, S, replica_restated(more))
+    stage.store(ROUTING, S, again)
+    event, ended = stage.decided("x", ASKED), stage.decided("z", ASKED, replica=T)
+    del stage.frames[ROUTING][here:]
+    stage._records = [it for it in stage._records if it.stream != ROUTING or it.seq <= here]
+    stage.say(ROUTING, T, ended, finished("z"))
+    stage.say(ROUTING, R, event)
+    stage.store(ROUTING, S, again)
+
+
+def test_a_digest_is_explained_by_requests_that_give_the_whole_decision(stage: Stage, tmp_path: Path) -> None:
+    """Tokens in flight stand in no column of `time`. Before, the decision was called different."""
+    decide_by_tokens_that_no_column_shows(stage)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 2})
+
+
+def test_a_digest_that_no_requests_in_flight_give_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, A, lambda candidate: candidate._replace(prefill_tokens=candidate.prefill_tokens + 1))
+    decide_by_tokens_that_no_column_shows(stage)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert found.differences[0].term == "digest"
 
 
 def decide_and_send_all_again(
