@@ -398,8 +398,8 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_report(
 def test_a_stream_that_was_made_behind_a_message_is_evidence_for_what_it_names(
     stage: Stage, tmp_path: Path, later_ms: int
 ) -> None:
-    """An epoch is the broker's time at which a stream was made. A decision that stood in the log before has read another
-    history. Before, the first one that named the epoch before was called different."""
+    """An epoch is the broker's time at which a stream was made. A decision before has read another history. The first
+    one that named such an epoch was called different."""
     stage.route("x", ASKED)
     epoch = Epoch(stage._records[-1].time_ms + later_ms)
     found = verified(stage, tmp_path, epochs={KV: epoch})
