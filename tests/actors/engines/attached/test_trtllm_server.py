@@ -38,7 +38,12 @@ async def server(tiny_checkpoint: Path) -> AsyncIterator[FakeTrtllmServer]:
 
 
 def options_for(server: FakeTrtllmServer, **options: Any) -> ServerOptions:
-    sizes = {"context_max": CONTEXT, "block_size": BLOCK_SIZE, "cache_blocks": BLOCKS, "tokenizer": server.root}
+    sizes: dict[str, Any] = {
+        "context_max": CONTEXT,
+        "block_size": BLOCK_SIZE,
+        "cache_blocks": BLOCKS,
+        "tokenizer": server.root,
+    }
     return ServerOptions(server.url, **sizes | options)
 
 
