@@ -23,7 +23,7 @@ class AnswerError(msgspec.Struct):
 class _Refusal(msgspec.Struct):
     error: AnswerError | str | None = None
     message: str = ""
-    """Where a server has it beside no error."""
+    """The sentence of a server that has it outside of `error`."""
 
 
 _refusal = msgspec.json.Decoder(_Refusal)

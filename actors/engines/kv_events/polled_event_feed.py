@@ -32,7 +32,7 @@ class PolledEventFeed:
         self._ask = ask
         self._on_batch = on_batch
         self._on_gap = on_gap
-        self._asking = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._lost = False
         """The last answer did not arrive."""
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class PolledEventFeed:
 
     async def _poll(self) -> bool:
         """True if there were events."""
-        async with self._asking:
+        async with self._lock:
             try:
                 answer = await self._ask()
             except PeerError as error:
