@@ -13,11 +13,10 @@ from typing import Any
 import orjson
 
 from actors.engines.attached.call_checks import answer_room
+from actors.engines.attached.completion_call import common_fields
 from core.errors import CallerError
 from core.generation import GenerateRequest, Guided, Sampling
 from core.prompt import tokens_from_bytes
-
-TRTLLM_PATH = "/v1/completions"
 
 
 def trtllm_body(request: GenerateRequest, model: str, context_max: int) -> bytes:
@@ -37,27 +36,12 @@ def trtllm_body(request: GenerateRequest, model: str, context_max: int) -> bytes
 
 
 def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """All of them by the server's names; those of which None or an empty list means nothing are left out."""
+    """All of them by the server's names."""
     if sampling.bad_words or sampling.allowed_token_ids:
         raise CallerError("a TensorRT-LLM server takes neither bad_words nor allowed_token_ids here: leave them out")
     if sampling.logprobs >= 0:
         raise CallerError("a TensorRT-LLM server names tokens of logprobs by their text: leave logprobs out")
-    fields: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "ignore_eos": sampling.ignore_eos,
-        "min_tokens": sampling.min_tokens,
-        "stop_token_ids": sampling.stop_token_ids,
-    }
-    if sampling.seed is not None:
-        fields["seed"] = sampling.seed
-    if sampling.logit_bias:
-        fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    fields = common_fields(sampling)
     if sampling.guided is not None:
         fields["response_format"] = _response_format(sampling.guided)
     return fields
@@ -65,7 +49,7 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
 
 def _response_format(guided: Guided) -> dict[str, Any]:
     if guided.json_schema is not None:
-        return {"type": "json_schema", "json_schema": orjson.loads(guided.json_schema)}
+        return {"type": "json_schema", "json_schema": orjson.Fragment(guided.json_schema)}
     if guided.json_object:
         return {"type": "json_object"}
     if guided.regex is not None:

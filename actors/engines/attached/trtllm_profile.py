@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+from actors.engines.attached.completion_call import PATH
 from actors.engines.attached.server_discovery import (
     ASK_TIMEOUT_S,
     OR_ASSUMED,
@@ -29,7 +30,7 @@ from actors.engines.attached.server_discovery import (
     choose_rank,
 )
 from actors.engines.attached.server_profile import ASSUMED, ServerCall, ServerFacts, ServerOptions, ServerProfile
-from actors.engines.attached.trtllm_call import TRTLLM_PATH, trtllm_body
+from actors.engines.attached.trtllm_call import trtllm_body
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import PolledEvents
 from actors.engines.kv_events.trtllm_event_reader import TrtllmEventReader
@@ -73,7 +74,7 @@ class TrtllmProfile(ServerProfile):
 
     def call(self, request: GenerateRequest, facts: ServerFacts, rank: int, *, priorities: bool) -> ServerCall:  # noqa: ARG002 (has one rank, and other priorities)
         """As of `ServerProfile`."""
-        return ServerCall(TRTLLM_PATH, trtllm_body(request, facts.model, facts.context_max), {})
+        return ServerCall(PATH, trtllm_body(request, facts.model, facts.context_max), {})
 
     def batch_reader(self, facts: ServerFacts) -> KvBatchReader:
         """As of `ServerProfile`."""
