@@ -8,8 +8,9 @@
    most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
    turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
-
-5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
+5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent. Where fewer
+   did, it rises by a multiple of that share.
+6. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
@@ -33,7 +34,7 @@ from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
-GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
+GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO = BOUNDS = (
     "goal",
     "ceiling",
     "max",
@@ -42,16 +43,21 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
     "burst",
     "idle",
     "no_history",
+    "from_zero",
 )
 """Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
 the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
-them; there is no demand; too little is known."""
+them; there is no demand; too little is known; requests came while the fleet had no worker."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900
 """Requests within the bounds beyond those that were sought let the goal sink: they are spent in so many seconds …"""
 SPENT_MOST_BP = 200
 """… and the goal sinks by so much at most."""
+LACK_FACTOR = 4
+"""A lack of the last hour, as a share of its requests, raises the goal by so many times the share …"""
+LACK_MOST_BP = 200
+"""… and by so much at most."""
 DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60
@@ -102,7 +108,9 @@ class ScaleInputs(NamedTuple):
     """All periods so far."""
     surplus_bp: int
     """Requests within the bounds of service beyond those that the settings ask for, in hundredths of a percent of a
-    request; older ones count less (`ScaleFold`)."""
+    request; older ones count less (`ScaleFold`). Below 0, requests are lacking …"""
+    ended_m: int
+    """… of so many that ended, in thousandths; older ones count less in the same way."""
     capacity: CapacityLearned
     settings: ScaleSettings
     revision: int
@@ -124,38 +132,48 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
     settings, fleet, demand, rules = inputs.settings, inputs.fleet, inputs.demand, RULES[inputs.version]
     most = settings.workers_max(inputs.capacity.devices)
-    model = QueueModel(demand, inputs.cells, inputs.capacity, settings, rules.lanes)
+    model = QueueModel(
+        demand, inputs.cells, inputs.capacity, settings, rules.lanes, goes_round_whole=rules.goes_round_whole
+    )
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound = 0, GOAL
+    is_idle = _is_idle(inputs)
     goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
-        required, bound = 1, IDLE
+        required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
     elif not model.is_known:
         required, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
-        if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
-            goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
+        reach_bp = ceiling_bp - CEILING_GAIN_BP
+        if reach_bp < goal.most_bp:
+            goal, bound = goal._replace(most_bp=reach_bp), CEILING
+        elif rules.makes_up_lacks:
+            risen_bp = goal.most_bp + lack_raise_bp(inputs.surplus_bp, inputs.ended_m, settings.attainment_bp)
+            goal = goal._replace(most_bp=min(risen_bp, reach_bp))
         search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
-    if _is_idle(inputs):
+    if is_idle:
         required, bound = 0, IDLE
+    ends = is_idle and rules.rests_at_zero
     kept = required
-    if model.is_known and rate_m and required < inputs.target:
+    if model.is_known and rate_m and required < inputs.target and not ends:
         kept = search.fewest_with_margin(inputs.regretted)
-    highest = max([kept, *(each.workers for each in inputs.required)])
+    highest = 0 if ends else max([kept, *(each.workers for each in inputs.required)])
     target = required
     if target < inputs.target:
         target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
         bound = DOWN_WINDOW if target > required else bound
     if target > most:
         target, bound = most, MAX
+    if rules.rests_at_zero and target and not inputs.target and bound != MAX:
+        bound = FROM_ZERO
     if target < settings.min:
         target, bound = settings.min, MIN
     return ScaleDecided(
@@ -190,6 +208,16 @@ class Goal(NamedTuple):
         most. It never falls with the demand: the same surplus is more for each request of a quiet time."""
         spent_bp = max(0, self.surplus_bp) * MILLI // (SPEND_S * max(1, rate_m))
         return self.most_bp - min(SPENT_MOST_BP, spent_bp)
+
+
+def lack_raise_bp(surplus_bp: int, ended_m: int, attainment_bp: int) -> int:
+    """The goal rises by so much where fewer requests attained the bounds than was asked, beyond what chance explains.
+    It does not depend on the demand to come, so the goal does not, either."""
+    if surplus_bp >= 0 or not ended_m:
+        return 0
+    lack_bp = -surplus_bp * MILLI // ended_m
+    chance_bp = isqrt(attainment_bp * (ALL_BP - attainment_bp) * MILLI // ended_m)
+    return min(LACK_MOST_BP, LACK_FACTOR * max(0, lack_bp - chance_bp))
 
 
 class _Search:

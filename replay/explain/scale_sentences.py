@@ -22,8 +22,9 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
                 f"the fewest that are predicted to serve {_share(decided.goal_bp)} of requests within "
                 f"{settings.ttft_ms} ms to the first token and {settings.itl_ms} ms per further token"
             )
-            if decided.goal_bp < settings.attainment_bp:
-                why += f"; {settings.attainment:g} % are asked for, and earlier requests attained more"
+            if decided.goal_bp != settings.attainment_bp:
+                attained = "more" if decided.goal_bp < settings.attainment_bp else "less"
+                why += f"; {settings.attainment:g} % are asked for, and earlier requests attained {attained}"
         case rules.CEILING:
             why = (
                 f"a fleet without any wait would serve {_share(decided.ceiling_bp)} of requests within the bounds, so "
@@ -39,6 +40,8 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
             why = _window_reason(decided, settings, window)
         case rules.IDLE:
             why = "there is no demand"
+        case rules.FROM_ZERO:
+            why = "requests came while there was no worker"
         case rules.NO_HISTORY:
             why = "no size of a request is known yet, so the fleet stays as it is"
         case _:
