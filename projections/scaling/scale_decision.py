@@ -140,7 +140,6 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound = 0, GOAL
-    is_idle = _is_idle(inputs)
     goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
@@ -149,33 +148,19 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
-        reach_bp = ceiling_bp - CEILING_GAIN_BP
-        if reach_bp < goal.most_bp:
-            goal, bound = goal._replace(most_bp=reach_bp), CEILING
-        elif rules.makes_up_lacks:
-            risen_bp = goal.most_bp + lack_raise_bp(inputs.surplus_bp, inputs.ended_m, settings.attainment_bp)
-            goal = goal._replace(most_bp=min(risen_bp, reach_bp))
+        goal, bound = _reachable(goal, ceiling_bp - CEILING_GAIN_BP, inputs)
         search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
-    if is_idle:
+    if is_idle := _is_idle(inputs):
         required, bound = 0, IDLE
     ends = is_idle and rules.rests_at_zero
     kept = required
     if model.is_known and rate_m and required < inputs.target and not ends:
         kept = search.fewest_with_margin(inputs.regretted)
     highest = 0 if ends else max([kept, *(each.workers for each in inputs.required)])
-    target = required
-    if target < inputs.target:
-        target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
-        bound = DOWN_WINDOW if target > required else bound
-    if target > most:
-        target, bound = most, MAX
-    if rules.rests_at_zero and target and not inputs.target and bound != MAX:
-        bound = FROM_ZERO
-    if target < settings.min:
-        target, bound = settings.min, MIN
+    target, bound = _target(inputs, required, highest, bound)
     return ScaleDecided(
         at_ms=inputs.at_ms,
         periods=inputs.periods,
@@ -195,6 +180,33 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         revision=inputs.revision,
         version=inputs.version,
     )
+
+
+def _reachable(goal: Goal, reach_bp: int, inputs: ScaleInputs) -> tuple[Goal, str]:
+    """The goal within reach, and its reason: it rises by earlier lacks, and stays below the ceiling."""
+    if reach_bp < goal.most_bp:
+        return goal._replace(most_bp=reach_bp), CEILING
+    if RULES[inputs.version].makes_up_lacks:
+        risen_bp = goal.most_bp + lack_raise_bp(inputs.surplus_bp, inputs.ended_m, goal.most_bp)
+        goal = goal._replace(most_bp=min(risen_bp, reach_bp))
+    return goal, GOAL
+
+
+def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
+    """The number of workers, within the bounds of the settings, and its reason. A smaller fleet has the `highest` one
+    that was required in the window."""
+    settings, target = inputs.settings, required
+    most = settings.workers_max(inputs.capacity.devices)
+    if target < inputs.target:
+        target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
+        bound = DOWN_WINDOW if target > required else bound
+    if target > most:
+        target, bound = most, MAX
+    if RULES[inputs.version].rests_at_zero and target and not inputs.target and bound != MAX:
+        bound = FROM_ZERO
+    if target < settings.min:
+        target, bound = settings.min, MIN
+    return target, bound
 
 
 class Goal(NamedTuple):
