@@ -82,7 +82,8 @@ class ModelCatalog:
 
     def card(self, model: str, workers: int) -> ModelCard:
         """The model's card with that many workers; KeyError if it was never learned."""
-        known, names = self._known[model], self._names.further.get(model, ())
+        known = self._known[model]
+        names = self._names.further.get(model) or self._old_names.further.get(model, ())
         if known.card.workers != workers or known.card.further_names != names:  # seldom: and every request asks
             card = dataclasses.replace(known.card, workers=workers, further_names=names)
             self._known[model] = known = known._replace(card=card)
