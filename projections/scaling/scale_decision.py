@@ -186,7 +186,7 @@ def _reachable(goal: Goal, reach_bp: int, inputs: ScaleInputs) -> tuple[Goal, st
     """The goal within reach, and its reason: it rises by earlier lacks, and stays below the ceiling."""
     if reach_bp < goal.most_bp:
         return goal._replace(most_bp=reach_bp), CEILING
-    if RULES[inputs.version].makes_up_lacks:
+    if RULES[inputs.version].raises_goal:
         risen_bp = goal.most_bp + lack_raise_bp(inputs.surplus_bp, inputs.ended_m, goal.most_bp)
         goal = goal._replace(most_bp=min(risen_bp, reach_bp))
     return goal, GOAL

@@ -2868,7 +2868,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/planning/fleet_target.py",
         {
             "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(self.target.workers, 1), self._most)", "self.target.workers", NO_SCALE),
+            "target-unbounded": ("min(max(self.target.workers, self._least), self._most)", "self.target.workers", NO_SCALE),
             "lost-registry-ignored": ("change.value is None or change.revision < self._revision", "False", NO_SCALE),
             "registry-lost-between-two-looks": (" or change.revision < self._revision", "", NO_SCALE),
             "target-answered-again": ("if answer != self._acknowledged:", "if True:", NO_SCALE),
