@@ -34,8 +34,8 @@ class ScaleRules(NamedTuple):
     raises_goal: bool
     """The goal rises where fewer did."""
     rests_at_zero: bool
-    """A fleet that may be at zero ends at once when its time without an arrival is over, whether demand is forecast or not, and
-    stays there until a request comes. The decision that ends that says so."""
+    """A fleet that may be at zero ends at once when its time without an arrival is over, also where the forecast
+    expects demand. It stays at zero until a request comes, and the decision that ends that says so."""
 
 
 _V1 = ScaleRules(
