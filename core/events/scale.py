@@ -174,7 +174,7 @@ class ScaleDecided(EventBase, frozen=True):
     """Attainment of a fleet without any wait."""
     goal_bp: int
     """The attainment that was sought: that of the settings, or a little below the ceiling. Up to two percent less where
-    earlier requests attained more than was asked, and up to two percent more where they attained less."""
+    earlier requests attained more than was asked."""
     required: int
     """The fewest workers that reach it; if they are fewer than the last target, those that also reach it at a somewhat
     higher rate."""

@@ -8,8 +8,7 @@
    most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
    turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
-5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent. Where fewer
-   did, it rises by a multiple of that share.
+5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
 6. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
@@ -54,10 +53,6 @@ SPEND_S = 900
 """Requests within the bounds beyond those that were sought let the goal sink: they are spent in so many seconds …"""
 SPENT_MOST_BP = 200
 """… and the goal sinks by so much at most."""
-LACK_FACTOR = 4
-"""A lack of the last hour, as a share of its requests, raises the goal by so many times the share …"""
-LACK_MOST_BP = 200
-"""… and by so much at most."""
 DOWN_MARGIN_BP = 500
 """A smaller fleet must bear so much more than the present demand …"""
 DOWN_NOISE_S = 60
@@ -108,9 +103,7 @@ class ScaleInputs(NamedTuple):
     """All periods so far."""
     surplus_bp: int
     """Requests within the bounds of service beyond those that the settings ask for, in hundredths of a percent of a
-    request; older ones count less (`ScaleFold`). Below 0, requests are lacking …"""
-    ended_m: int
-    """… of so many that ended, in thousandths; older ones count less in the same way."""
+    request; older ones count less (`ScaleFold`)."""
     capacity: CapacityLearned
     settings: ScaleSettings
     revision: int
@@ -148,7 +141,8 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
-        goal, bound = _reachable(goal, ceiling_bp - CEILING_GAIN_BP, inputs)
+        if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
+            goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
         search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
@@ -182,16 +176,6 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     )
 
 
-def _reachable(goal: Goal, reach_bp: int, inputs: ScaleInputs) -> tuple[Goal, str]:
-    """The goal within reach, and its reason: it rises by earlier lacks, and stays below the ceiling."""
-    if reach_bp < goal.most_bp:
-        return goal._replace(most_bp=reach_bp), CEILING
-    if RULES[inputs.version].raises_goal:
-        risen_bp = goal.most_bp + lack_raise_bp(inputs.surplus_bp, inputs.ended_m, goal.most_bp)
-        goal = goal._replace(most_bp=min(risen_bp, reach_bp))
-    return goal, GOAL
-
-
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
     """The number of workers, within the bounds of the settings, and its reason. A smaller fleet has the `highest` one
     that was required in the window."""
@@ -220,16 +204,6 @@ class Goal(NamedTuple):
         most. It never falls with the demand: the same surplus is more for each request of a quiet time."""
         spent_bp = max(0, self.surplus_bp) * MILLI // (SPEND_S * max(1, rate_m))
         return self.most_bp - min(SPENT_MOST_BP, spent_bp)
-
-
-def lack_raise_bp(surplus_bp: int, ended_m: int, attainment_bp: int) -> int:
-    """The goal rises by so much where fewer requests attained the bounds than was asked, beyond what chance explains.
-    It does not depend on the demand to come, so the goal does not, either."""
-    if surplus_bp >= 0 or not ended_m:
-        return 0
-    lack_bp = -surplus_bp * MILLI // ended_m
-    chance_bp = isqrt(attainment_bp * (ALL_BP - attainment_bp) * MILLI // ended_m)
-    return min(LACK_MOST_BP, LACK_FACTOR * max(0, lack_bp - chance_bp))
 
 
 class _Search:

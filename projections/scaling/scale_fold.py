@@ -97,7 +97,7 @@ class ScaleFold:
         """The last fall of the target that was not taken back: its time, and the target before it."""
         self._regretted: RequiredWorkers | None = None
         """The last one that was: the time when it was taken back, and the target that it should have kept."""
-        self._surplus_bp = self._ended_m = 0
+        self._surplus_bp = 0
         """Of the inputs."""
         self._since_ms = -1
         """Decisions are known from here on, without a gap."""
@@ -143,7 +143,6 @@ class ScaleFold:
             arrived_ms=self._arrived_ms,
             periods=self.periods,
             surplus_bp=self._surplus_bp,
-            ended_m=self._ended_m,
             capacity=self.capacity,
             settings=self.settings,
             revision=self.revision,
@@ -163,8 +162,6 @@ class ScaleFold:
         self.history.add(event)
         self._surplus_bp += event.attained * ALL_BP - event.ended * self.settings.attainment_bp
         self._surplus_bp -= self._surplus_bp * event.period_s // SURPLUS_S
-        self._ended_m += event.ended * MILLI
-        self._ended_m -= self._ended_m * event.period_s // SURPLUS_S
         self._demand.append(event)
         while self._demand[0].at_ms <= event.at_ms - KEPT_S * MILLI:
             self._demand.popleft()

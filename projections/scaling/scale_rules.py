@@ -31,8 +31,6 @@ class ScaleRules(NamedTuple):
     goes_round_whole: bool
     """In the prediction of times between tokens, arrivals repeat themselves after the time in which so many come. Else
     it is the time from the first to the last one and a mean time between two, which is none at all for a single one."""
-    raises_goal: bool
-    """The goal rises where fewer did."""
     rests_at_zero: bool
     """A fleet that may be at zero ends at once when its time without an arrival is over, also where the forecast
     expects demand. It stays at zero until a request comes, and the decision that ends that says so."""
@@ -44,11 +42,10 @@ _V1 = ScaleRules(
     hold_bp=70,
     spends_surplus=False,
     goes_round_whole=False,
-    raises_goal=False,
     rests_at_zero=False,
 )
 _V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
-_V3 = _V2._replace(goes_round_whole=True, raises_goal=True, rests_at_zero=True)
+_V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
 RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3}
 """By the version that a decision records (`ScaleDecided.version`).
 

@@ -28,9 +28,8 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
                 f"the fewest that are predicted to serve {_share(decided.goal_bp)} of requests within "
                 f"{settings.ttft_ms} ms to the first token and {settings.itl_ms} ms per further token"
             )
-            if decided.goal_bp != settings.attainment_bp:
-                attained = "more" if decided.goal_bp < settings.attainment_bp else "less"
-                why += f"; {settings.attainment:g} % are asked for, and earlier requests attained {attained}"
+            if decided.goal_bp < settings.attainment_bp:
+                why += f"; {settings.attainment:g} % are asked for, and earlier requests attained more"
         case rules.CEILING:
             why = (
                 f"a fleet without any wait would serve {_share(decided.ceiling_bp)} of requests within the bounds, so "

@@ -2967,8 +2967,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
-            "lack-by-chance": ("LACK_FACTOR * max(0, lack_bp - chance_bp)", "LACK_FACTOR * lack_bp", NO_SCALE),
-            "lack-above-the-ceiling": ("most_bp=min(risen_bp, reach_bp)", "most_bp=risen_bp", NO_SCALE),
             "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
             "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },

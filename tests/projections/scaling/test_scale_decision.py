@@ -16,8 +16,6 @@ from projections.scaling.scale_decision import (
     FROM_ZERO,
     GOAL,
     IDLE,
-    LACK_FACTOR,
-    LACK_MOST_BP,
     MAX,
     MIN,
     NO_HISTORY,
@@ -29,7 +27,6 @@ from projections.scaling.scale_decision import (
     RequiredWorkers,
     burst_rate_m,
     decide_scale,
-    lack_raise_bp,
     raised_m,
     rising,
 )
@@ -233,32 +230,6 @@ def test_a_fleet_at_zero_begins_with_a_request() -> None:
     assert (asked.target, asked.bound) == (1, MIN)
 
 
-def test_a_lack_raises_the_goal() -> None:
-    """0.6 % of 10 000 requests are lacking, of which chance explains 0.21 %; and never too far."""
-    ended_m = 10_000 * 1_000
-
-    assert lack_raise_bp(-60 * 10_000, ended_m, 9_500) == LACK_FACTOR * (60 - 21)
-    assert [lack_raise_bp(surplus * 10_000, ended_m, 9_500) for surplus in (100, 0, -20, -500)] == [0, 0, 0, 200]
-    assert lack_raise_bp(-1, 0, 9_500) == 0
-    assert lack_raise_bp(9 * 10_000 - 10 * 9_500, 10 * 1_000, 9_500) == 0, "one of ten is chance"
-    assert (LACK_FACTOR, LACK_MOST_BP) == (4, 200)
-
-
-def test_a_lack_takes_workers() -> None:
-    """Only by rules that make it up, and never beyond what a fleet without any wait attains."""
-    base = inputs(steady(100), ScaleSettings(ttft_ms=140), 24_000, ready=1)
-    none, much = base, base._replace(surplus_bp=-300 * 10_000, ended_m=10_000 * 1_000)
-
-    assert decide_scale(much).goal_bp == decide_scale(none).goal_bp + LACK_MOST_BP
-    assert decide_scale(much).required > decide_scale(none).required
-    assert decide_scale(much._replace(version=2)) == decide_scale(none._replace(version=2))
-    both = (cell(96), cell(4, uncached=100_000, prompt=100_000))
-    beyond = inputs([rolled(number, 10, both) for number in range(60)], SETTINGS, 2_000, ready=1)
-    found = decide_scale(beyond._replace(surplus_bp=-300 * 10_000, ended_m=10_000 * 1_000))
-    assert (found.goal_bp, found.ceiling_bp) == (9_550, 9_600)
-    assert found.bound != CEILING
-
-
 def test_an_equal_decision_is_made_from_equal_inputs() -> None:
     """Field by field."""
     demand = steady(33)
@@ -287,7 +258,6 @@ def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     ready=st.integers(0, 16),
     regretted=st.integers(0, 16),
     surplus=st.integers(-100, 500),
-    ended=st.integers(0, 5_000),
     version=st.sampled_from(list(RULES)),
 )
 def test_more_demand_never_wants_fewer_workers(
@@ -300,7 +270,6 @@ def test_more_demand_never_wants_fewer_workers(
     ready: int,
     regretted: int,
     surplus: int,
-    ended: int,
     version: int,
 ) -> None:
     """By each version of the rules, for any sizes, bursts, fleet, surplus and goal, reachable or not; also where a
@@ -316,7 +285,6 @@ def test_more_demand_never_wants_fewer_workers(
                 regretted=regretted,
                 is_window_full=True,
                 surplus_bp=surplus * 10_000,
-                ended_m=ended * 1_000,
                 version=version,
             )
         )

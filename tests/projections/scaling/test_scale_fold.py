@@ -109,18 +109,6 @@ def test_requests_beyond_the_goal_are_a_surplus() -> None:
     assert surplus_bp(found) < -130_000
 
 
-def test_the_requests_of_a_surplus_fade_with_it() -> None:
-    """So a lack as a share stays the same while none ends."""
-    found = fold()
-    found.apply(replace(rolled(0, 100), attained=80))
-    for number in range(1, SURPLUS_S // PERIOD_S):
-        found.apply(rolled(number, 0))
-
-    found_m = found.inputs(START_MS, FleetCounts(3), foreseen(0)).ended_m
-    assert 36_000 < found_m < 38_000
-    assert abs(surplus_bp(found) * 1_000 // found_m + 1_500) < 20
-
-
 def sized(found: ScaleFold, version: int) -> int:
     """The requests whose sizes that version reads."""
     return sum(each.count for each in found.inputs(START_MS, FleetCounts(3), foreseen(0), version).cells)
