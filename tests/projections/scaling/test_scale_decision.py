@@ -199,7 +199,7 @@ def test_an_idle_fleet_ends_only_with_a_minimum_of_zero() -> None:
     assert (kept.target, kept.bound) == (1, IDLE)
 
 
-def test_an_idle_fleet_ends_at_once_whatever_is_forecast() -> None:
+def test_an_idle_fleet_ends_at_once_also_before_demand() -> None:
     """Yesterday's demand of this hour starts no worker, and the window for shrinking has no say. Without a whole window
     of decisions it stays: history is missing. By earlier rules both kept the fleet."""
     quiet = [*steady(10, 20), *(rolled(number, 0) for number in range(20, 140))]
