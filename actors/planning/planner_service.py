@@ -222,7 +222,8 @@ class PlannerService:
         for _ in range(len(self._ready.keys() - known)):
             if (order := machine.oldest_order) is not None:
                 machine.step(WorkerReady(order, now_ms), now_us)
-        speed = reader.speed.learned(self._bounds(), now_ms) if self.options.profile is None else None
+        is_learned = self.options.profile is None and self._ready  # without a worker there are no bounds of an engine
+        speed = reader.speed.learned(self._bounds(), now_ms) if is_learned else None
         ended = PeriodEnded(rolled, len(self._ready), 0, speed, settings, self.settings.acts, self._answer())
         commands = machine.step(ended, now_us)
         events = [command.event for command in commands if isinstance(command, RecordEvent)]

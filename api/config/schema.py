@@ -670,8 +670,13 @@ class Deployment(Section, frozen=True, kw_only=True):
                 f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
                 f"1, and max: {settings.min} and {settings.max}"
             )
-        if mode == ACT and not settings.min:
-            raise ValueError("planner.min: at least 1, since front ends refuse requests without any worker")
+        least_ms = (settings.startup_s + settings.period_s) * 1000
+        if self.models_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
+            raise ValueError(
+                f"planner.min: with 0, the first request waits until a worker has started, some {least_ms} ms by "
+                f"startup_s and period_s; `routing: {{queue_wait_max_ms: {self.routing_settings.queue_wait_max_ms}}}` "
+                "lets it wait for less"
+            )
 
     @property
     def planner_mode(self) -> str:
@@ -701,6 +706,12 @@ class Deployment(Section, frozen=True, kw_only=True):
     def planned_group(self) -> WorkerGroup:
         """The worker group that a planner sizes: the first decode group."""
         return next(group for group in self.workers if group.role == DECODE)
+
+    @property
+    def models_from_zero(self) -> frozenset[str]:
+        """Models that may have no worker, since a planner starts the first one."""
+        may_be_empty = self.planner_mode == ACT and not self.scale_settings.min
+        return frozenset({self.planned_group.client_name} if may_be_empty else ())
 
     @property
     def routing_settings(self) -> RoutingSettings:

@@ -124,7 +124,7 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     """When the log stored that."""
     why: str
-    """Of `core.events.routing.WAITS_FOR`, or `prefill`: it was held."""
+    """Of `core.events.routing.WAITS_FOR`, `no_worker`, or `prefill`: it was held."""
     priority: int
     tenant: str
     depth: int

@@ -2897,7 +2897,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/planning/fleet_target.py",
         {
             "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(self.target.workers, 1), self._most)", "self.target.workers", NO_SCALE),
+            "target-unbounded": (
+                "min(max(self.target.workers, self._least), self._most)",
+                "self.target.workers",
+                NO_SCALE,
+            ),
             "lost-registry-ignored": ("change.value is None or change.revision < self._revision", "False", NO_SCALE),
             "registry-lost-between-two-looks": (" or change.revision < self._revision", "", NO_SCALE),
             "target-answered-again": ("if answer != self._acknowledged:", "if True:", NO_SCALE),
@@ -2992,6 +2996,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
+            "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
+            "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3000,6 +3006,11 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
+            "single-request-follows-itself": (
+                "        if not self._goes_round_whole:\n",
+                "        if True:\n",
+                NO_SCALE,
+            ),
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
         },
     ),
