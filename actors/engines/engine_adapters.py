@@ -7,7 +7,7 @@
    its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.
 3. An adapter that is unloaded goes when its last request has ended.
 4. Copies lie in a temporary folder that is locked while the process lives. What killed processes left goes when the
-   next one loads an adapter.
+   next one loads an adapter. An engine that outlives its worker is given a folder that stays the same.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ NAME_CHARS_MAX = 128
 CONFIGURATION = "adapter_config.json"
 RANK_MAX = 1 << 16
 HOME_PREFIX = "contrail-adapters-"
+CLAIM_TRIES = 3
+"""A folder that stays the same may be removed between its making and its lock, so often at most."""
 
 
 class AdapterCopy(NamedTuple):
@@ -54,8 +56,10 @@ class AdapterCopy(NamedTuple):
 
 
 class _Entry:
-    def __init__(self, copy: AdapterCopy) -> None:
+    def __init__(self, copy: AdapterCopy, source: str) -> None:
         self.copy = copy
+        self.source = source
+        """The folder that was given."""
         self.requests = 0
         self.retired = False
         """New requests are refused."""
@@ -70,11 +74,13 @@ class EngineAdapters:
         self,
         attach: Callable[[AdapterCopy], Awaitable[None]] | None = None,
         detach: Callable[[AdapterCopy], Awaitable[None]] | None = None,
+        folder: Path | None = None,
     ) -> None:
         """`attach` makes the engine read a copy, `detach` makes the engine forget it; None for an engine that reads
-        none."""
+        none. Copies lie in `folder`, or in a temporary one of their own."""
         self._attach = attach
         self._detach = detach
+        self._folder = folder
         self._entries: dict[str, _Entry] = {}
         """By id; at most ADAPTERS_MAX."""
         self._numbers = itertools.count(1)
@@ -90,12 +96,16 @@ class EngineAdapters:
         """Adapters that take new requests, in the order in which they were loaded."""
         return [entry.copy for entry in self._entries.values() if not entry.retired]
 
+    def sources(self) -> dict[str, str]:
+        """The folders that were given for these, by name."""
+        return {entry.copy.name: entry.source for entry in self._entries.values() if not entry.retired}
+
     async def load(self, name: str, path: str) -> AdapterCopy:
         """The engine serves the adapter in this folder under its id. One of equal content under this name is not loaded
         again. Copies and reads the files: some seconds for each GB.
 
-        CallerError if the name or the files are none of an adapter, if the engine refuses them, or if it has
-        ADAPTERS_MAX.
+        CallerError if the name or the files are none of an adapter, if the engine refuses them, if it has ADAPTERS_MAX,
+        or if the folder for copies cannot be had.
         """
         check_adapter_name(name)
         async with self._lock:
@@ -115,11 +125,12 @@ class EngineAdapters:
             except BaseException:  # a cancelled call, too, leaves no copy behind
                 shutil.rmtree(copy.folder)
                 raise
-            self._entries[copy.id] = _Entry(copy)
+            self._entries[copy.id] = _Entry(copy, path)
             return copy
 
     async def _make_home(self) -> Path:
-        home, self._home_lock = await asyncio.to_thread(_open_home)
+        given = self._folder
+        home, self._home_lock = await asyncio.to_thread(_open_home if given is None else lambda: _claim_home(given))
         self._home = home
         return home
 
@@ -155,6 +166,11 @@ class EngineAdapters:
             entry.requests -= 1
             if not entry.requests:
                 entry.unused.set()
+
+    async def detach_all(self) -> None:
+        """The engine has forgotten all, or could not be asked; requests for them have ended."""
+        if self._detach is not None:
+            await asyncio.gather(*(self._detach(entry.copy) for entry in self._entries.values()))
 
     def close(self) -> None:
         """No copy is left; the engine is gone."""
@@ -201,6 +217,40 @@ def _open_home() -> tuple[Path, int]:
     fresh = Path(tempfile.mkdtemp(prefix=f".{HOME_PREFIX}"))  # it has its name when it is locked
     lock = _locked(fresh)
     return fresh.rename(parent / fresh.name[1:]), lock
+
+
+def _claim_home(folder: Path) -> tuple[Path, int]:
+    """That folder, empty, and the descriptor that locks it. CallerError if another process has it, or if it cannot be
+    had."""
+    try:
+        for _ in range(CLAIM_TRIES):
+            folder.mkdir(exist_ok=True)
+            lock = _locked(folder)
+            try:
+                if _empty(folder, lock):
+                    return folder, lock
+            except BaseException:  # whichever it was: the folder is not had
+                os.close(lock)
+                raise
+            os.close(lock)
+    except BlockingIOError as error:
+        raise CallerError(f"{folder} is in use: another worker has adapters of the same server") from error
+    except OSError as error:
+        raise CallerError(f"copies of adapters cannot lie in {folder}: {error.strerror}") from error
+    raise CallerError(f"copies of adapters cannot lie in {folder}: others remove it")
+
+
+def _empty(folder: Path, lock: int) -> bool:
+    """True if the folder is the one that is locked, and has nothing in it now. False if it was taken for a killed
+    process's before the lock. CallerError if it is another user's."""
+    held = os.fstat(lock)
+    if held.st_uid != os.getuid():
+        raise CallerError(f"copies of adapters cannot lie in {folder}: it is another user's")
+    if not folder.exists() or not os.path.samestat(held, folder.stat()):
+        return False
+    for left in folder.iterdir():
+        shutil.rmtree(left)
+    return True
 
 
 def _locked(folder: Path) -> int:

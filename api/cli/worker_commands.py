@@ -36,6 +36,16 @@ from core.events.kv import DECODE, PREFILL
 from core.ids import new_id
 from core.served_names import check_names
 
+ADAPTER_OPTIONS = (
+    click.option(
+        "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
+    ),
+    click.option(
+        "--adapter-replicas",
+        type=click.IntRange(min=1),
+        help="Workers of the group that serve each adapter; all without it.",
+    ),
+)
 ENGINE_OPTIONS = (
     click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
     click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
@@ -116,15 +126,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
-@click.option(
-    "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
-)
-@click.option(
-    "--adapter-replicas",
-    type=click.IntRange(min=1),
-    help="Workers of the group that serve each adapter; all without it.",
-)
-@with_options(*ENGINE_OPTIONS, *OPTIONS)
+@with_options(*ADAPTER_OPTIONS, *ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
     role: str,
@@ -198,7 +200,13 @@ def worker(
     help="Requests that the server runs at once: its --max-num-seqs.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Of a data-parallel server, the rank: a worker for each.")
-@with_options(*CHAT_OPTIONS, *OPTIONS)
+@click.option(
+    "--adapter-folder",
+    default="",
+    metavar="DIR",
+    help="Copies of adapters lie there, and the server reads them at the same path.",
+)
+@with_options(*ADAPTER_OPTIONS, *CHAT_OPTIONS, *OPTIONS)
 def attach(
     connection: DeploymentRef,
     url: str,
@@ -212,6 +220,7 @@ def attach(
     context: int,
     block_size: int,
     cache_blocks: int,
+    adapter_folder: str,
     aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
@@ -224,6 +233,7 @@ def attach(
     contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B
     contrail attach --data data --model qwen --url http://10.0.0.7:8000 --name gpu-7 --server-key-file key
     contrail attach --data data --model qwen --url http://10.0.0.9:8000 --name gpu-9 --cache assumed
+    contrail attach --data data --model qwen --url http://127.0.0.1:8001 --adapter sql=loras/sql
 
     The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. With --cache assumed it
     need not: its cache is taken to hold the prompts that this worker sent. When the server ends,
@@ -242,6 +252,7 @@ def attach(
         context_max=context,
         block_size=block_size,
         cache_blocks=cache_blocks,
+        adapter_folder=str(Path(adapter_folder).resolve()) if adapter_folder else "",
     )
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.profile_choice import SERVERS
-from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
+from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, VLLM
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
@@ -46,7 +46,7 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
-ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
@@ -382,6 +382,9 @@ class AttachSection(Section, frozen=True, kw_only=True):
     """Tokens of a block of the cache of an `openai` server; 16 if not given."""
     cache_blocks: Annotated[int, Meta(ge=0)] = 0
     """Blocks of the cache of an `openai` server."""
+    adapter_folder: str | None = None
+    """Folder for copies of adapters, which the servers read at the same path; not given, one among the system's
+    temporary files."""
 
     @property
     def workers(self) -> int:
@@ -431,7 +434,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     kv_tiers: KvTiers = KvTiers()
     """Of a group without remote prefill."""
     adapters: tuple[AdapterSection, ...] = ()
-    """Of a group without remote prefill."""
+    """Of a group without remote prefill; with `attach`, of vLLM servers of one rank."""
     adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
     """The number of workers that are to serve each of these adapters; all if not given."""
     devices: tuple[str, ...] = ()
@@ -490,6 +493,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"{given[0]}: the servers of `attach` run already; leave it out")
         if self.role != DECODE or self.remote_prefill:
             raise ValueError("attach: a running server computes no prompts for others, nor has them computed")
+        if self.adapters and (servers.ranks > 1 or servers.engine not in {AUTO, VLLM}):
+            raise ValueError("adapters: running servers serve them if they are of vLLM and of one rank; leave them out")
         if not self.served_names:
             raise ValueError("served_name: give the name that clients ask for, since `attach` has servers of any model")
         if self.count not in {COUNT, servers.workers}:

@@ -57,7 +57,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
     _check(arguments)
     at_start = {} if arguments.adapters_placed else arguments.adapters
     if arguments.attached is not None:
-        return AttachedEngine(arguments.model, arguments.attached)
+        return AttachedEngine(arguments.model, arguments.attached, at_start)
     if arguments.engine == "simulated":
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise

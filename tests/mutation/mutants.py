@@ -97,6 +97,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/engines/kv_events/test_sglang_events.py",
         "tests/actors/engines/attached/test_sglang_server.py",
         "tests/actors/engines/attached/test_silent_servers.py",
+        "tests/actors/engines/attached/test_server_adapters.py",
     ),
     "adapters": (
         "tests/projections/folds/test_adapters.py",
@@ -2980,7 +2981,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "assumed-unbounded": ("while len(self._used) > self._blocks_max:", "while False:", NO_SERVERS),
             "assumed-head-goes-first": ("for name in reversed(chain):", "for name in chain:", NO_SERVERS),
-            "assumed-salts-mix": ("parent: int | str | None = salt", "parent: int | str | None = None", NO_SERVERS),
+            "assumed-salts-mix": ("scope = adapter, salt", "scope = adapter, None", NO_SERVERS),
             "assumed-parent-lost": ("parent=chain[first - 1] if first else None,", "parent=None,", NO_SERVERS),
             "assumed-beyond-room": (
                 "count = min(len(tokens) // size, self._blocks_max)",
@@ -2999,6 +3000,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SERVERS,
             ),
             "assumed-last-token": ("tokens_to_bytes(made[:-1])", "tokens_to_bytes(made)", NO_SERVERS),
+            "server-adapters-of-the-start": ("if self._adapters_loaded:", "if False:", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/server_adapters.py",
+        {
+            "server-adapter-from-elsewhere": ('model.get("root") == str(copy.folder)', "True", NO_SERVERS),
         },
     ),
     *_mutants(

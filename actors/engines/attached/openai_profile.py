@@ -34,6 +34,7 @@ class OpenaiProfile:
 
     health_path = "/v1/models"
     keeps_salts_apart: bool | None = False
+    serves_adapters = False
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from actors.engines.attached.openai_profile import OpenaiProfile
 from actors.engines.attached.server_discovery import ask_models
-from actors.engines.attached.server_profile import AUTO, OPENAI, ServerProfile
+from actors.engines.attached.server_profile import AUTO, OPENAI, VLLM, ServerProfile
 from actors.engines.attached.sglang_profile import SglangProfile
 from actors.engines.attached.vllm_profile import VllmProfile
 from actors.transport.server_client import ServerClient
 from core.errors import CallerError
 
-PROFILES: Mapping[str, type[ServerProfile]] = {"vllm": VllmProfile, "sglang": SglangProfile, OPENAI: OpenaiProfile}
+PROFILES: Mapping[str, type[ServerProfile]] = {VLLM: VllmProfile, "sglang": SglangProfile, OPENAI: OpenaiProfile}
 """By the name of the kind."""
-OWNERS = ("vllm", "sglang")
+OWNERS = (VLLM, "sglang")
 """Kinds that a server names as the owner of its models."""
 SERVERS = (AUTO, *PROFILES)
 

@@ -16,8 +16,8 @@ from core.ids import RequestId
 
 SLOTS = 256
 """Requests that a server runs at once, unless told: vLLM's own default on most GPUs. It does not say."""
-AUTO, OPENAI = "auto", "openai"
-"""The kind of a server that is asked for its kind, and of one of no known kind."""
+AUTO, OPENAI, VLLM = "auto", "openai", "vllm"
+"""The kind of a server that is asked for its kind, of one of no known kind, and of one that serves adapters."""
 REPORTED, ASSUMED = "reported", "assumed"
 CACHES = (REPORTED, ASSUMED)
 """The knowledge of a server's cache: by its events, or by the prompts that it was sent."""
@@ -47,6 +47,9 @@ class ServerOptions(NamedTuple):
     """Tokens of a block of the cache; 0 if unknown."""
     cache_blocks: int = 0
     """Blocks of the cache; 0 if unknown."""
+    adapter_folder: str = ""
+    """Folder for the copies of adapters, which the server reads at the same path; empty for one among the system's
+    temporary files."""
 
     def __repr__(self) -> str:
         return f"<ServerOptions {self.url}>"
@@ -111,6 +114,8 @@ class ServerProfile(Protocol):
     """Answered with status 200 while the server lives."""
     keeps_salts_apart: bool | None
     """True if prompts of different salts never share blocks; None if the events of a trial tell it."""
+    serves_adapters: bool
+    """True if it takes adapters by the routes of `server_adapters`, and its cache events have their ids."""
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """The facts. CallerError if the server cannot be attached, Unavailable if it does not answer now."""

@@ -370,6 +370,7 @@ def test_a_part_starts_with_what_it_needs_only(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
 
 
+LORA = {"name": "sql", "path": "loras/sql"}
 SERVERS = {
     "name": "gpu",
     "served_name": ["qwen", "q"],
@@ -405,6 +406,21 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
         }.items():  # fmt: skip
             assert words[words.index(flag) + 1] == value
         assert "--rank" not in words
+        command: Any = contrail.get_command(click.Context(contrail), "attach")
+        command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_servers_with_adapters(tmp_path: Path) -> None:
+    """Their workers load them, from copies in a folder that the servers see."""
+    attach = {**SERVERS["attach"], "adapter_folder": "copies"}  # type: ignore[dict-item]
+    adapters = {"adapters": [{"name": "sql", "path": "loras/sql"}], "adapter_replicas": 1}
+    (group,) = loaded(tmp_path, {**SERVERS, "attach": attach, **adapters}).deployment.workers
+    source = model_source(group, tmp_path / "tiny", print)
+    for spec in worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("attach") :]
+        assert words[words.index("--adapter-folder") + 1] == str(Path("copies").resolve())
+        assert f"--adapter=sql={Path('loras/sql').resolve()}" in words
+        assert words[words.index("--adapter-replicas") + 1] == "1"
         command: Any = contrail.get_command(click.Context(contrail), "attach")
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
@@ -465,6 +481,8 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),
         ({"attach": None, "engine": "attached"}, "there are vllm, simulated"),
+        ({"attach": {"urls": ["http://a"], "ranks": 2}, "adapters": [LORA]}, "if they are of vLLM and of one rank"),
+        ({"attach": {"urls": ["http://a"], "engine": "sglang"}, "adapters": [LORA]}, "if they are of vLLM and of one"),
     ],
 )
 def test_groups_of_servers_that_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) -> None:
