@@ -6,7 +6,8 @@
    what the engine keeps under an id, KV included, is never found for other weights. A copy lies where earlier ones of
    its id lay, because vLLM's names of blocks have the path in them: blocks of an adapter that comes back are found.
 3. An adapter that is unloaded goes when its last request has ended.
-4. Copies lie in a temporary folder that is locked while the process lives. What killed processes left goes when the
+4. A copy that was staged is read by the engine when it is attached, and may be detached and attached again.
+5. Copies lie in a temporary folder that is locked while the process lives. What killed processes left goes when the
    next one loads an adapter. An engine that outlives its worker is given a folder that stays the same.
 """
 
@@ -34,6 +35,8 @@ ADAPTERS_MAX = 64
 NAME_CHARS_MAX = 128
 CONFIGURATION = "adapter_config.json"
 RANK_MAX = 1 << 16
+STAGED_MAX = 1024
+"""Copies of one engine, attached or not."""
 HOME_PREFIX = "contrail-adapters-"
 CLAIM_TRIES = 3
 """A folder that stays the same may be removed between its making and its lock, so often at most."""
@@ -60,6 +63,7 @@ class _Entry:
         self.copy = copy
         self.source = source
         """The folder that was given."""
+        self.attached = False
         self.requests = 0
         self.retired = False
         """New requests are refused."""
@@ -82,7 +86,7 @@ class EngineAdapters:
         self._detach = detach
         self._folder = folder
         self._entries: dict[str, _Entry] = {}
-        """By id; at most ADAPTERS_MAX."""
+        """By id; at most STAGED_MAX, and ADAPTERS_MAX of them attached."""
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self._home: Path | None = None
@@ -94,11 +98,12 @@ class EngineAdapters:
 
     def served(self) -> list[AdapterCopy]:
         """Adapters that take new requests, in the order in which they were loaded."""
-        return [entry.copy for entry in self._entries.values() if not entry.retired]
+        return [entry.copy for entry in self._entries.values() if entry.attached and not entry.retired]
 
     def sources(self) -> dict[str, str]:
         """The folders that were given for these, by name."""
-        return {entry.copy.name: entry.source for entry in self._entries.values() if not entry.retired}
+        live = [entry for entry in self._entries.values() if entry.attached and not entry.retired]
+        return {entry.copy.name: entry.source for entry in live}
 
     async def load(self, name: str, path: str) -> AdapterCopy:
         """The engine serves the adapter in this folder under its id. One of equal content under this name is not loaded
@@ -109,24 +114,70 @@ class EngineAdapters:
         """
         check_adapter_name(name)
         async with self._lock:
-            if len(self._entries) >= ADAPTERS_MAX:
-                raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
-            home = self._home or await self._make_home()
-            copy = await asyncio.to_thread(_copied, name, Path(path), home, next(self._numbers))
-            there = self._entries.get(copy.id)
-            if there is not None:
-                await asyncio.to_thread(shutil.rmtree, copy.folder)
-                there.retired = False
-                return there.copy
-            copy = copy._replace(folder=copy.folder.rename(home / _folder_name(copy)))
+            self._check_room()
+            entry, is_new = await self._copy(name, path)
+            entry.retired = False
             try:
-                if self._attach is not None:
-                    await self._attach(copy)
+                await self._attach_entry(entry)
             except BaseException:  # a cancelled call, too, leaves no copy behind
-                shutil.rmtree(copy.folder)
+                if is_new:
+                    self._forget(entry)
                 raise
-            self._entries[copy.id] = _Entry(copy, path)
-            return copy
+            return entry.copy
+
+    async def stage(self, name: str, path: str) -> AdapterCopy:
+        """The copy is there, and the engine does not serve it. Else as `load`; CallerError for more than STAGED_MAX."""
+        check_adapter_name(name)
+        async with self._lock:
+            entry, _ = await self._copy(name, path)
+            await self._detach_entry(entry)
+            return entry.copy
+
+    async def attach(self, adapter: str) -> None:
+        """The engine serves the staged adapter of this id. CallerError if it refuses it, or if it has ADAPTERS_MAX."""
+        async with self._lock:
+            self._check_room()
+            await self._attach_entry(self._entries[adapter])
+
+    async def detach(self, adapter: str) -> None:
+        """The engine serves this adapter no more, and its copy stays. It has no requests."""
+        async with self._lock:
+            entry = self._entries[adapter]
+            assert not entry.requests
+            await self._detach_entry(entry)
+
+    def _check_room(self) -> None:
+        if sum(entry.attached for entry in self._entries.values()) >= ADAPTERS_MAX:
+            raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
+
+    async def _copy(self, name: str, path: str) -> tuple[_Entry, bool]:
+        """The entry of these files, and True if it is new."""
+        if len(self._entries) >= STAGED_MAX:
+            raise CallerError(f"this engine has copies of {STAGED_MAX} adapters, and may have no more")
+        home = self._home or await self._make_home()
+        copy = await asyncio.to_thread(_copied, name, Path(path), home, next(self._numbers))
+        there = self._entries.get(copy.id)
+        if there is not None:
+            await asyncio.to_thread(shutil.rmtree, copy.folder)
+            return there, False
+        copy = copy._replace(folder=copy.folder.rename(home / _folder_name(copy)))
+        entry = self._entries[copy.id] = _Entry(copy, path)
+        return entry, True
+
+    async def _attach_entry(self, entry: _Entry) -> None:
+        if not entry.attached and self._attach is not None:
+            await self._attach(entry.copy)
+        entry.attached = True
+
+    async def _detach_entry(self, entry: _Entry) -> None:
+        if entry.attached:
+            entry.attached = False
+            if self._detach is not None:
+                await self._detach(entry.copy)
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._entries[entry.copy.id]
+        shutil.rmtree(entry.copy.folder)
 
     async def _make_home(self) -> Path:
         given = self._folder
@@ -147,7 +198,7 @@ class EngineAdapters:
             if not entry.retired or entry.requests or self._entries.get(adapter) is not entry:
                 return
             del self._entries[adapter]
-            if self._detach is not None:
+            if entry.attached and self._detach is not None:
                 await self._detach(entry.copy)
             await asyncio.to_thread(shutil.rmtree, entry.copy.folder)
 
@@ -156,7 +207,7 @@ class EngineAdapters:
         """The adapter of this id stays while the block runs. Unavailable if it is not served here: it was unloaded
         since the request was sent."""
         entry = self._entries.get(adapter)
-        if entry is None or entry.retired:
+        if entry is None or entry.retired or not entry.attached:
             raise Unavailable(f"the adapter {adapter} is not served here any more")
         entry.requests += 1
         entry.unused.clear()
@@ -170,7 +221,8 @@ class EngineAdapters:
     async def detach_all(self) -> None:
         """The engine has forgotten all, or could not be asked; requests for them have ended."""
         if self._detach is not None:
-            await asyncio.gather(*(self._detach(entry.copy) for entry in self._entries.values()))
+            attached = [entry.copy for entry in self._entries.values() if entry.attached]
+            await asyncio.gather(*map(self._detach, attached))
 
     def close(self) -> None:
         """No copy is left; the engine is gone."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import xxhash
 from msgspec import Struct
 
+from actors.router.adapter_loads import AdapterLoads
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
 from actors.router.request_queue import RequestQueue
@@ -264,6 +265,7 @@ class RequestScheduler:
         self.learned = PrefillTimeModel()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
+        self._adapter_loads = AdapterLoads()
         self._inputs = inputs
         self._settings = settings
         self._revision = revision
@@ -368,6 +370,7 @@ class RequestScheduler:
         request.prepare(now_us, 0, self._learned_time(request.model))
         asked = request.asked
         assert asked is not None
+        asked = self._with_load(asked, view, now_us)
         decision = decide_newest(view, asked, self._settings, self._wall_ms_at(now_us), self._draw_seed(asked))
         if decision.worker is None:
             raise _no_worker(asked, decision, view)
@@ -631,7 +634,14 @@ class RequestScheduler:
         assert asked is not None
         if asked.time is not time:  # learned since the request was prepared
             asked = request.asked = asked._replace(time=time)
+        asked = request.asked = self._with_load(asked, self._current_view(), self._now_us)
         return asked
+
+    def _with_load(self, asked: RouteRequest, view: View, now_us: int) -> RouteRequest:
+        """The same with the load of its adapter, where workers have to load it."""
+        if not asked.adapter:
+            return asked
+        return asked._replace(held=self._adapter_loads.waits_us(view.state.serving(), asked.adapter, now_us))
 
     def _learned_time(self, model: str) -> PrefillTime | None:
         """The prefill time that this replica has learned, where the policy reads it."""
@@ -661,9 +671,14 @@ class RequestScheduler:
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)
         self._do(Send(request, decision.worker, request.payload, hint))
+        loads = False
+        if asked.adapter:
+            member = self._current_view().state.member(decision.worker)
+            loads = self._adapter_loads.note(member, asked.adapter, self._now_us)
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
+        request.loads_adapter = loads
         self._do(Publish(routed))
         if len(self.held):
             self.held.charge(request, decision.prefill_tokens)
@@ -715,7 +730,9 @@ class RequestScheduler:
         if output.prefill is not None:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
-        if routed.policy in ESTIMATING_POLICIES and not (routed.wait_us or is_remote or routed.expects_load):
+        if routed.policy in ESTIMATING_POLICIES and not (
+            routed.wait_us or is_remote or routed.expects_load or request.loads_adapter
+        ):
             cached = request.cached_tokens
             if cached == CACHED_UNKNOWN:
                 cached = routed.predicted_cached_tokens
@@ -748,6 +765,9 @@ class RequestScheduler:
     def _on_declined(self, request: RoutedRequest, error: WorkerDeclined) -> None:
         """The request is ready to be held again, and the tokens that the worker computes for others count there."""
         worker = request.worker
+        if request.declined >= DECLINED_MAX:  # it was sent without condition: the worker cannot serve it
+            self._on_worker_lost(request, WorkerDisconnected(error.detail))
+            return
         self._finish(request, "declined", error.detail)
         time = PrefillTime.of(self._settings, self.learned.time(request.model))
         until_us = self._now_us + time.us(error.tokens)

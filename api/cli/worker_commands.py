@@ -14,7 +14,7 @@ import uvloop
 from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
@@ -44,6 +44,11 @@ ADAPTER_OPTIONS = (
         "--adapter-replicas",
         type=click.IntRange(min=1),
         help="Workers of the group that serve each adapter; all without it.",
+    ),
+    click.option(
+        "--adapter-slots",
+        type=click.IntRange(1, ADAPTERS_MAX),
+        help="Adapters loaded at a time, each at the first request for it; all at the start without it.",
     ),
 )
 ENGINE_OPTIONS = (
@@ -292,6 +297,7 @@ def run_worker(
     attached: ServerOptions | None = None,
     adapters: tuple[str, ...] = (),
     adapter_replicas: int | None = None,
+    adapter_slots: int | None = None,
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -307,6 +313,11 @@ def run_worker(
     folders = _adapter_paths(adapters)
     if adapter_replicas is not None and not folders:
         raise CallerError("--adapter-replicas is for adapters: give --adapter, too")
+    if adapter_slots is not None and not folders:
+        raise CallerError("--adapter-slots is for adapters: give --adapter, too")
+    if adapter_slots is not None and adapter_replicas is not None:
+        raise CallerError("--adapter-slots and --adapter-replicas: adapters are loaded at requests or placed; give one")
+    placed = adapter_replicas is not None or adapter_slots is not None
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -324,8 +335,9 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
-        adapter_catalog=folders if adapter_replicas is not None else {},
+        adapter_catalog=folders if placed else {},
         adapter_replicas=adapter_replicas or 1,
+        adapter_slots=adapter_slots or 0,
         link=connection.link(SystemClock()),
     )
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
@@ -350,7 +362,8 @@ def run_worker(
         ),
         attached=attached,
         adapters=folders,
-        adapters_placed=adapter_replicas is not None,
+        adapters_placed=placed,
+        adapter_slots=adapter_slots or 0,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))

@@ -17,7 +17,7 @@ from msgspec import Meta
 from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, VLLM
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
 from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
@@ -437,6 +437,9 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     """Of a group without remote prefill; with `attach`, of vLLM servers of one rank."""
     adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
     """The number of workers that are to serve each of these adapters; all if not given."""
+    adapter_slots: Annotated[int, Meta(ge=1, le=ADAPTERS_MAX)] | None = None
+    """Each worker serves all adapters, has so many loaded at a time, and loads one at the first request for it; not
+    given, all are loaded at the start."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -512,6 +515,10 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("adapters: two have one name")
         if self.adapter_replicas is not None and not self.adapters:
             raise ValueError("adapter_replicas: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and not self.adapters:
+            raise ValueError("adapter_slots: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and self.adapter_replicas is not None:
+            raise ValueError("adapter_slots, adapter_replicas: adapters are loaded at requests or placed; give one")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

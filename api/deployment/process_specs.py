@@ -206,6 +206,7 @@ def _adapter_words(group: WorkerGroup) -> tuple[str, ...]:
     return (
         *(f"--adapter={each.name}={Path(each.path).expanduser().resolve()}" for each in group.adapters),
         *(("--adapter-replicas", str(group.adapter_replicas)) if group.adapter_replicas else ()),
+        *(("--adapter-slots", str(group.adapter_slots)) if group.adapter_slots else ()),
     )
 
 

@@ -46,7 +46,9 @@ class EngineArguments:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The folders of adapters, by name."""
     adapters_placed: bool = False
-    """True if the engine starts without these adapters, and the worker loads its share of them."""
+    """True if the engine starts without these adapters, and the worker loads some of them."""
+    adapter_slots: int = 0
+    """How many of them at a time; 0 if perhaps all."""
     attached: ServerOptions | None = None
     """The server to attach, for the engine `attached`."""
 
@@ -81,7 +83,8 @@ def make_engine(arguments: EngineArguments) -> Engine:
         os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts
     engine_args = arguments.engine_args
     if arguments.adapters_placed:  # any of them may be loaded later
-        engine_args = adapter_arguments(arguments.adapters, engine_args) | engine_args
+        at_once = {"max_loras": arguments.adapter_slots} if arguments.adapter_slots else {}
+        engine_args = adapter_arguments(arguments.adapters, engine_args) | at_once | engine_args
     return VllmEngine(
         arguments.model,
         arguments.model_path,

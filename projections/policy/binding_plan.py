@@ -9,7 +9,8 @@ in virtual time (`projections.policy.fair_queue`). Among the requests of one ten
 first priority, less its age. All others stay held and are placed anew.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
-up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
+up, and the load of its adapter (`RouteRequest.held`). That stands in its record. So each is made again, bit for bit,
+without the queue.
 
 No request is overtaken for ever by its equals in tenant and priority: it gains AGE_M of each millisecond that it waits.
 The caller bounds the wait.
@@ -231,10 +232,11 @@ def _place(
     """The cheapest placement of the request, given those that are placed already."""
     held_us: dict[WorkerId, int] = {}
     costs: list[int] = []
+    loads_us = asked.held.request.held
     for (candidate, cost, _), own_us in zip(asked.scored, asked.own_us, strict=True):
         worker = candidate[0]
         queue = queues.get(worker)
-        more_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
+        more_us = loads_us.get(worker, 0) + busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
         if more_us:
             held_us[worker] = more_us
         costs.append(cost + asked.per_wait_m * more_us // MILLI)

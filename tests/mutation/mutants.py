@@ -103,6 +103,8 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/projections/folds/test_adapters.py",
         "tests/actors/engines/test_engine_adapters.py",
         "tests/actors/worker/test_adapter_placement.py",
+        "tests/actors/worker/test_adapter_slots.py",
+        "tests/actors/router/test_adapter_loads.py",
         "tests/api/test_adapters.py",
     ),
     "planner": (
@@ -174,6 +176,7 @@ NO_POOLS = "In the log each pool has one source, which never ends, and is read b
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
+NO_EVICTION = "No worker of the log lets an adapter go that it serves further."
 NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
@@ -3062,7 +3065,8 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{FOLDS}/kv_fold.py",
         {
             "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)"),
-            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n"),
+            "adapter-unloaded-stays": ("                del others[event.name]\n", "                pass\n"),
+            "adapter-evicted-ends": ("if isinstance(event, AdapterEvicted):", "if False:", NO_EVICTION),
             "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", ""),
         },
     ),
@@ -3082,9 +3086,17 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "adapter-number-again": ("next(self._numbers))", "len(self._entries) + 1)", NO_ADAPTERS),
             "adapter-goes-under-requests": ("while entry.requests:", "while False:", NO_ADAPTERS),
-            "adapter-unloaded-takes-requests": ("if entry is None or entry.retired:", "if entry is None:", NO_ADAPTERS),
+            "adapter-unloaded-takes-requests": (
+                "if entry is None or entry.retired or not entry.attached:",
+                "if entry is None or not entry.attached:",
+                NO_ADAPTERS,
+            ),
             "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
-            "adapters-unbounded": ("if len(self._entries) >= ADAPTERS_MAX:", "if False:", NO_ADAPTERS),
+            "adapters-unbounded": (
+                "for entry in self._entries.values()) >= ADAPTERS_MAX:",
+                "for entry in ()) >= 64:",
+                NO_ADAPTERS,
+            ),
         },
     ),
     *_mutants(
@@ -3105,6 +3117,22 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_ = msgspec.structs.replace(self._joined, adapters",
                 NO_ADAPTERS,
             ),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/worker/adapter_slots.py",
+        {
+            "adapter-newest-goes": ("self._requests.move_to_end(adapter)", "pass", NO_ADAPTERS),
+            "adapter-goes-with-requests": ("if not requests), None)", "if True), None)", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/router/adapter_loads.py",
+        {
+            "load-pushes-out-none": ("LOAD_US * (2 if _is_full(member) else 1)", "LOAD_US", NO_ADAPTERS),
+            "load-counts-in-full": ("LOAD_US - (now_us - begun_us)", "LOAD_US", NO_ADAPTERS),
         },
     ),
     *_mutants(

@@ -425,6 +425,26 @@ def test_servers_with_adapters(tmp_path: Path) -> None:
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
 
+def test_adapters_that_are_loaded_at_requests(tmp_path: Path) -> None:
+    """The group's workers have the number of slots; it goes with adapters alone, and not with placement."""
+    group = {"adapters": [LORA], "adapter_slots": 2}
+    (found,) = loaded(tmp_path, group).deployment.workers
+    source = model_source(found, tmp_path / "tiny", print)
+    for spec in worker_specs(found, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("worker") :]
+        assert words[words.index("--adapter-slots") + 1] == "2"
+        command: Any = contrail.get_command(click.Context(contrail), "worker")
+        command.make_context("worker", list(words[1:]), resilient_parsing=False)
+    for wrong, sentence in (
+        ({"adapter_slots": 2}, "adapter_slots: there are no `adapters`"),
+        ({**group, "adapter_replicas": 1}, "loaded at requests or placed; give one"),
+        ({**group, "adapter_slots": 65}, "adapter_slots"),
+    ):
+        with pytest.raises(CallerError) as raised:
+            loaded(tmp_path, wrong)
+        assert sentence in str(raised.value)
+
+
 def test_servers_of_no_known_kind(tmp_path: Path) -> None:
     """The command has the sizes of their cache, which only they have."""
     attach = {"urls": ["http://a"], "engine": "openai", "cache": "assumed", "context": 4096, "cache_blocks": 900}
