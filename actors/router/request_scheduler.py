@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import xxhash
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from actors.router.adapter_loads import AdapterLoads
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
@@ -730,14 +730,18 @@ class RequestScheduler:
         if output.prefill is not None:
             self.prefills.note(routed.model, output.prefill)
         is_remote = output.prefill is not None and output.prefill.remote
-        if routed.policy in ESTIMATING_POLICIES and not (
-            routed.wait_us or is_remote or routed.expects_load or request.loads_adapter
-        ):
+        if routed.policy in ESTIMATING_POLICIES and not (routed.wait_us or is_remote or routed.expects_load):
             cached = request.cached_tokens
             if cached == CACHED_UNKNOWN:
                 cached = routed.predicted_cached_tokens
             computed = routed.prompt_tokens - cached
-            self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
+            took_us = at_us - request.sent_us
+            if not request.loads_adapter:
+                self.learned.note(routed.model, computed, took_us, self._now_us)
+            elif routed.adapter is not UNSET:
+                own_us = PrefillTime.of(self._settings, self.learned.time(routed.model)).us(computed)
+                worker = WorkerId(routed.worker)
+                self._adapter_loads.learn(worker, routed.adapter, request.sent_us, took_us - own_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
         """The attempt under way has ended; RequestFinished is on its way to the log."""

@@ -48,7 +48,7 @@ class EngineArguments:
     adapters_placed: bool = False
     """True if the engine starts without these adapters, and the worker loads some of them."""
     adapter_slots: int = 0
-    """How many of them at a time; 0 if perhaps all."""
+    """The number of these that are loaded at a time; 0 if it may be all."""
     attached: ServerOptions | None = None
     """The server to attach, for the engine `attached`."""
 

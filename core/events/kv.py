@@ -89,7 +89,7 @@ class WorkerJoined(EventBase, frozen=True):
     """All that it serves now, by name; left out if there are none. AdapterLoaded, AdapterEvicted and
     AdapterUnloaded change them."""
     adapter_slots: int | UnsetType = UNSET
-    """How many of these it has loaded at a time, if it loads each at the first request for it; else left out."""
+    """The number of these that it has loaded at a time, if it loads each at the first request for it; else left out."""
 
 
 class AdapterLoaded(EventBase, frozen=True):

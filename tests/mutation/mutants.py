@@ -3131,8 +3131,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "adapters",
         "actors/router/adapter_loads.py",
         {
-            "load-pushes-out-none": ("LOAD_US * (2 if _is_full(member) else 1)", "LOAD_US", NO_ADAPTERS),
-            "load-counts-in-full": ("LOAD_US - (now_us - begun_us)", "LOAD_US", NO_ADAPTERS),
+            "load-pushes-out-none": ("self._load_us * (2 if _is_full(member) else 1)", "self._load_us", NO_ADAPTERS),
+            "load-counts-in-full": ("self._load_us - (now_us - begun_us)", "self._load_us", NO_ADAPTERS),
         },
     ),
     *_mutants(

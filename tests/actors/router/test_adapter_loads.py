@@ -7,7 +7,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors.router import adapter_loads
-from actors.router.adapter_loads import LOAD_US, NOTED_US, AdapterLoads
+from actors.router.adapter_loads import LEARNED_PARTS, LOAD_MAX_US, LOAD_MIN_US, LOAD_US, NOTED_LOADS, AdapterLoads
 from core.events import Adapter
 from core.ids import WorkerId
 from projections.folds.kv_fold import Member
@@ -45,17 +45,39 @@ def test_a_load_under_way() -> None:
     assert loads.note(a, SQL, 2000)
     assert loads.waits_us([a], SQL, 1000 + LOAD_US // 4) == {"a": LOAD_US - LOAD_US // 4}
     assert loads.waits_us([a], SQL, 1000 + LOAD_US) == {}
-    assert loads.waits_us([a], SQL, 1001 + NOTED_US) == {"a": 2 * LOAD_US}
-    assert loads.note(a, SQL, 1001 + NOTED_US)
-    assert loads.waits_us([a], SQL, 1001 + NOTED_US) == {"a": LOAD_US}
+    assert loads.waits_us([a], SQL, 1001 + NOTED_LOADS * LOAD_US) == {"a": 2 * LOAD_US}
+    assert loads.note(a, SQL, 1001 + NOTED_LOADS * LOAD_US)
+    assert loads.waits_us([a], SQL, 1001 + NOTED_LOADS * LOAD_US) == {"a": LOAD_US}
+
+
+def test_the_duration_is_learned() -> None:
+    """Of loads that a request began, one quarter of each, within bounds."""
+    loads, a = AdapterLoads(), member("a", cold=True)
+    fresh = [member("b", cold=True)]
+    loads.note(a, SQL, 1000)
+    loads.note(a, SQL, 2000)
+    loads.learn(a.worker, SQL, 2000, 9)
+    assert loads.waits_us(fresh, SQL, 0) == {"b": LOAD_US}
+    loads.learn(a.worker, SQL, 1000, 100_000)
+    assert loads.waits_us(fresh, SQL, 0) == {"b": 400_000}
+    for _ in range(100):
+        loads.learn(a.worker, SQL, 1000, -5)
+    assert loads.waits_us(fresh, SQL, 0)["b"] in range(LOAD_MIN_US, LOAD_MIN_US + LEARNED_PARTS)
+    for _ in range(100):
+        loads.learn(a.worker, SQL, 1000, 10**12)
+    assert loads.waits_us(fresh, SQL, 0)["b"] in range(LOAD_MAX_US - LEARNED_PARTS, LOAD_MAX_US + 1)
 
 
 def test_the_log_has_its_end() -> None:
     """Then an eviction and the next load count in full."""
     loads = AdapterLoads()
-    assert loads.note(member("a", cold=True), SQL, 0)
-    assert not loads.note(member("a", cold=False), SQL, 10)
-    assert loads.waits_us([member("a", cold=True)], SQL, 20) == {"a": LOAD_US}
+    cold, warm = member("a", cold=True), member("a", cold=False)
+    assert loads.note(cold, SQL, 0)
+    assert not loads.note(warm, SQL, 10)
+    assert loads.waits_us([cold], SQL, 20) == {"a": LOAD_US}
+    assert loads.note(cold, SQL, 30)
+    assert loads.waits_us([warm], SQL, 40) == {}
+    assert loads.waits_us([cold], SQL, 50) == {"a": LOAD_US}
     assert not loads.note(None, SQL, 30)
 
 

@@ -252,6 +252,12 @@ def test_a_request_that_waits_for_a_load_teaches_no_price() -> None:
     assert third.routed.held == {}
     it.output(third, 1, finish="stop")
     assert len(noted) == 1
+    source.append([AdapterEvicted(name="sql", digest="01")])
+    it.ticks(1_000_000)
+    fourth = it.arrive("fourth", adapter="sql@01")
+    it.ticks()
+    assert fourth.routed is not None
+    assert 0.75 * LOAD_US < fourth.routed.held[worker_id(0)] < LOAD_US  # the first one's took a fifth
 
 
 def test_the_time_stands_while_a_clock_is_set_back_once_a_request_has_read_it() -> None:
