@@ -114,7 +114,8 @@ class EngineAdapters:
         """
         check_adapter_name(name)
         async with self._lock:
-            self._check_room()
+            if self._is_full():
+                raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
             entry, is_new = await self._copy(name, path)
             entry.retired = False
             try:
@@ -134,9 +135,11 @@ class EngineAdapters:
             return entry.copy
 
     async def attach(self, adapter: str) -> None:
-        """The engine serves the staged adapter of this id. CallerError if it refuses it, or if it has ADAPTERS_MAX."""
+        """The engine serves the staged adapter of this id. CallerError if it refuses it, Unavailable if it has
+        ADAPTERS_MAX now."""
         async with self._lock:
-            self._check_room()
+            if self._is_full():
+                raise Unavailable(f"this engine has {ADAPTERS_MAX} adapters")
             await self._attach_entry(self._entries[adapter])
 
     async def detach(self, adapter: str) -> None:
@@ -146,9 +149,8 @@ class EngineAdapters:
             assert not entry.requests
             await self._detach_entry(entry)
 
-    def _check_room(self) -> None:
-        if sum(entry.attached for entry in self._entries.values()) >= ADAPTERS_MAX:
-            raise CallerError(f"this engine has {ADAPTERS_MAX} adapters, and may have no more: unload one first")
+    def _is_full(self) -> bool:
+        return sum(entry.attached for entry in self._entries.values()) >= ADAPTERS_MAX
 
     async def _copy(self, name: str, path: str) -> tuple[_Entry, bool]:
         """The entry of these files, and True if it is new."""

@@ -3093,8 +3093,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
             "adapters-unbounded": (
-                "for entry in self._entries.values()) >= ADAPTERS_MAX:",
-                "for entry in ()) >= 64:",
+                "for entry in self._entries.values()) >= ADAPTERS_MAX\n",
+                "for entry in ()) >= 64\n",
                 NO_ADAPTERS,
             ),
         },

@@ -138,6 +138,9 @@ async def test_they_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await adapters.load("a", adapter_folder(tmp_path / "a", b"one"))
     with pytest.raises(CallerError, match="has 1 adapters, and may have no more"):
         await adapters.load("b", adapter_folder(tmp_path / "b", b"two"))
+    staged = await adapters.stage("b", str(tmp_path / "b"))
+    with pytest.raises(Unavailable, match="has 1 adapters"):
+        await adapters.attach(staged.id)
     adapters.close()
 
 

@@ -134,6 +134,30 @@ async def test_what_a_killed_worker_left(server: FakeVllmServer, tmp_path: Path)
         await engine.stop()
 
 
+async def test_loaded_at_requests(server: FakeVllmServer, tmp_path: Path) -> None:
+    """The server has those alone that are attached. Its next start has these, and a worker stages them anew."""
+    sql = adapter_folder(tmp_path / "sql", b"sql")
+    engine = AttachedEngine("tiny", options(server, tmp_path))
+    await engine.start(lambda _: None)
+    assert engine.adapters is not None
+    copy = await engine.adapters.stage("sql", sql)
+    for _ in range(2):
+        assert server.adapters == {}
+        await engine.adapters.attach(copy.id)
+        assert server.adapters == {copy.id: str(copy.folder)}
+        await ask(engine, copy.id)
+        await engine.adapters.detach(copy.id)
+    await engine.adapters.attach(copy.id)
+    await engine.stop()
+    after = engine.successor()
+    await after.start(lambda _: None)
+    assert after.adapters is not None
+    assert [*server.adapters] == [copy.id]
+    assert (await after.adapters.stage("sql", sql)).folder == copy.folder
+    assert server.adapters == {}
+    await after.stop()
+
+
 async def test_others_unload_one(server: FakeVllmServer, tmp_path: Path) -> None:
     """The next request for it loads it again, once for all requests at the time."""
     engine = AttachedEngine("tiny", options(server, tmp_path), {"sql": adapter_folder(tmp_path / "sql", b"sql")})
