@@ -12,15 +12,20 @@ from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.router.adapter_loads import LOAD_US
 from actors.worker.worker import Worker
+from api.cli.renderer import render
+from api.cli.replay.text.explain_text import explain_text
 from core.errors import CallerError
 from core.events import AdapterEvicted, AdapterLoaded, AdapterUnloaded, RequestFinished, RequestRouted, WorkerJoined
 from core.subjects import ROUTING, kv_stream
-from tests.actors.world import FAST, World, world
+from replay.explain.explain import explain
+from replay.recording.recording import Recording
+from tests.actors.world import FAST, KEY, NAMESPACE, World, world
 from tests.api.scripted import files
 from tests.api.test_adapters import BLOCKS, ask, cached, holders, proved
 from tests.api.test_served_names import asked_at
 from tests.fixtures.adapter_folder import adapter_folder
 from tests.fixtures.eventually import eventually
+from tests.replay.recorded import archived
 
 KV = kv_stream(0)
 NAMES = ("law", "sql", "tax")
@@ -86,10 +91,16 @@ async def test_loaded_at_the_first_request(folder: Path, tmp_path: Path, catalog
         loads = await it.told(KV, AdapterLoaded)
         assert [event.name for event in loads] == ["sql", "law", "tax"]
         joined = await it.told(KV, WorkerJoined)
-        assert {(each.adapter_slots, sum(one.cold is True for one in each.adapters or ())) for each in joined} == {
-            (1, 3)
-        }
+        said = {(each.adapter_slots, sum(one.cold is True for one in each.adapters or ())) for each in joined}
+        assert said == {(1, 3)}
         assert (await proved(it, tmp_path)).verified == 7
+        with Recording.open(await archived(it.log, NAMESPACE, KEY, tmp_path / "again"), KEY) as recording:
+            told = [explain(recording, event.request, whole=True) for event in routed]
+        shown = render(explain_text(told[0]))
+        attempts = [each.attempts[0] for each in told]
+        assert [each.loads_adapter for each in attempts] == [True, False, True, False, False, True, False]
+        assert [each.adapter for each in attempts] == [event.adapter or "" for event in routed]
+        assert f"{first.adapter}, which {attempts[0].worker_name} had to load first" in shown
 
 
 async def test_its_blocks_are_found_when_it_is_back(folder: Path, tmp_path: Path, catalog: dict[str, str]) -> None:

@@ -62,10 +62,10 @@ def test_the_duration_is_learned() -> None:
     assert loads.waits_us(fresh, SQL, 0) == {"b": 400_000}
     for _ in range(100):
         loads.learn(a.worker, SQL, 1000, -5)
-    assert loads.waits_us(fresh, SQL, 0)["b"] in range(LOAD_MIN_US, LOAD_MIN_US + LEARNED_PARTS)
+    assert loads.waits_us(fresh, SQL, 0)[WorkerId("b")] in range(LOAD_MIN_US, LOAD_MIN_US + LEARNED_PARTS)
     for _ in range(100):
         loads.learn(a.worker, SQL, 1000, 10**12)
-    assert loads.waits_us(fresh, SQL, 0)["b"] in range(LOAD_MAX_US - LEARNED_PARTS, LOAD_MAX_US + 1)
+    assert loads.waits_us(fresh, SQL, 0)[WorkerId("b")] in range(LOAD_MAX_US - LEARNED_PARTS, LOAD_MAX_US + 1)
 
 
 def test_the_log_has_its_end() -> None:
