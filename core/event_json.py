@@ -116,7 +116,8 @@ def _candidates(value: bytes | tuple[ScaleCandidate, ...]) -> list[Any]:
 
 
 def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
-    return [msgspec.structs.asdict(row) for row in value]
+    shown = [msgspec.structs.asdict(row) for row in value]
+    return [{name: each for name, each in row.items() if each is not msgspec.UNSET} for row in shown]
 
 
 _SHOWN: dict[str, Callable[[Any], Any]] = {
@@ -148,7 +149,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "fence", "pools", "since"})
+ABSENT = frozenset({"adapter", "adapter_slots", "adapters", "assumed", "base", "decision", "fence", "pools", "since"})
 """Fields that JSON leaves out where the event does."""
 
 

@@ -23,8 +23,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import xxhash
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
+from actors.router.adapter_loads import AdapterLoads
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
 from actors.router.request_queue import RequestQueue
@@ -270,6 +271,7 @@ class RequestScheduler:
         self.residence = ResidenceTime()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
+        self._adapter_loads = AdapterLoads()
         self._inputs = inputs
         self._settings = settings
         self._revision = revision
@@ -374,6 +376,7 @@ class RequestScheduler:
         request.prepare(now_us, 0, self._learned_time(request.model))
         asked = request.asked
         assert asked is not None
+        asked = self._with_load(asked, view, now_us)
         decision = decide_newest(view, asked, self._settings, self._wall_ms_at(now_us), self._draw_seed(asked))
         if decision.worker is None:
             raise _no_worker(asked, decision, view)
@@ -651,7 +654,14 @@ class RequestScheduler:
         assert asked is not None
         if asked.time is not time:  # learned since the request was prepared
             asked = request.asked = asked._replace(time=time)
+        asked = request.asked = self._with_load(asked, self._current_view(), self._now_us)
         return asked
+
+    def _with_load(self, asked: RouteRequest, view: View, now_us: int) -> RouteRequest:
+        """The same with the load of its adapter, where workers have to load it."""
+        if not asked.adapter:
+            return asked
+        return asked._replace(held=self._adapter_loads.waits_us(view.state.serving(), asked.adapter, now_us))
 
     def _learned_time(self, model: str) -> PrefillTime | None:
         """The prefill time that this replica has learned, where the policy reads it."""
@@ -687,9 +697,14 @@ class RequestScheduler:
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)
         self._do(Send(request, decision.worker, request.payload, hint))
+        loads = False
+        if asked.adapter:
+            member = self._current_view().state.member(decision.worker)
+            loads = self._adapter_loads.note(member, asked.adapter, self._now_us)
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
+        request.loads_adapter = loads
         self._do(Publish(routed))
         if len(self.held):
             self.held.charge(request, decision.prefill_tokens)
@@ -747,7 +762,13 @@ class RequestScheduler:
             if cached == CACHED_UNKNOWN:
                 cached = routed.predicted_cached_tokens
             computed = routed.prompt_tokens - cached
-            self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
+            took_us = at_us - request.sent_us
+            if not request.loads_adapter:
+                self.learned.note(routed.model, computed, took_us, self._now_us)
+            elif routed.adapter is not UNSET:
+                own_us = PrefillTime.of(self._settings, self.learned.time(routed.model)).us(computed)
+                worker = WorkerId(routed.worker)
+                self._adapter_loads.learn(worker, routed.adapter, request.sent_us, took_us - own_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
         """The attempt under way has ended; RequestFinished is on its way to the log."""
@@ -775,6 +796,9 @@ class RequestScheduler:
     def _on_declined(self, request: RoutedRequest, error: WorkerDeclined) -> None:
         """The request is ready to be held again, and the tokens that the worker computes for others count there."""
         worker = request.worker
+        if request.declined >= DECLINED_MAX:  # it was sent without condition: the worker cannot serve it
+            self._on_worker_lost(request, WorkerDisconnected(error.detail))
+            return
         self._finish(request, "declined", error.detail)
         time = PrefillTime.of(self._settings, self.learned.time(request.model))
         until_us = self._now_us + time.us(error.tokens)

@@ -178,6 +178,8 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     previous_worker: WorkerId | None = None
     """The worker that broke off last; `failure` is the reason."""
     failure: str = ""
+    loads_adapter: bool = False
+    """The worker of the present attempt has to load the request's adapter first."""
     outcome: str = ""
     """The reason for which it was turned away or refused; else empty."""
 

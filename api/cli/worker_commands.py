@@ -14,7 +14,7 @@ import uvloop
 from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
@@ -36,6 +36,21 @@ from core.events.kv import DECODE, PREFILL
 from core.ids import new_id
 from core.served_names import check_names
 
+ADAPTER_OPTIONS = (
+    click.option(
+        "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
+    ),
+    click.option(
+        "--adapter-replicas",
+        type=click.IntRange(min=1),
+        help="Workers of the group that serve each adapter; all without it.",
+    ),
+    click.option(
+        "--adapter-slots",
+        type=click.IntRange(1, ADAPTERS_MAX),
+        help="Adapters loaded at a time, each at the first request for it; all at the start without it.",
+    ),
+)
 ENGINE_OPTIONS = (
     click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
     click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
@@ -116,15 +131,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
-@click.option(
-    "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
-)
-@click.option(
-    "--adapter-replicas",
-    type=click.IntRange(min=1),
-    help="Workers of the group that serve each adapter; all without it.",
-)
-@with_options(*ENGINE_OPTIONS, *OPTIONS)
+@with_options(*ADAPTER_OPTIONS, *ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
     role: str,
@@ -201,7 +208,13 @@ def worker(
     help="Requests that the server runs at once: its --max-num-seqs.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Of a data-parallel server, the rank: a worker for each.")
-@with_options(*CHAT_OPTIONS, *OPTIONS)
+@click.option(
+    "--adapter-folder",
+    default="",
+    metavar="DIR",
+    help="Copies of adapters lie there, and the server reads them at the same path.",
+)
+@with_options(*ADAPTER_OPTIONS, *CHAT_OPTIONS, *OPTIONS)
 def attach(
     connection: DeploymentRef,
     url: str,
@@ -215,6 +228,7 @@ def attach(
     context: int,
     block_size: int,
     cache_blocks: int,
+    adapter_folder: str,
     aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
@@ -228,6 +242,7 @@ def attach(
     contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B
     contrail attach --data data --model qwen --url http://10.0.0.7:8000 --name gpu-7 --server-key-file key
     contrail attach --data data --model qwen --url http://10.0.0.9:8000 --name gpu-9 --cache assumed
+    contrail attach --data data --model qwen --url http://127.0.0.1:8001 --adapter sql=loras/sql
 
     The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. With --cache assumed it
     need not: its cache is taken to hold the prompts that this worker sent. When the server ends,
@@ -246,6 +261,7 @@ def attach(
         context_max=context,
         block_size=block_size,
         cache_blocks=cache_blocks,
+        adapter_folder=str(Path(adapter_folder).resolve()) if adapter_folder else "",
     )
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)
@@ -285,6 +301,7 @@ def run_worker(
     attached: ServerOptions | None = None,
     adapters: tuple[str, ...] = (),
     adapter_replicas: int | None = None,
+    adapter_slots: int | None = None,
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -300,6 +317,11 @@ def run_worker(
     folders = _adapter_paths(adapters)
     if adapter_replicas is not None and not folders:
         raise CallerError("--adapter-replicas is for adapters: give --adapter, too")
+    if adapter_slots is not None and not folders:
+        raise CallerError("--adapter-slots is for adapters: give --adapter, too")
+    if adapter_slots is not None and adapter_replicas is not None:
+        raise CallerError("--adapter-slots and --adapter-replicas: adapters are loaded at requests or placed; give one")
+    placed = adapter_replicas is not None or adapter_slots is not None
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -317,8 +339,9 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
-        adapter_catalog=folders if adapter_replicas is not None else {},
+        adapter_catalog=folders if placed else {},
         adapter_replicas=adapter_replicas or 1,
+        adapter_slots=adapter_slots or 0,
         link=connection.link(SystemClock()),
     )
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
@@ -343,7 +366,8 @@ def run_worker(
         ),
         attached=attached,
         adapters=folders,
-        adapters_placed=adapter_replicas is not None,
+        adapters_placed=placed,
+        adapter_slots=adapter_slots or 0,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))

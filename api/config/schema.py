@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.profile_choice import SERVERS
-from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, SIZED, TRTLLM
+from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, SIZED, TRTLLM, VLLM
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
 from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
@@ -46,7 +46,7 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
-ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
@@ -382,6 +382,9 @@ class AttachSection(Section, frozen=True, kw_only=True):
     """Tokens of a block of the cache of an `openai` or `trtllm` server; 16 or 32 if not given."""
     cache_blocks: Annotated[int, Meta(ge=0)] = 0
     """Blocks of the cache of an `openai` or `trtllm` server."""
+    adapter_folder: str | None = None
+    """Folder for copies of adapters, which the servers read at the same path; not given, one among the system's
+    temporary files."""
 
     @property
     def workers(self) -> int:
@@ -435,9 +438,12 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     kv_tiers: KvTiers = KvTiers()
     """Of a group without remote prefill."""
     adapters: tuple[AdapterSection, ...] = ()
-    """Of a group without remote prefill."""
+    """Of a group without remote prefill; with `attach`, of vLLM servers of one rank."""
     adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
     """The number of workers that are to serve each of these adapters; all if not given."""
+    adapter_slots: Annotated[int, Meta(ge=1, le=ADAPTERS_MAX)] | None = None
+    """Each worker serves all adapters, has so many loaded at a time, and loads one at the first request for it; not
+    given, all are loaded at the start."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -494,6 +500,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"{given[0]}: the servers of `attach` run already; leave it out")
         if self.role != DECODE or self.remote_prefill:
             raise ValueError("attach: a running server computes no prompts for others, nor has them computed")
+        if self.adapters and (servers.ranks > 1 or servers.engine not in {AUTO, VLLM}):
+            raise ValueError("adapters: running servers serve them if they are of vLLM and of one rank; leave them out")
         if not self.served_names:
             raise ValueError("served_name: give the name that clients ask for, since `attach` has servers of any model")
         if self.count not in {COUNT, servers.workers}:
@@ -511,6 +519,10 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("adapters: two have one name")
         if self.adapter_replicas is not None and not self.adapters:
             raise ValueError("adapter_replicas: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and not self.adapters:
+            raise ValueError("adapter_slots: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and self.adapter_replicas is not None:
+            raise ValueError("adapter_slots, adapter_replicas: adapters are loaded at requests or placed; give one")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:

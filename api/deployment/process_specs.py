@@ -190,20 +190,34 @@ def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, nam
     """The command of the group's worker of that number, with its engine."""
     if group.attach is not None:
         words = _server_words(group.attach, number)
-        return (*_command(ATTACH, data, name), "--model", source.name, *words, *_manner_words(group))
+        return (
+            *_command(ATTACH, data, name),
+            *("--model", source.name, *words, *_manner_words(group), *_adapter_words(group)),
+        )
     return (
         *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
         *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
         *("--engine-args", json.dumps(group.engine_args), *_role_words(group), *_tier_words(group, data)),
+        *_adapter_words(group),
+    )
+
+
+def _adapter_words(group: WorkerGroup) -> tuple[str, ...]:
+    return (
         *(f"--adapter={each.name}={Path(each.path).expanduser().resolve()}" for each in group.adapters),
         *(("--adapter-replicas", str(group.adapter_replicas)) if group.adapter_replicas else ()),
+        *(("--adapter-slots", str(group.adapter_slots)) if group.adapter_slots else ()),
     )
 
 
 def _server_words(servers: AttachSection, number: int) -> tuple[str, ...]:
     """The options for the worker of that number, whose server and rank they name; folders and files are absolute."""
     server, rank = divmod(number, servers.ranks)
-    files = {"--server-key-file": servers.key_file, "--tokenizer": servers.tokenizer}
+    files = {
+        "--server-key-file": servers.key_file,
+        "--tokenizer": servers.tokenizer,
+        "--adapter-folder": servers.adapter_folder,
+    }
     paths = {flag: path and str(Path(path).expanduser().resolve()) for flag, path in files.items()}
     options = {"--url": servers.urls[server], "--server-model": servers.model, "--slots": str(servers.slots)}
     options |= {"--engine": servers.engine, "--cache": servers.cache}

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import (
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     AnswerDelayed,
@@ -123,6 +124,7 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             | LocalChanged()
             | JobsRestated()
             | AdapterLoaded()
+            | AdapterEvicted()
             | AdapterUnloaded()  # with their names, as models: digests of decisions rest on them
         ):
             return event

@@ -41,6 +41,8 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "adapter",
+    "loads_adapter",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -97,11 +97,14 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/engines/kv_events/test_sglang_events.py",
         "tests/actors/engines/attached/test_sglang_server.py",
         "tests/actors/engines/attached/test_silent_servers.py",
+        "tests/actors/engines/attached/test_server_adapters.py",
     ),
     "adapters": (
         "tests/projections/folds/test_adapters.py",
         "tests/actors/engines/test_engine_adapters.py",
         "tests/actors/worker/test_adapter_placement.py",
+        "tests/actors/worker/test_adapter_slots.py",
+        "tests/actors/router/test_adapter_loads.py",
         "tests/api/test_adapters.py",
     ),
     "planner": (
@@ -173,6 +176,7 @@ NO_POOLS = "In the log each pool has one source, which never ends, and is read b
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
+NO_EVICTION = "No worker of the log lets an adapter go that it serves further."
 NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
@@ -3020,7 +3024,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "assumed-unbounded": ("while len(self._used) > self._blocks_max:", "while False:", NO_SERVERS),
             "assumed-head-goes-first": ("for name in reversed(chain):", "for name in chain:", NO_SERVERS),
-            "assumed-salts-mix": ("parent: int | str | None = salt", "parent: int | str | None = None", NO_SERVERS),
+            "assumed-salts-mix": ("scope = adapter, salt", "scope = adapter, None", NO_SERVERS),
             "assumed-parent-lost": ("parent=chain[first - 1] if first else None,", "parent=None,", NO_SERVERS),
             "assumed-beyond-room": (
                 "count = min(len(tokens) // size, self._blocks_max)",
@@ -3039,6 +3043,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SERVERS,
             ),
             "assumed-last-token": ("tokens_to_bytes(made[:-1])", "tokens_to_bytes(made)", NO_SERVERS),
+            "server-adapters-of-the-start": ("if self._adapters_loaded:", "if False:", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/server_adapters.py",
+        {
+            "server-adapter-from-elsewhere": ('model.get("root") == str(copy.folder)', "True", NO_SERVERS),
         },
     ),
     *_mutants(
@@ -3093,7 +3105,8 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{FOLDS}/kv_fold.py",
         {
             "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)"),
-            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n"),
+            "adapter-unloaded-stays": ("                del others[event.name]\n", "                pass\n"),
+            "adapter-evicted-ends": ("if isinstance(event, AdapterEvicted):", "if False:", NO_EVICTION),
             "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", ""),
         },
     ),
@@ -3113,9 +3126,17 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "adapter-number-again": ("next(self._numbers))", "len(self._entries) + 1)", NO_ADAPTERS),
             "adapter-goes-under-requests": ("while entry.requests:", "while False:", NO_ADAPTERS),
-            "adapter-unloaded-takes-requests": ("if entry is None or entry.retired:", "if entry is None:", NO_ADAPTERS),
+            "adapter-unloaded-takes-requests": (
+                "if entry is None or entry.retired or not entry.attached:",
+                "if entry is None or not entry.attached:",
+                NO_ADAPTERS,
+            ),
             "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
-            "adapters-unbounded": ("if len(self._entries) >= ADAPTERS_MAX:", "if False:", NO_ADAPTERS),
+            "adapters-unbounded": (
+                "for entry in self._entries.values()) >= ADAPTERS_MAX\n",
+                "for entry in ()) >= 64\n",
+                NO_ADAPTERS,
+            ),
         },
     ),
     *_mutants(
@@ -3136,6 +3157,22 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_ = msgspec.structs.replace(self._joined, adapters",
                 NO_ADAPTERS,
             ),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/worker/adapter_slots.py",
+        {
+            "adapter-newest-goes": ("self._requests.move_to_end(adapter)", "pass", NO_ADAPTERS),
+            "adapter-goes-with-requests": ("if not requests), None)", "if True), None)", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/router/adapter_loads.py",
+        {
+            "load-pushes-out-none": ("self._load_us * (2 if _is_full(member) else 1)", "self._load_us", NO_ADAPTERS),
+            "load-counts-in-full": ("self._load_us - (now_us - begun_us)", "self._load_us", NO_ADAPTERS),
         },
     ),
     *_mutants(

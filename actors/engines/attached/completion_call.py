@@ -55,13 +55,14 @@ _event = msgspec.json.Decoder(_Event)
 
 
 def completion_body(request: GenerateRequest, model: str, context_max: int, *, priorities: bool) -> bytes:
-    """The request for the server's model of that name; CallerError if it asks for what the server cannot do.
+    """The request for the server's model of that name, or for the request's adapter, which the server knows by its id.
+    CallerError if it asks for what the server cannot do.
 
     `priorities` is true if the server schedules by priority; else priorities are left out, as they have no effect.
     """
     room = answer_room(request, context_max)
     body: dict[str, Any] = {
-        "model": model,
+        "model": request.adapter or model,
         "prompt": tokens_from_bytes(request.tokens),
         "request_id": request.id,
         "stream": True,

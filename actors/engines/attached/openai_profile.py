@@ -31,6 +31,7 @@ class OpenaiProfile(ServerProfile):
 
     health_path = "/v1/models"
     keeps_salts_apart: bool | None = False
+    serves_adapters = False
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from actors.engines.attached.openai_profile import OpenaiProfile
 from actors.engines.attached.server_discovery import ask_models
-from actors.engines.attached.server_profile import AUTO, OPENAI, TRTLLM, ServerProfile
+from actors.engines.attached.server_profile import AUTO, OPENAI, TRTLLM, VLLM, ServerProfile
 from actors.engines.attached.sglang_profile import SglangProfile
 from actors.engines.attached.trtllm_profile import TrtllmProfile
 from actors.engines.attached.vllm_profile import VllmProfile
@@ -14,13 +14,13 @@ from actors.transport.server_client import ServerClient
 from core.errors import CallerError
 
 PROFILES: Mapping[str, type[ServerProfile]] = {
-    "vllm": VllmProfile,
+    VLLM: VllmProfile,
     "sglang": SglangProfile,
     TRTLLM: TrtllmProfile,
     OPENAI: OpenaiProfile,
 }
 """By the name of the kind."""
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt_llm": TRTLLM}
+OWNERS = {VLLM: VLLM, "sglang": "sglang", "tensorrt_llm": TRTLLM}
 """Kinds by the owner that a server names for its models."""
 SERVERS = (AUTO, *PROFILES)
 

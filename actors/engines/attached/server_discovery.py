@@ -68,7 +68,7 @@ def choose_model(client: ServerClient, name: str, models: list[dict[str, Any]]) 
         if chosen is None:
             raise CallerError(f"{client.address} serves no model {name!r}; it serves {names}")
         if chosen.get("parent"):
-            raise CallerError(f"{name!r} is an adapter, and adapters of an attached server are not served yet")
+            raise CallerError(f"{name!r} is an adapter: name its model, and load the adapter through Contrail")
         return chosen
     whole = [each for each in models if not each.get("parent")]
     if len({each.get("root") or each["id"] for each in whole}) != 1:

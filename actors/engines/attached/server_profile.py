@@ -19,8 +19,9 @@ from core.ids import RequestId
 
 SLOTS = 256
 """Requests that a server runs at once, unless told: vLLM's own default on most GPUs. It does not say."""
-AUTO, OPENAI, TRTLLM = "auto", "openai", "trtllm"
-"""The kind of a server that is asked for its kind, of one of no known kind, and of TensorRT-LLM."""
+AUTO, OPENAI, TRTLLM, VLLM = "auto", "openai", "trtllm", "vllm"
+"""The kind of a server that is asked for its kind, of one of no known kind, of TensorRT-LLM, and of one that serves
+adapters."""
 SIZED = (OPENAI, TRTLLM)
 """Kinds of servers that do not say their sizes."""
 REPORTED, ASSUMED = "reported", "assumed"
@@ -52,6 +53,9 @@ class ServerOptions(NamedTuple):
     """Tokens of a block of the cache; 0 if unknown."""
     cache_blocks: int = 0
     """Blocks of the cache; 0 if unknown."""
+    adapter_folder: str = ""
+    """Folder for the copies of adapters, which the server reads at the same path; empty for one among the system's
+    temporary files."""
 
     def __repr__(self) -> str:
         return f"<ServerOptions {self.url}>"
@@ -116,6 +120,8 @@ class ServerProfile(Protocol):
     """Answered with status 200 while the server lives."""
     keeps_salts_apart: bool | None
     """True if prompts of different salts never share blocks; None if the events of a trial tell it."""
+    serves_adapters: bool
+    """True if it takes adapters by the routes of `server_adapters`, and its cache events have their ids."""
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """The facts. CallerError if the server cannot be attached, Unavailable if it does not answer now."""

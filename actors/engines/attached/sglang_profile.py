@@ -66,6 +66,7 @@ class SglangProfile(ServerProfile):
 
     health_path = "/model_info"
     keeps_salts_apart: bool | None = None
+    serves_adapters = False
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""

@@ -53,6 +53,7 @@ class TrtllmProfile(ServerProfile):
 
     health_path = "/health"
     keeps_salts_apart: bool | None = False
+    serves_adapters = False
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""

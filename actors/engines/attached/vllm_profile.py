@@ -90,6 +90,7 @@ class VllmProfile(ServerProfile):
 
     health_path = "/health"
     keeps_salts_apart: bool | None = True
+    serves_adapters = True
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.answer_progress import AnswerProgress
@@ -76,9 +78,9 @@ class Scheduling:
         self.replica.feed(event)
         return self.commands[before:]
 
-    def arrive(self, name: str, tokens: int = 20, **options: object) -> RoutedRequest:
+    def arrive(self, name: str, tokens: int = 20, adapter: str | None = None, **options: object) -> RoutedRequest:
         """A request of its own prompt."""
-        asked: GenerateRequest = request(range(tokens), 4, name)
+        asked: GenerateRequest = replace(request(range(tokens), 4, name), adapter=adapter)
         routed = RoutedRequest(
             id=RequestId(name), model=MODEL, prompt_tokens=tokens, answer_max=4,
             answer=AnswerProgress(asked, 8192, BLOCK_SIZE, HashColumns(DigestStore(), 7)), **options,  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.router import request_scheduler
+from actors.router.adapter_loads import LOAD_US
 from actors.router.request_scheduler import (
     AttemptBroke,
     ClientGone,
@@ -27,7 +28,7 @@ from actors.router.request_scheduler import (
 from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
+from core.events import AdapterEvicted, AdapterLoaded, BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
 from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId
@@ -198,6 +199,83 @@ def test_a_decline_counts_until_the_worker_should_be_done(monkeypatch: pytest.Mo
             seen.append((only.phase, only.attempt))
     running = [(Phase.RUNNING, 0), (Phase.HELD, 1), (Phase.RUNNING, 1), (Phase.RUNNING, 2), (Phase.RUNNING, 2)]
     assert seen == running
+
+
+def test_a_decline_of_a_request_without_condition_is_the_loss_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a request that no worker can load the adapter of has an end."""
+    monkeypatch.setattr(request_scheduler, "DECLINED_MAX", 2)
+    it = Scheduling(RoutingSettings(policy="time", hold_max_ms=60_000))
+    only = it.arrive("only")
+    for attempt in range(10):
+        if only.phase is Phase.ENDED:
+            break
+        it.feed(AttemptBroke(only.id, attempt, WorkerDeclined("the adapter sql@1 cannot be loaded")))
+        it.ticks(10_000_000)
+    outcomes = [event.outcome for event in it.published(RequestFinished)]  # type: ignore[union-attr]
+    assert outcomes[:3] == ["declined", "declined", "worker_lost"]
+    assert set(outcomes[2:]) == {"worker_lost"}
+    assert only.phase is Phase.ENDED
+    details = {event.detail for event in it.published(RequestFinished)}  # type: ignore[union-attr]
+    assert details == {"the adapter sql@1 cannot be loaded"}
+
+
+@pytest.mark.parametrize("policy", ["time", "session"])
+def test_a_load_is_counted_where_an_adapter_is_cold(policy: str) -> None:
+    """In the record of the decision, held or not, with what is left of it for the next request; a first token behind
+    it teaches no price."""
+    it = Scheduling(RoutingSettings(policy=policy), workers=0)
+    for number, changes in enumerate(([], [AdapterEvicted(name="sql", digest="01")])):
+        source = Scheduling.join(it.log, number)
+        source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1), *changes])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    first = it.arrive("first", adapter="sql@01")
+    it.ticks()
+    assert first.routed is not None
+    assert (first.worker, first.routed.held) == (worker_id(0), {worker_id(1): LOAD_US})
+    it.output(first, 1, finish="stop")
+    assert noted == [20]
+    plain = it.arrive("plain")
+    it.ticks()
+    assert plain.routed is not None
+    assert plain.routed.held == {}
+
+
+def test_a_request_that_waits_for_a_load_teaches_no_price() -> None:
+    """Its first token comes late, and the next request for the adapter finds the load under way."""
+    it = Scheduling(RoutingSettings(policy="time"), workers=0)
+    source = Scheduling.join(it.log, 0)
+    source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1)])
+    source.append([AdapterEvicted(name="sql", digest="01")])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    first = it.arrive("first", adapter="sql@01")
+    it.ticks(LOAD_US // 5)
+    second = it.arrive("second", adapter="sql@01")
+    it.ticks()
+    assert first.routed is not None
+    assert second.routed is not None
+    assert first.routed.held == {worker_id(0): LOAD_US}
+    assert second.routed.held == {worker_id(0): LOAD_US - LOAD_US // 5}
+    it.output(first, 1, finish="stop")
+    assert noted == []
+    source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1)])
+    it.output(second, 1, finish="stop")
+    it.ticks(1_000_000)
+    third = it.arrive("third", adapter="sql@01")
+    it.ticks()
+    assert third.routed is not None
+    assert third.routed.held == {}
+    it.output(third, 1, finish="stop")
+    assert len(noted) == 1
+    source.append([AdapterEvicted(name="sql", digest="01")])
+    it.ticks(1_000_000)
+    fourth = it.arrive("fourth", adapter="sql@01")
+    it.ticks()
+    assert fourth.routed is not None
+    assert 0.75 * LOAD_US < fourth.routed.held[worker_id(0)] < LOAD_US  # the first one's took a fifth
 
 
 def test_the_time_stands_while_a_clock_is_set_back_once_a_request_has_read_it() -> None:

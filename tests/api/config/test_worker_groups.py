@@ -370,6 +370,7 @@ def test_a_part_starts_with_what_it_needs_only(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
 
 
+LORA = {"name": "sql", "path": "loras/sql"}
 SERVERS = {
     "name": "gpu",
     "served_name": ["qwen", "q"],
@@ -407,6 +408,41 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
         assert "--rank" not in words
         command: Any = contrail.get_command(click.Context(contrail), "attach")
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_servers_with_adapters(tmp_path: Path) -> None:
+    """Their workers load them, from copies in a folder that the servers see."""
+    attach = {**SERVERS["attach"], "adapter_folder": "copies"}  # type: ignore[dict-item]
+    adapters = {"adapters": [{"name": "sql", "path": "loras/sql"}], "adapter_replicas": 1}
+    (group,) = loaded(tmp_path, {**SERVERS, "attach": attach, **adapters}).deployment.workers
+    source = model_source(group, tmp_path / "tiny", print)
+    for spec in worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("attach") :]
+        assert words[words.index("--adapter-folder") + 1] == str(Path("copies").resolve())
+        assert f"--adapter=sql={Path('loras/sql').resolve()}" in words
+        assert words[words.index("--adapter-replicas") + 1] == "1"
+        command: Any = contrail.get_command(click.Context(contrail), "attach")
+        command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_adapters_that_are_loaded_at_requests(tmp_path: Path) -> None:
+    """The group's workers have the number of slots; it goes with adapters alone, and not with placement."""
+    group = {"adapters": [LORA], "adapter_slots": 2}
+    (found,) = loaded(tmp_path, group).deployment.workers
+    source = model_source(found, tmp_path / "tiny", print)
+    for spec in worker_specs(found, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("worker") :]
+        assert words[words.index("--adapter-slots") + 1] == "2"
+        command: Any = contrail.get_command(click.Context(contrail), "worker")
+        command.make_context("worker", list(words[1:]), resilient_parsing=False)
+    for wrong, sentence in (
+        ({"adapter_slots": 2}, "adapter_slots: there are no `adapters`"),
+        ({**group, "adapter_replicas": 1}, "loaded at requests or placed; give one"),
+        ({**group, "adapter_slots": 65}, "adapter_slots"),
+    ):
+        with pytest.raises(CallerError) as raised:
+            loaded(tmp_path, wrong)
+        assert sentence in str(raised.value)
 
 
 @pytest.mark.parametrize(("engine", "cache"), [("openai", "assumed"), ("trtllm", "reported")])
@@ -469,6 +505,8 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),
         ({"attach": None, "engine": "attached"}, "there are vllm, simulated"),
+        ({"attach": {"urls": ["http://a"], "ranks": 2}, "adapters": [LORA]}, "if they are of vLLM and of one rank"),
+        ({"attach": {"urls": ["http://a"], "engine": "sglang"}, "adapters": [LORA]}, "if they are of vLLM and of one"),
     ],
 )
 def test_groups_of_servers_that_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) -> None:

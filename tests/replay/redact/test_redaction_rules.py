@@ -12,6 +12,7 @@ import pytest
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import (
     EVENT_TYPES,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     Event,
@@ -68,7 +69,7 @@ def test_no_text_stays_that_need_not(kind: type[Event]) -> None:
     """A field that is new in an event is filled in here by itself, and fails until somebody decided about it."""
     hints = get_type_hints(kind)
     names = [name for name in kind.__struct_fields__ if name not in {"v", "base"}]  # numbers and hashes alone
-    adapts = kind in {AdapterLoaded, AdapterUnloaded}  # their name is in the id that decisions rest on
+    adapts = kind in {AdapterLoaded, AdapterEvicted, AdapterUnloaded}  # their name is in the id that decisions rest on
     event = kind(**{name: filled("adapter" if adapts and name == "name" else name, hints[name]) for name in names})
     after = redact_event(event, Pseudonyms())
     if after is not None:

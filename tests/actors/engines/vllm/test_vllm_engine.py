@@ -108,6 +108,25 @@ async def test_other_weights_under_the_same_name_and_path(vllm_engine: RecordedE
     await adapters.unload(back.id)
 
 
+async def test_an_adapter_that_goes_and_comes_back(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
+    """A staged one that is attached, detached and attached again has the same text, and finds its own blocks."""
+    adapters = vllm_engine.adapters
+    assert adapters is not None
+    copy = await adapters.stage("epsilon", str(make_adapter(tmp_path / "epsilon", 9)))
+    size = vllm_engine.info.block_size
+    asked = msgspec.structs.replace(request(prompt(2 * size + 1), 6), adapter=copy.id)
+    with pytest.raises(Unavailable):
+        await answer_to(vllm_engine, asked)
+    answers = []
+    for _ in range(2):
+        await adapters.attach(copy.id)
+        answers.append(await answer_to(vllm_engine, asked))
+        await adapters.detach(copy.id)
+    assert answers[0].tokens == answers[1].tokens
+    assert [answer.cached_tokens for answer in answers] == [0, 2 * size]
+    await adapters.unload(copy.id)
+
+
 async def test_an_adapter_that_does_not_fit(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
     """vLLM's objection in a sentence; nothing is left of it, and the engine goes on."""
     adapters = vllm_engine.adapters
