@@ -15,10 +15,12 @@ import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import msgspec
 
-from actors.planning.forecast_program import STEPS_MAX, ForecastAnswer, ForecastQuestion
+from actors.planning.forecast_program import INSTALL, MODULES, STEPS_MAX, ForecastAnswer, ForecastQuestion
+from core.errors import CallerError
 from projections.scaling.forecast import ForeseenRates, Minute, RateHistory
 from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 
@@ -39,6 +41,14 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 COMMAND = (sys.executable, "-P", "-m", "actors.planning.forecast_program")
 
 _logger = logging.getLogger(__name__)
+
+
+def check_forecaster(predictor: str) -> None:
+    """The predictor needs no other library, or this one is installed here; else CallerError has the command."""
+    if predictor in LIBRARY_PREDICTORS and find_spec(MODULES[predictor]) is None:
+        raise CallerError(
+            f"planner.predictor: {predictor} needs {MODULES[predictor]}, which is not installed here: `{INSTALL}`"
+        )
 
 
 class ForecastProcess:

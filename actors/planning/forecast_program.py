@@ -62,7 +62,9 @@ def answer(question: ForecastQuestion) -> ForecastAnswer:
         return ForecastAnswer(error=f"{len(question.rates_m)} minutes are too few: {MINUTES_MIN} are the least")
     forecaster = _arima if question.predictor == ARIMA else _prophet
     try:
-        rates = forecaster(question)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fits that stop early, and of old calls between libraries
+            rates = forecaster(question)
     except ImportError as error:
         return ForecastAnswer(error=f"{MODULES[question.predictor]} is not installed here: `{INSTALL}` ({error})")
     except Exception as error:  # noqa: BLE001 - whatever a fit fails with, the planner goes on without it
@@ -107,7 +109,6 @@ def _prophet(question: ForecastQuestion) -> Sequence[float]:
 
 def main() -> None:
     """Answers until the input ends. Libraries that print do so to the error output."""
-    warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -12,6 +12,7 @@ from typing import Any
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.metrics.planner_metrics import PlannerMetrics
+from actors.planning.forecast_process import check_forecaster
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
 from actors.planning.planner_service import PlannerOptions, PlannerService
@@ -93,6 +94,7 @@ def planner_options(connection: DeploymentRef, name: str, file: Path | None = No
     if deployment.planner_mode == OFF:
         raise CallerError("the deployment has no planner: give its file `planner: {mode: advise}`, or `act`")
     group = deployment.planned_group
+    check_forecaster(deployment.scale_settings.predictor)
     return PlannerOptions(
         namespace=connection.namespace,
         name=name,

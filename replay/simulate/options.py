@@ -9,7 +9,7 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS = 8
@@ -112,6 +112,11 @@ class Options:
             raise CallerError(
                 f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
                 f"{self.planner.max}, and min must be 1 at least: routers refuse requests without any worker"
+            )
+        if self.planner is not None and self.planner.predictor in LIBRARY_PREDICTORS:
+            raise CallerError(
+                f"planner.predictor: {self.planner.predictor} answers beside a live planner alone: take constant, "
+                "kalman or seasonal"
             )
         if self.lag_ms and self.replica_lags_ms:
             raise CallerError(TWO_LAGS)

@@ -70,9 +70,7 @@ async def test_a_measurement_ends_with_its_time(engine: SimulatedEngine) -> None
     """The points that were measured are the profile; without a step there is none, and a sentence says why."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    with pytest.raises(
-        Unavailable, match=r"0\.01 s are too short for a profile of this engine"
-    ):
+    with pytest.raises(Unavailable, match=r"0\.01 s are too short for a profile of this engine"):
         await EngineProfiler(engine, facts_of(engine), SystemClock()).measure(0.01, "")
     assert loop.time() - began_s < 2
     short = await EngineProfiler(engine, facts_of(engine), SystemClock()).measure(1, "")
