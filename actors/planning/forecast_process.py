@@ -65,7 +65,7 @@ class ForecastProcess:
         self._process: Process | None = None
         self._answered = False
         """By this process."""
-        self._asking: asyncio.Task[None] | None = None
+        self._query: asyncio.Task[None] | None = None
         self._asked_s = -ASK_EVERY_S
 
     def __repr__(self) -> str:
@@ -76,25 +76,25 @@ class ForecastProcess:
         one was asked long enough ago."""
         loop = asyncio.get_running_loop()
         is_due = loop.time() - self._asked_s >= ASK_EVERY_S
-        if settings.predictor not in LIBRARY_PREDICTORS or not is_due or self._is_asking:
+        if settings.predictor not in LIBRARY_PREDICTORS or not is_due or self._is_busy:
             return
         self._asked_s = loop.time()
         minutes = history.minutes(MINUTES)
         if len(minutes) < 2:
             return
         question = _question(settings, minutes, horizon_s)
-        self._asking = asyncio.create_task(self._ask(question), name="forecast")
+        self._query = asyncio.create_task(self._ask(question), name="forecast")
 
     async def stop(self) -> None:
         """The process is gone."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        if self._query is not None:
+            self._query.cancel()
+            await asyncio.wait([self._query])
         await self._kill()
 
     @property
-    def _is_asking(self) -> bool:
-        return self._asking is not None and not self._asking.done()
+    def _is_busy(self) -> bool:
+        return self._query is not None and not self._query.done()
 
     async def _ask(self, question: ForecastQuestion) -> None:
         bound_s = ANSWER_S if self._answered else FIRST_ANSWER_S

@@ -67,7 +67,7 @@ def answer(question: ForecastQuestion) -> ForecastAnswer:
             rates = forecaster(question)
     except ImportError as error:
         return ForecastAnswer(error=f"{MODULES[question.predictor]} is not installed here: `{INSTALL}` ({error})")
-    except Exception as error:  # noqa: BLE001 - whatever a fit fails with, the planner goes on without it
+    except Exception as error:  # noqa: BLE001 - a fit may fail with any error, and the planner goes on
         return ForecastAnswer(error=f"{question.predictor} failed: {type(error).__name__}: {error}")
     most = 2 * max(question.rates_m)
     if len(rates) != question.steps or not all(rate == rate for rate in rates):  # noqa: PLR0124 - false for nan
@@ -102,8 +102,8 @@ def _prophet(question: ForecastQuestion) -> Sequence[float]:
     if count * 60 >= 2 * question.season_s:
         model.add_seasonality("season", period=question.season_s / DAY_S, fourier_order=8)
     model.fit(pd.DataFrame({"ds": times(places), "y": rates}))
-    ahead = pd.DataFrame({"ds": times(end + np.arange(question.steps) + 0.5)})
-    found: list[float] = model.predict(ahead)["yhat"].tolist()
+    coming = pd.DataFrame({"ds": times(end + np.arange(question.steps) + 0.5)})
+    found: list[float] = model.predict(coming)["yhat"].tolist()
     return found
 
 

@@ -26,7 +26,7 @@ CONNECT_S = 10.0
 
 
 class _Outputs:
-    """What came of one request and was not read yet."""
+    """Outputs of one request that were not read yet."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[Output | Exception] = asyncio.Queue()

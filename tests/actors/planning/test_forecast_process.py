@@ -74,10 +74,10 @@ async def test_nothing_is_asked_without_need(started: list[ForecastProcess], mon
     started.append(it)
     it.ask(ScaleSettings(predictor=SEASONAL), history(), 65)
     it.ask(SETTINGS, history(1), 65)
-    assert it._asking is None
+    assert it._query is None
     monkeypatch.setattr(forecast_process, "ASK_EVERY_S", 60.0)
     it.ask(SETTINGS, history(), 65)
-    assert it._asking is None, "the question of one minute counts as asked"
+    assert it._query is None, "the question of one minute counts as asked"
 
 
 async def test_a_late_process_is_killed_and_counted(
