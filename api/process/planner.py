@@ -159,5 +159,5 @@ def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, An
 def _ready(service: PlannerService, hand: KubernetesHand | None) -> Readiness:
     if service.fault:
         return Readiness(ready=False, waiting_for={"lead": service.fault})
-    fault = "" if hand is None else hand.fault
-    return Readiness(ready=True, waiting_for={}, degraded={"hand": fault} if fault else {})
+    faults = {"hand": "" if hand is None else hand.fault, "forecast": service.forecasts.fault}
+    return Readiness(ready=True, waiting_for={}, degraded={part: fault for part, fault in faults.items() if fault})

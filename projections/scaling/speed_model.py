@@ -223,8 +223,9 @@ class SpeedModel:
         it = self._open.get(key)
         if it is None:
             return
-        cached, before = max(0, event.cached_tokens), self._computed.get(it.worker, _Computed())
-        now = _Computed(before.prompts + 1, before.tokens + max(1, it.tokens - cached))
+        now = self._computed.get(it.worker, _Computed())
+        if event.cached_tokens != CACHED_UNKNOWN:
+            now = _Computed(now.prompts + 1, now.tokens + max(1, it.tokens - event.cached_tokens))
         self._computed[it.worker], self._open[key] = now, it._replace(computed=now)
 
     def _end(self, key: tuple[str, int]) -> tuple[int, _Computed]:

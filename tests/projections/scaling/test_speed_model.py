@@ -159,16 +159,18 @@ def test_ratios_lie_on_lines_between_the_classes() -> None:
     assert [ratios.over(tokens, 1_000) for tokens in (1, 100, 200, 300, 9_000)] == [1_000, 1_000, 1_500, 2_000, 2_000]
 
 
-def test_prompts_of_others_are_taken_out_of_a_step() -> None:
-    """Between the tokens of each answer its worker computes two prompts of 1 000 tokens, 28 ms each by the profile."""
+@pytest.mark.parametrize(("cached", "taken_us"), [(0, 2 * 28_000), (900, 2 * 10_000), (CACHED_UNKNOWN, 0)])
+def test_prompts_of_others_are_taken_out_of_a_step(cached: int, taken_us: int) -> None:
+    """Between the tokens of each answer its worker computes two prompts of 1 000 tokens, 28 ms each by the profile.
+    Where their cached tokens are unknown, nothing is taken out."""
     model, profile = SpeedModel("m", PROFILE.capacity()), PROFILE.capacity()
     step_us = DecodeSteps(profile, 1_010).us(3_010)
     for number in range(TAKEOVER_SAMPLES):
         own, *others = (f"{kind}{number}" for kind in ("own", "a", "b"))
         for name in (own, *others):
             model.apply(replace(routed(name, worker_id(1), model="m"), prompt_tokens=1_000))
-            model.apply(prefilled(name))
-        stages = RequestStages(prefill=280, decode=(20 * step_us + 2 * 28_000) // 100)
+            model.apply(prefilled(name, cached))
+        stages = RequestStages(prefill=280, decode=(20 * step_us + taken_us) // 100)
         model.apply(replace(end(own, stages=stages), prompt_tokens=1_000, cached_tokens=0))
         for name in others:
             model.apply(end(name, "error"))
@@ -178,5 +180,5 @@ def test_prompts_of_others_are_taken_out_of_a_step() -> None:
     assert found.decode_us == pytest.approx(profile.decode_us, rel=0.002)
 
 
-def prefilled(name: str) -> RequestPrefilled:
-    return RequestPrefilled(request=name, attempt=0, cached_tokens=0, ttft_ms=30)
+def prefilled(name: str, cached: int) -> RequestPrefilled:
+    return RequestPrefilled(request=name, attempt=0, cached_tokens=cached, ttft_ms=30)
