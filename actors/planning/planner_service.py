@@ -234,7 +234,8 @@ class PlannerService:
         for _ in range(len(self._ready.keys() - known)):
             if (order := machine.oldest_order) is not None:
                 machine.step(WorkerReady(order, now_ms), now_us)
-        speed = reader.speed.learned(self._bounds(), now_ms) if self.options.learns else None
+        is_learned = self.options.learns and self._ready  # without a worker there are no bounds of an engine
+        speed = reader.speed.learned(self._bounds(), now_ms) if is_learned else None
         if machine.horizon_s is not None:
             self.forecasts.ask(settings, machine.fold.history, machine.horizon_s)
         ended = PeriodEnded(

@@ -86,5 +86,8 @@ def merged(configured: ScaleSettings, may_act: bool, given: Mapping[str, Any]) -
     if found.max > configured.max:
         raise CallerError(f"planner.max: the deployment file allows {configured.max} at most")
     if not found.min and configured.min:
-        raise CallerError("planner.min: at least 1, since front ends refuse requests without any worker")
+        raise CallerError(
+            f"planner.min: at least 1, since the deployment file says {configured.min}: with 0 there, front ends keep "
+            "what they need without a worker"
+        )
     return found, mode == ACT

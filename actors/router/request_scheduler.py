@@ -5,7 +5,8 @@
    next Tick, and looked for every REFRESH_EVERY_US at the latest.
 2. A request leaves the queue when its client hangs up, when its deadline passes, or when it waited too long. It also
    leaves when the queue is full and its tenant has most of the requests in it: RequestTurnedAway.
-3. A request that no worker could serve, even an idle one, does not wait: the decision refuses it.
+3. A request that no worker could serve, even an idle one, does not wait: the decision refuses it. Where a planner
+   starts the model's first worker, the request waits in the queue for that one.
 4. Under a policy that holds, the first attempt waits for the worker that is best for it (`actors.router.late_binding`).
 5. An attempt that breaks is followed by another one, within the bounds of `RetryBudget`.
 
@@ -32,7 +33,7 @@ from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestRouted
-from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, HELD, NO_WORKER, TURNED_AWAY, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId, WorkerId, to_column
 from core.machine import Tick
@@ -52,6 +53,7 @@ from projections.policy.binding_plan import (
 from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide_newest, record, rejection, rejection_reason
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
+from projections.policy.residence_time import ResidenceTime
 from projections.policy.view import Local, RouteRequest, View
 
 US_PER_MS = 1000
@@ -246,6 +248,9 @@ class RoutingInputs(Protocol):
     def awaits_join(self, model: str) -> bool:
         """True if a worker of the model is connected whose join the fold does not have."""
 
+    def starts_from_zero(self, model: str) -> bool:
+        """True if a planner starts the model's first worker when requests wait for one."""
+
     def is_log_away(self) -> bool:
         """True if the log is away, so that requests of other replicas are unknown."""
 
@@ -262,6 +267,7 @@ class RequestScheduler:
         self.counts = QueueCounts()
         self.prefills = PrefillCounts()
         self.learned = PrefillTimeModel()
+        self.residence = ResidenceTime()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
         self._inputs = inputs
@@ -475,10 +481,16 @@ class RequestScheduler:
     def _capacity(self, model: str) -> Capacity | None:
         return find_capacity(self._current_view(), model, self._settings, self._inputs.slots)
 
+    def _is_at_zero(self, model: str) -> bool:
+        """True if no worker could take a request, and a planner starts one for those that wait. O(workers)."""
+        return self._inputs.starts_from_zero(model) and self._capacity(model) is None
+
     def _advance(self, queue: RequestQueue) -> int:
         """Queued requests have the free slots; returns how many are left. O(workers + requests let in)."""
         capacity = self._capacity(queue.model)
-        if capacity is None:  # the decision says why
+        if capacity is None and self._inputs.starts_from_zero(queue.model):
+            free = queue.share = 0
+        elif capacity is None:  # the decision says why
             free, queue.share = len(queue.fair_queue) + 1, 0
         else:
             free, queue.share = capacity.free(queue.active, queue.admitted), capacity.share
@@ -510,13 +522,17 @@ class RequestScheduler:
     def _queue_reason(self, queue: RequestQueue) -> str:
         if len(queue.fair_queue):
             return "behind"
+        if self._is_at_zero(queue.model):
+            return NO_WORKER
         capacity = self._capacity(queue.model)
         return "overloaded" if capacity is not None and capacity.overloaded and not capacity.slots else "full"
 
     def _make_space(self, queue: RequestQueue, request: RoutedRequest) -> bool:
         """True if the request may wait. If the queue was full, either another request left it, or this one was
         refused."""
-        most = queue.waiting_max(self._settings)
+        # the rate at which requests end says nothing about workers that are still to come
+        is_at_zero = self._is_at_zero(queue.model)
+        most = self._settings.queue_max if is_at_zero else queue.waiting_max(self._settings)
         if len(queue.fair_queue) < most:
             return True
         last = queue.fair_queue.crowded_out(request.priority, request.tenant) if most else None
@@ -611,6 +627,10 @@ class RequestScheduler:
             self._send(request, asked, decision)
         elif self._now_us < request.resume_until_us or self._awaits_join(request):
             self._wait_for_worker(request)
+        elif self._awaits_start(request):
+            if not request.is_announced:  # the planner counts the requests that the log has
+                self._publish_queued(request, NO_WORKER, 0, self._wall_ms)
+            self._wait_for_worker(request)
         else:
             self._reject(request, asked, decision, view)
 
@@ -649,6 +669,12 @@ class RequestScheduler:
         if request.deadline_ms is not None:
             longest_us = min(longest_us, request.deadline_ms * US_PER_MS)
         return self._now_us < request.arrived_us + longest_us and self._inputs.awaits_join(request.model)
+
+    def _awaits_start(self, request: RoutedRequest) -> bool:
+        """True while a request without a token waits for a fleet's first worker: as long as it would in the queue."""
+        if request.answer.delivered or not self._inputs.starts_from_zero(request.model):
+            return False
+        return self._now_us < request.arrived_us + self._wait_limit_ms(request) * US_PER_MS
 
     def _wait_for_worker(self, request: RoutedRequest) -> None:
         request.phase = Phase.WAITING
@@ -692,6 +718,7 @@ class RequestScheduler:
             self._fail(request, error)
             return
         if output.finish is not None:
+            self.residence.note(request.model, event.at_us - request.sent_us)
             self._finish(request, output.finish, at_us=event.at_us)
             self._free_slot(request, is_whole=True)
         if new is not None:
@@ -871,7 +898,10 @@ class RequestScheduler:
         for each in queue:
             asked, since_ms = self._asked(each), each.held_since_us // US_PER_MS
             start = self.held.start(each)
-            unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start))
+            residence_us = self.residence.us(each.model)
+            unbound.append(
+                UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start, residence_us)
+            )
         busy_us: dict[WorkerId, int] = {}
         if self.busy_workers.stand:
             known = tokens_in_progress(view.outstanding(), self._settings, self._wall_ms)

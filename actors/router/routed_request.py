@@ -107,7 +107,7 @@ class Phase(enum.Enum):
     HELD = enum.auto()
     """It waits for the worker that is best for it."""
     WAITING = enum.auto()
-    """An answer that was begun waits for a worker to continue it."""
+    """An answer that was begun waits for a worker to continue it; or a request waits for the first worker of all."""
     RUNNING = enum.auto()
     """An attempt is under way at a worker."""
     ENDED = enum.auto()

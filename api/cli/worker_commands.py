@@ -175,10 +175,13 @@ def worker(
     help="Its cache is known by its events, or assumed from the prompts that it is sent.",
 )
 @click.option(
-    "--context", default=0, type=click.IntRange(min=0), help="Of an openai server: prompt with answer, tokens."
+    "--context",
+    default=0,
+    type=click.IntRange(min=0),
+    help="Of an openai or trtllm server: prompt with answer, tokens.",
 )
-@click.option("--block-size", default=0, type=click.IntRange(min=0), help="Of an openai server: tokens of a block.")
-@click.option("--cache-blocks", default=0, type=click.IntRange(min=0), help="Of an openai server: blocks of its cache.")
+@click.option("--block-size", default=0, type=click.IntRange(min=0), help="Of the same: tokens of a block.")
+@click.option("--cache-blocks", default=0, type=click.IntRange(min=0), help="Of the same: blocks of its cache.")
 @click.option("--url", required=True, metavar="URL", help="The server's root: http://HOST:PORT.")
 @click.option("--server-model", default="", metavar="NAME", help="The server's own name, if it serves several models.")
 @click.option(
@@ -218,7 +221,8 @@ def attach(
     chat_template: str,
     **rest: Any,
 ) -> None:
-    """Start one worker whose engine is a running server of vLLM or SGLang. It needs neither of them, nor a GPU.
+    """Start one worker whose engine is a running server of vLLM, SGLang or TensorRT-LLM. It needs none of them,
+    nor a GPU.
 
     \b
     contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.profile_choice import SERVERS
-from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
+from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, SIZED, TRTLLM
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
@@ -373,15 +373,15 @@ class AttachSection(Section, frozen=True, kw_only=True):
     ranks: Annotated[int, Meta(ge=1)] = 1
     """Data-parallel ranks of each server: its `--data-parallel-size`, or SGLang's `--dp-size`."""
     engine: str = AUTO
-    """`vllm`, `sglang`, `openai` for any server that takes and returns token ids; `auto` asks each server."""
+    """`vllm`, `sglang`, `trtllm`, `openai` for any server that takes and returns token ids; `auto` asks each server."""
     cache: str = REPORTED
     """`reported` by cache events, or `assumed` from the prompts that each server is sent."""
     context: Annotated[int, Meta(ge=0)] = 0
-    """Longest prompt with answer, in tokens, where an `openai` server does not say it."""
+    """Longest prompt with answer, in tokens, of a `trtllm` server, or of an `openai` one that does not say it."""
     block_size: Annotated[int, Meta(ge=0)] = 0
-    """Tokens of a block of the cache of an `openai` server; 16 if not given."""
+    """Tokens of a block of the cache of an `openai` or `trtllm` server; 16 or 32 if not given."""
     cache_blocks: Annotated[int, Meta(ge=0)] = 0
-    """Blocks of the cache of an `openai` server."""
+    """Blocks of the cache of an `openai` or `trtllm` server."""
 
     @property
     def workers(self) -> int:
@@ -398,8 +398,12 @@ class AttachSection(Section, frozen=True, kw_only=True):
         if self.cache not in CACHES:
             raise ValueError(f"cache {self.cache!r}: there are {', '.join(CACHES)}")
         sized = (self.context, self.block_size, self.cache_blocks)
-        if any(sized) and self.engine != OPENAI:
-            raise ValueError("context, block_size, cache_blocks: a server of another kind than `openai` says them")
+        if any(sized) and self.engine not in SIZED:
+            raise ValueError(
+                "context, block_size, cache_blocks: a server of another kind than `openai` and `trtllm` says them"
+            )
+        if self.engine == TRTLLM and not (self.context and self.cache_blocks and self.tokenizer):
+            raise ValueError("engine trtllm: it does not say its sizes; add `context`, `cache_blocks` and `tokenizer`")
         if self.engine == OPENAI and not (self.cache == ASSUMED and self.cache_blocks):
             raise ValueError("engine openai: its cache is not known; add `cache: assumed` and `cache_blocks`")
 
@@ -668,8 +672,13 @@ class Deployment(Section, frozen=True, kw_only=True):
                 f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
                 f"1, and max: {settings.min} and {settings.max}"
             )
-        if mode == ACT and not settings.min:
-            raise ValueError("planner.min: at least 1, since front ends refuse requests without any worker")
+        least_ms = (settings.startup_s + settings.period_s) * 1000
+        if self.models_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
+            raise ValueError(
+                f"planner.min: with 0, the first request waits until a worker has started, some {least_ms} ms by "
+                f"startup_s and period_s; `routing: {{queue_wait_max_ms: {self.routing_settings.queue_wait_max_ms}}}` "
+                "lets it wait for less"
+            )
 
     @property
     def planner_mode(self) -> str:
@@ -705,6 +714,12 @@ class Deployment(Section, frozen=True, kw_only=True):
     def planned_group(self) -> WorkerGroup:
         """The worker group that a planner sizes: the first decode group."""
         return next(group for group in self.workers if group.role == DECODE)
+
+    @property
+    def models_from_zero(self) -> frozenset[str]:
+        """Models that may have no worker, since a planner starts the first one."""
+        may_be_empty = self.planner_mode == ACT and not self.scale_settings.min
+        return frozenset({self.planned_group.client_name} if may_be_empty else ())
 
     @property
     def routing_settings(self) -> RoutingSettings:

@@ -149,7 +149,7 @@ def _hand(resource: KubernetesOptions, service: PlannerService, registry: EtcdRe
     def may_act() -> bool:
         return service.fence is not None and service.settings.acts
 
-    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act)
+    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act, it.settings.least)
 
 
 def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, Any]:

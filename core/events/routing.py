@@ -124,6 +124,8 @@ workers."""
 
 WAITS_FOR = ("full", "overloaded", "behind")
 """Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
+NO_WORKER = "no_worker"
+"""The same where no worker is there: a planner starts the first one for those that wait."""
 HELD = "prefill"
 """The same of a request that has a place: the worker that is best for it still computes other prompts."""
 INTERNAL = "internal"
@@ -152,7 +154,7 @@ class RequestQueued(EventBase, frozen=True):
     tenant: str
     prompt_tokens: int
     why: str
-    """Of WAITS_FOR, or HELD."""
+    """Of WAITS_FOR, NO_WORKER or HELD."""
     depth: int
     """Requests that waited already, later arrivals included."""
     now_ms: int
@@ -351,7 +353,7 @@ class RequestRouted(EventBase, frozen=True):
     """`projections.policy.prefill_time.PrefillTime` as this replica had learned it, where the settings leave that to
     it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
-    """Expected wait there behind requests that the replica held, in microseconds, by worker."""
+    """Expected wait there behind requests that the replica held, and for room, in microseconds, by worker."""
     believed: tuple[int, int] | None = None
     """`projections.folds.approximate_index.CacheRetention` under the policy `approximate`: what the worker is taken to
     keep, this included."""

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
 
-SCALE_VERSION = 2
+SCALE_VERSION = 3
 """Version of the rules by which this program sizes a fleet."""
 
 

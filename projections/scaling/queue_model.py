@@ -143,10 +143,13 @@ class QueueModel:
         capacity: CapacityLearned,
         settings: ScaleSettings,
         lanes: Lanes,
+        *,
+        goes_round_whole: bool,
     ) -> None:
         """`demand` are the last consecutive periods, oldest first. `cells` are the sizes of requests that ended lately,
-        each class once."""
+        each class once. The rest is of `ScaleRules`."""
         self._lanes = lanes
+        self._goes_round_whole = goes_round_whole
         self._capacity = capacity
         self._settings = settings
         self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
@@ -201,9 +204,13 @@ class QueueModel:
         if resident > self._capacity.room_tokens or resident > slots * each_tokens:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident)
         part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
-        times_us = self._times(part, workers, rate_m)
+        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        times_us = [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
+        round_us = span_us
+        if not self._goes_round_whole:
+            round_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
         first = self._first_tokens(part, times_us, computed_us, passes, step_us)
-        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, computed_us, step_us)
+        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, round_us, computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
         return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
@@ -237,12 +244,6 @@ class QueueModel:
             step_us = self._decode_steps.us(min(resident, it.room_tokens))
         return step_us, resident
 
-    def _times(self, part: int, workers: int, rate_m: int) -> list[int]:
-        """Arrivals at that part of the workers, in microseconds."""
-        count = len(self._offsets_us)
-        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
-        return [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
-
     def _first_tokens(
         self, part: int, times_us: list[int], computed_us: list[int], passes: list[int], step_us: int
     ) -> list[bool]:
@@ -255,12 +256,16 @@ class QueueModel:
         return found
 
     def _between_tokens(
-        self, lanes: Sequence[Sequence[int]], times_us: list[int], computed_us: list[int], step_us: int
+        self,
+        lanes: Sequence[Sequence[int]],
+        times_us: list[int],
+        span_us: int,
+        computed_us: list[int],
+        step_us: int,
     ) -> list[bool]:
         """True of each request with a mean time between tokens within its bound. The stream of arrivals goes round: the
-        first ones follow the last."""
+        first ones follow the last after `span_us`."""
         bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
-        span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
         spare_us, found = bound_us - step_us, [False] * count
         for lane in lanes:
             times = [times_us[number] for number in lane]

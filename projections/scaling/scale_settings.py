@@ -66,6 +66,11 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         """The attainment in hundredths of a percent."""
         return round(self.attainment * 100)
 
+    @property
+    def least(self) -> int:
+        """Fewest workers that a hand leaves: one, unless the fleet may end at zero."""
+        return min(1, self.min)
+
     def workers_max(self, devices: int) -> int:
         """Most workers, of so many devices each; at least `min`."""
         return max(self.min, min(self.max, self.devices_max // devices if self.devices_max else self.max))

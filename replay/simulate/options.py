@@ -108,10 +108,10 @@ class Options:
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
         if self.planner is not None and (self.stays or self.failures_per_hour or self.prefill_workers):
             raise CallerError("planner: it sizes one kind of workers: leave prefill workers, failures and stays out")
-        if self.planner is not None and not 1 <= self.planner.min <= self.workers <= self.planner.max:
+        if self.planner is not None and not self.planner.min <= self.workers <= self.planner.max:
             raise CallerError(
                 f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
-                f"{self.planner.max}, and min must be 1 at least: routers refuse requests without any worker"
+                f"{self.planner.max}"
             )
         if self.planner is not None and self.planner.predictor in LIBRARY_PREDICTORS:
             raise CallerError(

@@ -158,6 +158,7 @@ class Simulation:
             freed=partial(self._on_worker_freed, number),
             execute=partial(self._execute, number),
             clock=options.clock(number),
+            from_zero=options.planner is not None and not options.planner.min,
             clock_is_corrected=options.clocks_corrected,
             continues=options.continues or options.learns,  # ends have their stages in the latest version alone
         )

@@ -252,7 +252,15 @@ class _FleetRun:
         if period is None:
             return
         self.figures.add_period(period.period_s, workers)
-        model = QueueModel(inputs.demand, inputs.cells, inputs.capacity, inputs.settings, RULES[inputs.version].lanes)
+        rules = RULES[inputs.version]
+        model = QueueModel(
+            inputs.demand,
+            inputs.cells,
+            inputs.capacity,
+            inputs.settings,
+            rules.lanes,
+            goes_round_whole=rules.goes_round_whole,
+        )
         if not period.arrivals or not model.is_known:
             return
         attainment_bp = 0

@@ -956,6 +956,30 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=HELD,
     ),
     Mutant(
+        "held-without-room",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "with_room = [each for each in queue if each.has_room]",
+        "with_room = queue",
+        unlogged=HELD,
+    ),
+    Mutant(
+        "held-room-forgotten",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "self.blocks += placed.held.blocks_needed",
+        "self.blocks += 0",
+        unlogged=HELD,
+    ),
+    Mutant(
+        "held-room-of-the-sum",
+        "holding",
+        f"{POLICY}/worker_room.py",
+        "return min(active, report.blocks_used + others * active // requests)",
+        "return active",
+        unlogged=HELD,
+    ),
+    Mutant(
         "held-priority",
         "fairness",
         f"{POLICY}/binding_plan.py",
@@ -1007,8 +1031,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "declined-is-free",
         "declining",
         f"{POLICY}/binding_plan.py",
-        "        if worker in busy_us or not fits(0, worker, computes):\n",
-        "        if not fits(0, worker, computes):\n",
+        "for worker in placed.keys() - busy_us.keys()}",
+        "for worker in placed}",
         unlogged=HELD,
     ),
     # verdicts on where to compute a prompt
@@ -2101,6 +2125,11 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        if False:\n            return None  # the log's",
                 EXCUSED,
             ),
+            "replaced-any-digest": (
+                "return decision is not None and decision.digest == at.event.digest",
+                "return decision is not None",
+                EXCUSED,
+            ),
             "replaced-unknown-in-full": (
                 "message.n > n_next and n_next - n_first < where.messages",
                 "message.n > n_next",
@@ -2869,7 +2898,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/planning/fleet_target.py",
         {
             "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(self.target.workers, 1), self._most)", "self.target.workers", NO_SCALE),
+            "target-unbounded": (
+                "min(max(self.target.workers, self._least), self._most)",
+                "self.target.workers",
+                NO_SCALE,
+            ),
             "lost-registry-ignored": ("change.value is None or change.revision < self._revision", "False", NO_SCALE),
             "registry-lost-between-two-looks": (" or change.revision < self._revision", "", NO_SCALE),
             "target-answered-again": ("if answer != self._acknowledged:", "if True:", NO_SCALE),
@@ -2974,6 +3007,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
+            "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
+            "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
     ),
     *_mutants(
@@ -2982,6 +3017,11 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
+            "single-request-follows-itself": (
+                "        if not self._goes_round_whole:\n",
+                "        if True:\n",
+                NO_SCALE,
+            ),
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
             "measured-step-of-one-request": ("max(1, -(-resident // self._each_tokens))", "1", NO_SCALE),
         },

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from actors.engines.attached.assumed_cache import AssumedCache
 from actors.engines.attached.call_checks import refusal
@@ -43,7 +43,8 @@ from actors.engines.engine import (
 )
 from actors.engines.engine_adapters import EngineAdapters
 from actors.engines.kv_events.kv_batch import KvBatchReader, batch_handler
-from actors.engines.kv_events.kv_endpoints import KvEndpoints
+from actors.engines.kv_events.kv_endpoints import KvEndpoints, PolledEvents
+from actors.engines.kv_events.polled_event_feed import PolledEventFeed
 from actors.transport.server_client import ServerAddress, ServerClient, ServerGone
 from core.errors import CallerError, EngineDead, PeerError, Unavailable
 from core.generation import GenerateRequest, Output, Sampling
@@ -70,6 +71,8 @@ TRIAL_EVENTS_S = 4.0
 """Bound on the time from that answer to its cache event …"""
 TRIALS = 3
 """… and the number of trials: a subscription may not stand yet at the first one."""
+POLL_TIMEOUT_S = 10.0
+"""Bound on an answer with polled cache events."""
 ABORTS_MAX = 64
 """Calls at once that abort requests."""
 ABORT_TIMEOUT_S = 2.0
@@ -87,6 +90,26 @@ if TYPE_CHECKING:
     from actors.engines.kv_events.kv_event_feed import KvEventFeed
 
 _logger = logging.getLogger(__name__)
+
+
+class EventFeed(Protocol):
+    """Follows the cache events of one start of a server."""
+
+    def start(self) -> None:
+        """Events are passed on as they come."""
+
+    async def reread(self) -> None:
+        """Events that were lost without another behind them have been taken. EngineDead if the server was started
+        again; another PeerError if it does not answer."""
+
+    async def catch_up(self) -> None:
+        """Events of steps that had ended before the call have been taken, or told as a gap."""
+
+    def check(self) -> None:
+        """Raises EngineDead if events are not followed any more."""
+
+    async def stop(self) -> None:
+        """Nothing is read any more."""
 
 
 class AttachedEngine:
@@ -112,7 +135,7 @@ class AttachedEngine:
         self._assumed: AssumedCache | None = None
         """In place of cache events, if the server has none."""
         self._on_cache: Callable[[CacheChange], None] | None = None
-        self._feed: KvEventFeed | None = None
+        self._feed: EventFeed | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._aborts: set[asyncio.Task[None]] = set()
         """Calls under way that abort requests."""
@@ -172,7 +195,7 @@ class AttachedEngine:
                 self._assumed = AssumedCache(facts.block_size, facts.capacity_blocks)
                 self._keeps_salts_apart = bool(profile.keeps_salts_apart)
             else:
-                self._feed = self._make_feed(profile, facts.endpoints)
+                self._feed = self._make_feed(profile, facts, facts.endpoints)
                 self._feed.start()
                 await self._feed.reread()
                 await self._try_out(profile, facts, facts.endpoints)
@@ -184,13 +207,29 @@ class AttachedEngine:
         if self._feed is not None:
             self._tasks.append(self._spawn(self._follow_events(self._feed)))
 
-    def _make_feed(self, profile: ServerProfile, endpoints: KvEndpoints) -> KvEventFeed:
+    def _make_feed(
+        self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints | PolledEvents
+    ) -> EventFeed:
         def on_change(change: CacheChange) -> None:
             self._watch(change)
             self._report(change)
 
-        self._reader = profile.batch_reader()
-        return _feed(batch_handler(self._reader, on_change), lambda detail: on_change(CacheGap(detail)), endpoints)
+        def on_gap(detail: str) -> None:
+            reader.forget()
+            on_change(CacheGap(detail))
+
+        reader = self._reader = profile.batch_reader(facts)
+        on_batch = batch_handler(reader, on_change)
+        if isinstance(endpoints, KvEndpoints):
+            return _feed(on_batch, on_gap, endpoints)
+        return PolledEventFeed(lambda: self._poll(endpoints), on_batch, on_gap)
+
+    async def _poll(self, endpoints: PolledEvents) -> bytes:
+        """The events since the last call; PeerError if there is no answer."""
+        reply = await self._client.post(endpoints.events, b"", POLL_TIMEOUT_S)
+        if reply.status != 200:
+            raise PeerError(f"POST {endpoints.events} gives status {reply.status}")
+        return reply.body
 
     def _report(self, change: CacheChange) -> None:
         assert self._on_cache is not None
@@ -219,7 +258,7 @@ class AttachedEngine:
         """Groups of layers that stored blocks so far."""
         return 0 if self._reader is None else self._reader.groups
 
-    async def _try_out(self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints) -> None:
+    async def _try_out(self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints | PolledEvents) -> None:
         """One block and a token were computed, and the block's event arrived."""
         for _ in range(TRIALS):
             salt = await self._try_once(profile, facts)
@@ -229,7 +268,7 @@ class AttachedEngine:
         else:
             raise CallerError(
                 f"{self._client.address} answers, but no cache event of it arrived at {endpoints.events} within "
-                f"{TRIAL_EVENTS_S:g} s: open that port to this machine, and attach each server by its own address"
+                f"{TRIAL_EVENTS_S:g} s: {_hint(endpoints, facts)}, and attach each server by its own address"
             )
         if self._groups > 1 or not stored.indexable:
             raise CallerError(f"{self._client.address} cannot be attached: {UNTOLD}")
@@ -449,7 +488,7 @@ class AttachedEngine:
             return
         self._numbers, self._own_then = numbers, self._own
 
-    async def _follow_events(self, feed: KvEventFeed) -> None:
+    async def _follow_events(self, feed: EventFeed) -> None:
         """Cache events that were lost are found within REREAD_EVERY_S."""
         failures = 0
         while not self._dead:
@@ -471,6 +510,16 @@ class AttachedEngine:
 def trial_tokens(salt: str, block_size: int) -> tuple[int, ...]:
     """The prompt of a trial, one token longer than a block; other salts have others, as some servers ignore salts."""
     return tuple(ord(salt[-1 - at % len(salt)]) % TRIAL_TOKENS_MAX for at in range(block_size + 1))
+
+
+def _hint(endpoints: KvEndpoints | PolledEvents, facts: ServerFacts) -> str:
+    """The likely remedy if no event of a trial arrives."""
+    if isinstance(endpoints, KvEndpoints):
+        return "open that port to this machine"
+    return (
+        f"see that it keeps events (event_buffer_max_size), that nothing else reads them, and that its blocks have "
+        f"{facts.block_size} tokens (--block-size)"
+    )
 
 
 def _feed(on_batch: Callable[[bytes], float], on_gap: Callable[[str], None], endpoints: KvEndpoints) -> KvEventFeed:

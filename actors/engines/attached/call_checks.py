@@ -21,7 +21,9 @@ class AnswerError(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    error: AnswerError | None = None
+    error: AnswerError | str | None = None
+    message: str = ""
+    """The sentence of a server that has it outside of `error`."""
 
 
 _refusal = msgspec.json.Decoder(_Refusal)
@@ -61,10 +63,11 @@ def stream_error(error: AnswerError, sampling: Sampling) -> ContrailError:
 def refusal(status: int, body: bytes) -> ContrailError:
     """The error for an answer that has another status than 200."""
     try:
-        error = _refusal.decode(body).error or AnswerError()
+        found = _refusal.decode(body)
     except msgspec.DecodeError:
-        error = AnswerError()
-    text = one_line(error.message) or f"status {status}"
+        found = _Refusal()
+    said = found.error.message if isinstance(found.error, AnswerError) else found.error
+    text = one_line(said or found.message) or f"status {status}"
     if status in {400, 413, 422}:
         return CallerError(text)
     if status in {401, 403}:

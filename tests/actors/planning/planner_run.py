@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from actors.planning.planner import (
     CancelStart,
     DrainWorker,
@@ -49,14 +51,17 @@ class PlannerRun:
         """Of all decisions so far."""
         return [each.target for each in self.decisions]
 
-    def period(self, arrivals: int, cells: tuple[DemandCell, ...] | None = None, waiting: int = 0) -> None:
-        """One period more, with so many arrivals."""
+    def period(
+        self, arrivals: int, cells: tuple[DemandCell, ...] | None = None, waiting: int = 0, missed: int = 0
+    ) -> None:
+        """One period more, with so many arrivals, of which so many `missed` the bounds of service."""
         self._periods += 1
         now_ms = START_MS + self._periods * PERIOD_S * 1000
         for start in [start for start, at_ms in self._starting.items() if at_ms <= now_ms]:
             self._feed(WorkerReady(start, self._starting.pop(start)))
             self.ready += 1
-        self._feed(PeriodEnded(rolled(self._periods, arrivals, cells, waiting), self.ready, 0, foreseen=self.foreseen))
+        demand = replace(rolled(self._periods, arrivals, cells, waiting), attained=arrivals - missed)
+        self._feed(PeriodEnded(demand, self.ready, 0, foreseen=self.foreseen))
         self.fleet.append(self.ready)
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:

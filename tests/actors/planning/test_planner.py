@@ -14,7 +14,7 @@ from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecide
 from core.events.scale import LEARNED, ScaleEvent, ScaleSettingsChanged
 from projections.scaling import scale_fold
 from projections.scaling.forecast import ForeseenRates
-from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.scale_decision import FROM_ZERO, FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ARIMA, PROPHET, SEASONAL, ScaleSettings
 from tests.actors.planning.planner_run import PlannerRun, turns
@@ -76,6 +76,25 @@ def test_without_traffic_the_minimum_is_reached() -> None:
 
     assert run.fleet[5 * PER_MINUTE - 1] > 1
     assert run.fleet[-1] == SETTINGS.min
+
+
+def test_a_fleet_goes_to_zero_and_back() -> None:
+    """It ends after `zero_after_s` without an arrival, begins with the first request, and stays small: a request now
+    and then takes one worker."""
+    run = PlannerRun(ScaleSettings(min=0, zero_after_s=60, startup_s=10, down_window_s=20))
+    for _ in range(2 * PER_MINUTE):
+        run.period(10)
+    for _ in range(3 * PER_MINUTE):
+        run.period(0)
+        fell_at = run.fleet.index(0) if 0 in run.fleet else 0
+    assert fell_at == 2 * PER_MINUTE - 1 + 60 // PERIOD_S
+    run.period(1, cells=(), waiting=1)
+    assert (run.decisions[-1].bound, run.targets[-1]) == (FROM_ZERO, 1)
+    for number in range(20 * PER_MINUTE):
+        run.period(int(number % 11 == 3))
+
+    assert set(run.targets[5 * PER_MINUTE :]) == {1}
+    assert run.ready == 1
 
 
 def test_a_worker_that_never_comes_blocks_nothing() -> None:

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from actors.planning import planner as planner_module
 from actors.planning import planner_service
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.forecast_process import ForecastProcess
@@ -19,7 +20,10 @@ from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parse
 from core.clock import Clock, SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, PeerError, Unavailable
+from core.events.request_stages import RequestStages
+from core.events.routing import PROGRESS_VERSION
 from core.events.scale import (
+    CapacityLearned,
     DemandRolled,
     ScaleApplied,
     ScaleDecided,
@@ -32,11 +36,13 @@ from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.forecast import ForeseenRates, RateHistory
 from projections.scaling.scale_settings import ARIMA, SEASONAL, ScaleSettings
+from projections.scaling.speed_model import SAMPLES_MIN
 from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
 from tests.fixtures.eventually import eventually
-from tests.projections.scaling.demands import CAPACITY
+from tests.projections.facts import routed, worker_id
+from tests.projections.scaling.demands import CAPACITY, end
 
 LEADS_IN_VAIN = 2
 SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
@@ -276,6 +282,30 @@ async def test_without_a_known_speed_demand_alone_is_counted(site: Site) -> None
         await eventually(lambda: service.rolled is not None, "a period")
     assert service.last is None
     assert site.target is None
+
+
+async def test_a_fleet_at_zero_keeps_the_speed_that_it_had(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a worker no size of an engine's cache is known, and a worker without one could serve nothing."""
+    monkeypatch.setattr(planner_module, "LEARN_EVERY_MS", 0)
+    stages = RequestStages(prefill=2_000, decode=3_000)
+
+    async def serve(first: int) -> None:
+        for number in range(first, first + SAMPLES_MIN):
+            asked = routed(f"r{number}", worker_id(1), model="m")
+            await site.log.write(asked, replace(end(f"r{number}", stages=stages), v=PROGRESS_VERSION))
+
+    async with site.planner("a", profiled=False) as service:
+        site.worker_put("w1", capacity_blocks=1_000)
+        await eventually(lambda: service.rolled is not None, "a period")
+        await serve(0)
+        await eventually(decided(service), "a decision")
+        site.store.delete("workers/w1")
+        await eventually(lambda: service.last is not None and not service.last.ready, "no worker")
+        await serve(SAMPLES_MIN)
+        await next_decision(service)
+        await next_decision(service)
+    learned = [event for _, event in await site.events() if isinstance(event, CapacityLearned)]
+    assert {(each.room_tokens, each.slots) for each in learned} == {(16_000, 8)}
 
 
 async def test_workers_of_others_do_not_count(site: Site) -> None:

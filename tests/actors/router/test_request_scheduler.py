@@ -31,12 +31,13 @@ from core.events import BlocksStored, RequestFinished, RequestPrefilled, Request
 from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId
-from core.models import GenerationFailed, NoWorkers
+from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
 from projections.policy.prefill_time import PrefillTime
 from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
+from tests.projections.facts import worker_id
 
 HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
 
@@ -148,6 +149,24 @@ def test_a_held_request_is_decided_by_the_price_that_is_learned_meanwhile() -> N
     (routed,) = it.published(RequestRouted)
     assert isinstance(routed, RequestRouted)
     assert routed.prefill_time == (1000, 30_000)
+
+
+def test_a_held_request_waits_for_room_and_goes_when_an_answer_ends() -> None:
+    """The worker has 1 000 blocks. The time that requests stay there is learned from one that took a second."""
+    it = Scheduling(HOLDING)
+    light = it.arrive("light", 300)
+    it.ticks(1_000_000)
+    it.output(light, 1, finish="stop")
+    assert it.scheduler.residence.us(light.model) == 1_000_000
+    large = it.arrive("large", 900 * BLOCK_SIZE)
+    it.ticks()
+    it.output(large, 1)
+    beside = it.arrive("beside", 400 * BLOCK_SIZE)
+    it.ticks(500_000)
+    assert (large.phase, beside.phase) == (Phase.RUNNING, Phase.HELD)
+    it.output(large, 2, finish="stop")
+    it.ticks()
+    assert it.routed == ["light", "large", "beside"]
 
 
 def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:
@@ -373,3 +392,81 @@ def test_a_request_waits_so_long_for_a_join(
     it.ticks(1 + request_scheduler.RETRY_US)
     assert [*phases, waiting.phase] == [Phase.WAITING, Phase.ENDED]
     assert len(it.published(RequestRejected)) == len(it.done(Fail)) == 1
+
+
+def test_without_any_worker_the_request_waits_where_a_planner_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has the requests that wait, in their order. The first worker gets them as soon as it has joined."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda model: model == "sim")
+    both = [it.arrive("first"), it.arrive("second")]
+    assert [each.phase for each in both] == [Phase.QUEUED] * 2
+    queued = cast(list[RequestQueued], it.published(RequestQueued))
+    assert [(each.request, each.why, each.depth) for each in queued] == [
+        ("first", "no_worker", 0),
+        ("second", "behind", 1),
+    ]
+    it.join(it.log, 0)
+    it.ticks(request_scheduler.REFRESH_EVERY_US)
+    assert [each.phase for each in both] == [Phase.RUNNING, Phase.QUEUED], "the worker has one slot"
+    assert it.done(Fail) == []
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "bound_ms", "error"), [(None, 30_000, Overloaded), (300, 300, DeadlineExceeded)]
+)
+def test_a_request_waits_so_long_for_the_first_worker(
+    monkeypatch: pytest.MonkeyPatch, deadline_ms: int | None, bound_ms: int, error: type[Exception]
+) -> None:
+    """As long as in any queue."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    waiting = it.arrive("waiting", deadline_ms=deadline_ms)
+    it.ticks(1000 * bound_ms - 1)
+    assert waiting.phase is Phase.QUEUED
+    it.ticks(1)
+    assert waiting.phase is Phase.ENDED
+    (failed,) = it.done(Fail)
+    assert isinstance(cast(Fail, failed).error, error)
+
+
+def test_as_many_wait_for_the_first_worker_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow answers of before make the queue of a busy fleet short, and not this one."""
+    it = Scheduling(RoutingSettings(policy="kv", active_max=1, queue_max=3))
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    before = it.arrive("before")
+    it.ticks(20_000_000)
+    it.output(before, 1, finish="stop")
+    it.gone.add(worker_id(0))
+    waiting = [it.arrive(f"waiting {number}") for number in range(3)]
+    assert [each.phase for each in waiting] == [Phase.QUEUED] * 3
+    assert it.arrive("one more").phase is Phase.ENDED
+
+
+def test_a_request_whose_only_worker_ended_waits_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has that it waits: a planner counts it."""
+    it = Scheduling()
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    lost = it.arrive("lost")
+    it.gone.add(worker_id(0))
+    it.feed(AttemptBroke(lost.id, 0, WorkerLeaving("it ends")))
+    it.ticks(request_scheduler.RETRY_US)
+    assert lost.phase is Phase.WAITING
+    it.ticks(5_000_000)
+    assert [(each.why, each.depth) for each in cast(list[RequestQueued], it.published(RequestQueued))] == [
+        ("no_worker", 0)
+    ]
+    it.join(it.log, 1)
+    it.ticks(request_scheduler.RETRY_US)
+    assert (lost.phase, it.done(Fail)) == (Phase.RUNNING, [])
+
+
+def test_a_begun_answer_waits_for_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would have nothing for as long as a worker starts."""
+    it = Scheduling()
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    begun = it.arrive("begun")
+    it.output(begun, 1)
+    it.gone.add(worker_id(0))
+    it.feed(AttemptBroke(begun.id, 0, WorkerDisconnected("it died")))
+    it.ticks(request_scheduler.RESUME_WAIT_US + 2 * request_scheduler.RETRY_US)
+    assert begun.phase is Phase.ENDED

@@ -409,16 +409,19 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
 
-def test_servers_of_no_known_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("engine", "cache"), [("openai", "assumed"), ("trtllm", "reported")])
+def test_servers_that_do_not_say_their_sizes(tmp_path: Path, engine: str, cache: str) -> None:
     """The command has the sizes of their cache, which only they have."""
-    attach = {"urls": ["http://a"], "engine": "openai", "cache": "assumed", "context": 4096, "cache_blocks": 900}
+    attach = {
+        "urls": ["http://a"], "engine": engine, "cache": cache, "context": 4096, "cache_blocks": 900, "tokenizer": "t",
+    }  # fmt: skip
     (group,) = loaded(tmp_path, {**SERVERS, "attach": attach}).deployment.workers
     source = model_source(group, tmp_path / "tiny", print)
     (spec,) = worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(()))
     words = spec.command[spec.command.index("attach") :]
     for flag, value in (
-        ("--engine", "openai"),
-        ("--cache", "assumed"),
+        ("--engine", engine),
+        ("--cache", cache),
         ("--context", "4096"),
         ("--cache-blocks", "900"),
     ):
@@ -457,9 +460,10 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"remote_prefill": True}, "computes no prompts for others"),
         ({"count": 3}, "count: there is a worker for each rank of each URL, 2; leave it out"),
         ({"attach": {"urls": ["http://a"], "ranks": 0}}, "ranks"),
-        ({"attach": {"urls": ["http://a"], "engine": "tgi"}}, "is one of auto, vllm, sglang, openai"),
+        ({"attach": {"urls": ["http://a"], "engine": "tgi"}}, "is one of auto, vllm, sglang, trtllm, openai"),
         ({"attach": {"urls": ["http://a"], "cache": "known"}}, "cache 'known': there are reported, assumed"),
-        ({"attach": {"urls": ["http://a"], "context": 9}}, "a server of another kind than `openai` says them"),
+        ({"attach": {"urls": ["http://a"], "context": 9}}, "another kind than `openai` and `trtllm` says them"),
+        ({"attach": {"urls": ["http://a"], "engine": "trtllm"}}, "add `context`, `cache_blocks` and `tokenizer`"),
         ({"attach": {"urls": ["http://a"], "engine": "openai"}}, "add `cache: assumed` and `cache_blocks`"),
         ({"attach": {"urls": []}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),

@@ -27,7 +27,7 @@ BOUNDS = ScaleSettings()
 
 
 def model(demand: list[DemandRolled], bounds: ScaleSettings = BOUNDS) -> QueueModel:
-    return QueueModel(demand, summed(demand), CAPACITY, bounds, lanes_by_caches)
+    return QueueModel(demand, summed(demand), CAPACITY, bounds, lanes_by_caches, goes_round_whole=True)
 
 
 def test_values_lie_on_the_lines_between_points() -> None:
@@ -65,8 +65,8 @@ def test_other_prompts_lengthen_the_time_between_tokens() -> None:
     found = model([rolled(1, 4)])
     found._sizes = found._sizes._replace(outputs=[11, 1, 1, 1])
 
-    within = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_000, 1], 6_000)
-    beyond = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_001, 1], 6_000)
+    within = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], 12_000_000, [1, 220_000, 220_000, 1], 6_000)
+    beyond = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], 12_000_000, [1, 220_000, 220_001, 1], 6_000)
 
     assert (within[0], beyond[0]) == (True, False)
 
@@ -76,9 +76,9 @@ def test_an_answer_that_outlasts_the_arrivals_meets_the_first_ones_again() -> No
     found = model([rolled(1, 2)])
     found._sizes = found._sizes._replace(outputs=[31, 31])
 
-    assert found._between_tokens([[0, 1]], [0, 1_000_000], [200_000, 1_320_000], 6_000) == [True, True]
-    assert found._between_tokens([[0, 1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, False]
-    assert found._between_tokens([[0], [1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], 2_000_000, [200_000, 1_320_000], 6_000) == [True, True]
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], 2_000_000, [1_320_001, 200_000], 6_000) == [True, False]
+    assert found._between_tokens([[0], [1]], [0, 1_000_000], 2_000_000, [1_320_001, 200_000], 6_000) == [
         True,
         True,
     ]  # a worker each
@@ -110,6 +110,15 @@ def _in_turn(lanes: Sequence[Sequence[int]]) -> int:
     return sum(number % len(lanes) == place for place, lane in enumerate(lanes) for number in lane)
 
 
+@pytest.mark.parametrize(("goes_round_whole", "attained_bp"), [(True, ALL_BP), (False, 0)])
+def test_a_single_request_is_alone(goes_round_whole: bool, attained_bp: int) -> None:
+    """At 0.1 requests a second no other prompt falls into its answer. Earlier rules had it follow itself at once."""
+    alone = [rolled(1, 1, (cell(1, uncached=1_000, output=100, prompt=1_000),))]
+    model = QueueModel(alone, summed(alone), CAPACITY, BOUNDS, lanes_by_caches, goes_round_whole=goes_round_whole)
+
+    assert [model.predict(workers, 100, 0, 0).between_tokens_bp for workers in (1, 4)] == [attained_bp] * 2
+
+
 def test_a_spread_by_caches_lengthens_answers() -> None:
     """Some workers get more prompts than in turn. Answers of 40 tokens bear one prompt of 78 ms at 8 ms a token."""
     demand, bounds = (
@@ -118,7 +127,9 @@ def test_a_spread_by_caches_lengthens_answers() -> None:
     )
 
     found = (
-        QueueModel(demand, summed(demand), CAPACITY, bounds, lanes).predict(4, 6_000, 7_500, 7_500)
+        QueueModel(demand, summed(demand), CAPACITY, bounds, lanes, goes_round_whole=True).predict(
+            4, 6_000, 7_500, 7_500
+        )
         for lanes in (lanes_in_turn, lanes_by_caches)
     )
     in_turn, by_caches = (each.between_tokens_bp for each in found)

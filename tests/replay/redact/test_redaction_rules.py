@@ -22,7 +22,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
+from core.events.routing import HELD, NO_WORKER, TURNED_AWAY, WAITS_FOR
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
@@ -102,7 +102,7 @@ def test_what_stays_of_settings() -> None:
     assert after == SettingsChanged(revision=3, settings={**settings, "later": "redacted"})
 
 
-@pytest.mark.parametrize("why", [*WAITS_FOR, HELD, *TURNED_AWAY])
+@pytest.mark.parametrize("why", [*WAITS_FOR, NO_WORKER, HELD, *TURNED_AWAY])
 def test_why_requests_wait_stays(why: str) -> None:
     """It names nobody."""
     assert Pseudonyms.text(why) == why

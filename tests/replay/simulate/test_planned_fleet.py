@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,24 @@ def test_answers_that_outlast_a_drain_go_on_elsewhere() -> None:
     assert all(life.until_us - life.drained_us <= DRAIN_US for life in drained)
 
 
+def test_a_fleet_ends_at_zero_and_requests_wait_for_the_next_worker(tmp_path: Path) -> None:
+    """The first one waits for a period and the start of a worker; none is refused, and decisions follow."""
+    settings = replace(SETTINGS, min=0, zero_after_s=30)
+    found, figures = planned(arrivals((20, 2), (60, 0), (20, 2)), settings, archive=tmp_path / "log")
+
+    targets = [event.target for _, event in events(tmp_path / "log", SCALE) if isinstance(event, ScaleDecided)]
+    assert [target for target, _ in groupby(targets)][:3] == [1, 0, 1]
+    assert not any(each.why for each in found.served)
+    waited_us = max(each.first_us - each.arrival_us for each in found.served)
+    assert waited_us < (settings.startup_s + settings.period_s + 2) * 1_000_000
+    assert figures.worker_hours * 3600 < 20 + 30 + settings.period_s + 20 + settings.startup_s + 60
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        verified = verify_scale(recording)
+    assert verified is not None
+    assert verified.decisions == verified.verified > 10
+    assert verified.periods == verified.periods_verified
+
+
 def test_equal_runs_are_equal(tmp_path: Path) -> None:
     """Byte by byte, events of the planner included."""
     digests = {planned(RISE_AND_FALL, archive=tmp_path / name)[0].digest for name in ("one", "two")}
@@ -109,7 +128,7 @@ def test_a_demand_event_has_a_bounded_size(tmp_path: Path) -> None:
         ({"workers": 9}, "workers, 9"),
         ({"prefill_workers": 1}, "one kind of workers"),
         ({"failures_per_hour": 1}, "one kind of workers"),
-        ({"planner": ScaleSettings(min=0)}, "min must be 1"),
+        ({"planner": ScaleSettings(min=2)}, "workers, 1"),
     ],
 )
 def test_fleets_that_cannot_be_planned_are_refused(given: dict[str, object], named: str) -> None:
