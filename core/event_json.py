@@ -149,7 +149,22 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"adapter", "adapter_slots", "adapters", "assumed", "base", "decision", "fence", "pools", "since"})
+ABSENT = frozenset(
+    {
+        "adapter",
+        "adapter_slots",
+        "adapters",
+        "assumed",
+        "base",
+        "decision",
+        "decode_requests",
+        "decode_rows_us",
+        "fence",
+        "pools",
+        "profile",
+        "since",
+    }
+)
 """Fields that JSON leaves out where the event does."""
 
 

@@ -17,6 +17,8 @@ from streams.registry import Change, Registry
 
 PLANNER_SETTINGS_KEY = "planner/settings"
 MODE, ADVISE, ACT = "mode", "advise", "act"
+PROFILE_FILE = "profile"
+"""Key of the file's section that names the measured profile with which the planner begins."""
 HAND, SUPERVISOR, KUBERNETES, VIRTUAL = "hand", "supervisor", "kubernetes", "virtual"
 HANDS = (SUPERVISOR, KUBERNETES, VIRTUAL)
 """Programs that carry a planner's targets out: `contrail up`, the planner's own process at a Kubernetes, or an

@@ -20,7 +20,7 @@ from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
-from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
+from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, PROFILE_FILE, SUPERVISOR
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
@@ -645,7 +645,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
     planner: dict[str, Any] = {}
-    """`mode`, `hand`, `kubernetes` (a KubernetesSection), and fields of
+    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), and fields of
     `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
@@ -669,6 +669,8 @@ class Deployment(Section, frozen=True, kw_only=True):
             raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
         if self.planner_hand == KUBERNETES or KUBERNETES in self.planner:
             _ = self.kubernetes  # raises if it cannot be
+        if not isinstance(self.planner_profile, str):
+            raise ValueError(f"planner.{PROFILE_FILE}: {self.planner_profile!r} is no name of a file")  # noqa: TRY004 - as msgspec wants it
         if mode == OFF:
             return
         group = self.planned_group
@@ -697,9 +699,15 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     @property
     def scale_settings(self) -> ScaleSettings:
-        """The planner section without its mode and its hand, parsed."""
-        others = {MODE, HAND, KUBERNETES}
+        """The planner section without its mode, its hand and its profile, parsed."""
+        others = {MODE, HAND, KUBERNETES, PROFILE_FILE}
         return ScaleSettings.parse({key: value for key, value in self.planner.items() if key not in others})
+
+    @property
+    def planner_profile(self) -> str:
+        """The file of the measured profile with which the planner begins; empty without one."""
+        found: str = self.planner.get(PROFILE_FILE, "")
+        return found
 
     @property
     def planner_hand(self) -> str:

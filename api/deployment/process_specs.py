@@ -138,7 +138,9 @@ def planner_spec(deployment: Deployment, data: DataFolder) -> ProcessSpec:
     """The planner of a deployment that has one."""
     name = f"{PLANNER}-0"
     what = f"{deployment.planner_mode} on {deployment.planned_group.name}"
-    return ProcessSpec(name=name, kind=PLANNER, what=what, command=_command(PLANNER, data, name))
+    file = deployment.planner_profile
+    words = (f"--profile={Path(file).expanduser().resolve()}",) if file else ()
+    return ProcessSpec(name=name, kind=PLANNER, what=what, command=(*_command(PLANNER, data, name), *words))
 
 
 def worker_addresses(group: WorkerGroup) -> list[Address]:

@@ -9,7 +9,9 @@ import msgspec
 
 from core.errors import CallerError, did_you_mean
 
-CONSTANT, KALMAN, SEASONAL = PREDICTORS = ("constant", "kalman", "seasonal")
+CONSTANT, KALMAN, SEASONAL, ARIMA, PROPHET = PREDICTORS = ("constant", "kalman", "seasonal", "arima", "prophet")
+LIBRARY_PREDICTORS = (ARIMA, PROPHET)
+"""Those of other libraries, which run in a process of their own. Where that has no answer, `seasonal` stands in."""
 SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""

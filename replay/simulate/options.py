@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
+from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS = 8
@@ -87,6 +88,10 @@ class Options:
     """The report counts requests within them, and worker-hours; None for neither."""
     planner: ScaleSettings | None = None
     """A planner sizes the fleet, which begins with `workers`; its bounds of service are those of the report."""
+    learns: bool = False
+    """The planner learns the engine's speed from the ends of requests, as a live one does; else it is told."""
+    profile: CapacityLearned | None = None
+    """The speed with which a planner that learns begins; None for none."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -107,6 +112,11 @@ class Options:
             raise CallerError(
                 f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
                 f"{self.planner.max}"
+            )
+        if self.planner is not None and self.planner.predictor in LIBRARY_PREDICTORS:
+            raise CallerError(
+                f"planner.predictor: {self.planner.predictor} answers beside a live planner alone: take constant, "
+                "kalman or seasonal"
             )
         if self.lag_ms and self.replica_lags_ms:
             raise CallerError(TWO_LAGS)

@@ -13,9 +13,12 @@ from pathlib import Path
 from urllib.error import URLError
 
 import httpx
+import pytest
 from msgspec import UNSET
 
-from core.events import DemandRolled, RequestQueued, ScaleApplied, ScaleDecided
+from api.config.profile_file import read_profile
+from core.events import CapacityLearned, DemandRolled, RequestQueued, ScaleApplied, ScaleDecided
+from core.events.scale import MEASURED
 from core.keys import DeploymentKey
 from core.subjects import ROUTING, SCALE
 from streams.embedded.embedded_etcd import EmbeddedEtcd
@@ -247,3 +250,36 @@ async def test_a_planner_alone_sizes_pods(tmp_path: Path, nats_server: EmbeddedN
         status = await asyncio.wait_for(process.wait(), 30)
         await cluster.close()
     assert status == 0
+
+
+async def test_a_running_worker_is_measured_and_the_planner_begins_with_it(tmp_path: Path) -> None:
+    """Requests of others fail no more for it; the profile is the first speed in the log, which is proved."""
+    profile, file = tmp_path / "profile.json", tmp_path / "planned.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        words = ("profile", "--data", str(running.data), "--seconds", "6", "--prompt-max", "512", "--out", str(profile))
+        wrong = await asyncio.to_thread(contrail, *words, "--worker", "decode-7")
+        assert wrong.returncode == 2
+        assert wrong.stderr.endswith("there is no worker 'decode-7'; there are decode-0\n")
+        load = Load(running)
+        under_load = asyncio.create_task(load.run(1))
+        measured = await asyncio.to_thread(contrail, *words)
+        await under_load
+        assert measured.returncode == 0, measured.stderr
+        assert not load.failed
+    found = read_profile(profile)
+    assert (found.model, found.room_tokens) == ("tiny", 32 * 4096)
+    prefill = {point.tokens: point.us for point in found.prefill}
+    assert prefill[512] == pytest.approx(512 * 400, rel=0.1)
+
+    planner = {**PLANNER, "mode": "advise", "profile": str(profile)}
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS, "planner": planner}))
+    async with up(tmp_path / "planned", "-f", str(file)) as running:
+        await eventually(lambda: (running.state("planner-0")["decision"] or {}).get("periods", 0) > 2, "decisions", 20)
+        first = next(event for event in await running.events(SCALE) if isinstance(event, CapacityLearned))
+        assert (first.origin, first.profile) == (MEASURED, found.digest)
+        assert first.decode_requests == found.capacity().decode_requests
+        verified = await asyncio.to_thread(contrail, "replay", "verify", "--data", str(running.data), "--json")
+        assert verified.returncode == 0, verified.stdout
+        scale = json.loads(verified.stdout)["scale"]
+        assert scale["decisions"] == scale["verified"] > 2

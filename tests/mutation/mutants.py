@@ -115,6 +115,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/planning/test_planner_service.py",
         "tests/api/deployment/test_fleet_scaler.py",
         "tests/projections/scaling/test_scale_fold.py",
+        "tests/projections/scaling/test_measured_profile.py",
         "tests/projections/scaling/test_speed_model.py",
         "tests/projections/scaling/test_request_demand.py",
         "tests/projections/scaling/test_queue_model.py",
@@ -2983,6 +2984,16 @@ MUTANTS: tuple[Mutant, ...] = (
             "speed-of-remote-prompts": (" and not stages.remote", "", NO_SCALE),
             "speed-of-failed-requests": (" or event.outcome not in SERVED", "", NO_SCALE),
             "speed-without-held-tokens": ("held + event.output_tokens // 2", "event.output_tokens // 2", NO_SCALE),
+            "takeover-at-once": ("self._noted < TAKEOVER_SAMPLES or ", "", NO_SCALE),
+            "prompts-of-others-in-steps": (" - others_us)", ")", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/measured_profile.py",
+        {
+            "noise-takes-the-highest": ("(high + low) // 2", "high", NO_SCALE),
+            "more-requests-take-no-more": (" * number // fewer if column", " if column", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3016,6 +3027,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SCALE,
             ),
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
+            "measured-step-of-one-request": ("max(1, -(-resident // self._each_tokens))", "1", NO_SCALE),
         },
     ),
     *_mutants(

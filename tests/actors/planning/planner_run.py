@@ -18,6 +18,7 @@ from actors.planning.planner import (
 )
 from core.events import ScaleDecided
 from core.events.scale import DemandCell, ScaleEvent
+from projections.scaling.forecast import ForeseenRates
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, START_MS, rolled
 
@@ -32,6 +33,8 @@ class PlannerRun:
         """Ready workers after each period."""
         self.cancelled: list[int] = []
         self.ready = ready
+        self.foreseen: ForeseenRates | None = None
+        """Answer of a library's forecaster, in each period from here on."""
         self._settings = settings
         self._starting: dict[int, int] = {}
         """By order, the time when the worker comes."""
@@ -57,8 +60,8 @@ class PlannerRun:
         for start in [start for start, at_ms in self._starting.items() if at_ms <= now_ms]:
             self._feed(WorkerReady(start, self._starting.pop(start)))
             self.ready += 1
-        demand = rolled(self._periods, arrivals, cells, waiting)
-        self._feed(PeriodEnded(replace(demand, attained=arrivals - missed), self.ready, 0))
+        demand = replace(rolled(self._periods, arrivals, cells, waiting), attained=arrivals - missed)
+        self._feed(PeriodEnded(demand, self.ready, 0, foreseen=self.foreseen))
         self.fleet.append(self.ready)
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from actors.planning import planner as planner_module
 from actors.planning import planner_service
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
+from actors.planning.forecast_process import ForecastProcess
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
 from core.clock import Clock, SystemClock
@@ -33,7 +34,8 @@ from core.events.scale import (
 )
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.forecast import ForeseenRates, RateHistory
+from projections.scaling.scale_settings import ARIMA, SEASONAL, ScaleSettings
 from projections.scaling.speed_model import SAMPLES_MIN
 from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -407,3 +409,26 @@ def test_a_target_that_is_none_is_refused() -> None:
     for value in (b"[]", b"{", FleetTarget(1, 1, "decode", -1).encode(), FleetTarget(1, 1, "decode", 1 << 20).encode()):
         with pytest.raises(PeerError, match="no target"):
             FleetTarget.parse(value)
+
+
+async def test_a_decision_has_the_newest_answer_of_a_library(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked each period for the horizon. Until it has answered, the seasonal forecast stands in."""
+    asked: list[tuple[str, int]] = []
+
+    def ask(_self: ForecastProcess, settings: ScaleSettings, _history: RateHistory, horizon_s: int) -> None:
+        asked.append((settings.predictor, horizon_s))
+
+    monkeypatch.setattr(ForecastProcess, "ask", ask)
+    site.store.put(PLANNER_SETTINGS_KEY, orjson.dumps({"predictor": ARIMA}))
+    async with site.planner("a", acts=False) as service:
+        await eventually(decided(service), "a decision")
+        assert service.last is not None
+        assert service.last.forecast.predictor == SEASONAL
+        minute = service.last.at_ms // 60_000
+        service.forecasts.foreseen = ForeseenRates(ARIMA, minute, (7_000,) * 10)
+        await next_decision(service)
+        await next_decision(service)
+        assert (service.last.forecast.predictor, service.last.forecast.rate_m) == (ARIMA, 7_000)
+        assert service.describe()["forecasts"] == {"failures": 0, "fault": ""}
+    assert set(asked) == {(ARIMA, SETTINGS.startup_s + SETTINGS.period_s)}
+    assert len(asked) >= 2

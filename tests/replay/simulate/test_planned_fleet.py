@@ -6,13 +6,16 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
+from actors.engines.simulated.engine_profile import profile as exact
 from core.errors import CallerError
-from core.events import ScaleDecided, ScaleEvent, WorkerJoined, WorkerLeft, WorkerStarting
+from core.events import CapacityLearned, ScaleDecided, ScaleEvent, WorkerJoined, WorkerLeft, WorkerStarting
+from core.events.scale import LEARNED, MEASURED
 from core.ids import StreamName
 from core.subjects import SCALE
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ARIMA, ScaleSettings
 from replay.recording.recording import Recording
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.setup import scaling_of
@@ -143,3 +146,35 @@ def test_the_stream_of_a_planner_stands_in_its_runs_alone(tmp_path: Path) -> Non
     assert kinds
     with Recording.open(tmp_path / "plain", KEY) as recording:
         assert SCALE not in recording.archive.streams
+
+
+def test_a_planner_that_learns_begins_with_its_profile(tmp_path: Path) -> None:
+    """It decides from its first period on, and what it learns takes over; all decisions are made again. Without a
+    profile nothing is decided before requests have taught a speed."""
+    profile = replace(exact(ENGINE), origin=MEASURED, profile="measured")
+
+    def decisions(name: str, given: CapacityLearned | None) -> tuple[list[CapacityLearned], list[int]]:
+        options = Options(workers=1, engine=ENGINE, planner=SETTINGS, learns=True, profile=given)
+        simulate(options, RISE_AND_FALL, archive=tmp_path / name)
+        found = events(tmp_path / name, SCALE)
+        with Recording.open(tmp_path / name, KEY) as recording:
+            verified = verify_scale(recording)
+        assert verified is not None
+        assert verified.decisions == verified.verified > 0
+        return (
+            [event for _, event in found if isinstance(event, CapacityLearned)],
+            [at_ms for at_ms, event in found if isinstance(event, ScaleDecided)],
+        )
+
+    measured, with_profile = decisions("with", profile)
+    learned, without = decisions("without", None)
+    assert with_profile[0] == 1000 * SETTINGS.period_s < without[0]
+    assert (measured[0].origin, measured[-1].origin) == (MEASURED, LEARNED)
+    assert {each.profile for each in measured} == {"measured"}
+    assert {each.profile for each in learned} == {UNSET}
+
+
+def test_no_simulation_waits_for_a_library(tmp_path: Path) -> None:
+    """A planner with such a predictor is refused."""
+    with pytest.raises(CallerError, match="take constant, kalman or seasonal"):
+        Options(workers=1, engine=ENGINE, planner=replace(SETTINGS, predictor=ARIMA))
