@@ -11,9 +11,9 @@ queues are bounded.
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
    takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
-4. Of a folder on a network file system the scheduler asks nothing: a request's blocks are looked up in a thread, and
-   the request waits for that (`RemoteBlockStore`). A load that is not done in the store's `load_s` ends; blocks that
-   were not read are misses.
+4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
+   request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
+   done in the store's `load_s` ends; blocks that were not read are misses.
 5. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
@@ -55,12 +55,15 @@ from actors.engines.vllm.host_tier import HostTierWorker, check_room
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
-from actors.kv_blocks.bounded_calls import BoundedCalls
+from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls
 from actors.kv_blocks.disk_counts import COUNTS_FILE, DiskCounts
 from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
-from actors.kv_blocks.remote_block_store import RemoteBlockStore
+from actors.kv_blocks.pool_folder import ObjectPlace
+from actors.kv_blocks.remote_block_store import RemoteBlockStore, SlowStore
 from actors.kv_blocks.shared_block_store import SharedBlockStore
 from actors.kv_blocks.tier_store import BlockLookup, TierStore
+from actors.kv_objects.object_block_store import ObjectBlockStore
+from actors.kv_objects.s3_objects import S3Objects
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
@@ -177,6 +180,7 @@ class SealedDiskTier(SecondaryTierManager):
         shared: str,
         writer: str = "",
         remote: bool = False,
+        objects: dict[str, str] | None = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -195,7 +199,12 @@ class SealedDiskTier(SecondaryTierManager):
         more = self._counts, Path(shared), self._clock
         self._store: TierStore
         if remote:
-            inner = SharedBlockStore(Path(folder), writer, seal, *more, remote=True)
+            if objects is not None:
+                # a call that its caller has left ends soon after
+                place = S3Objects(ObjectPlace(**objects), 2 * CALL_S)
+                inner: SlowStore = ObjectBlockStore(place, seal, *more)
+            else:
+                inner = SharedBlockStore(Path(folder), writer, seal, *more, remote=True)
             calls = BoundedCalls(self._counts, self._clock)
             self._store = RemoteBlockStore(inner, self._counts, self._clock, calls)
         elif writer:
