@@ -18,6 +18,7 @@ from actors.kv_objects.object_store import BUSY, DENIED, FAILED, TIMEOUT, Object
 from actors.kv_objects.s3_objects import INSTALL, S3Objects
 from core.clock import ManualClock
 from core.errors import CallerError
+from tests.fixtures.certificate import Authority
 from tests.fixtures.memory_objects import MemoryObjects
 from tests.fixtures.s3_server import S3Server, s3_server
 
@@ -192,6 +193,22 @@ def test_without_the_library_there_is_one_sentence(monkeypatch: pytest.MonkeyPat
     with pytest.raises(CallerError, match="install contrail"):
         S3Objects(ObjectPlace("bucket"), 1)
     assert "contrail[s3]" in INSTALL
+
+
+def test_a_store_over_tls_is_one_that_the_system_trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the file that SSL_CERT_FILE names; another one's certificate is refused."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-of-tests")
+    ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
+    with s3_server(tmp_path / "log", ours.issue("store", "127.0.0.1")) as server:
+        place = server.place()
+        monkeypatch.setenv("SSL_CERT_FILE", str(other.cert))
+        with pytest.raises(ObjectStoreFailed):
+            S3Objects(place, 20).put("a", b"1")
+        monkeypatch.setenv("SSL_CERT_FILE", str(ours.cert))
+        objects = S3Objects(place, 20)
+        objects.put("a", b"1")
+        assert objects.get("a") == b"1"
 
 
 def test_a_connection_over_tls_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
