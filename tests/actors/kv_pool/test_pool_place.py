@@ -187,6 +187,9 @@ async def test_blocks_go_once_the_log_has_their_removal(
         monkeypatch.setattr(object_pool.ObjectPool, "remove_going", remove)
         await first.write(router)
         first.store.touch((name(number), -number) for number in range(1, BLOCKS + 1))
+        pool = kept._folder
+        assert isinstance(pool, object_pool.ObjectPool)
+        await eventually(lambda: next(iter(pool._blocks)) == name(BLOCKS), "the last one is the oldest")
         other = 100
 
         def fill() -> bool:
