@@ -37,7 +37,7 @@ _ID = re.compile(r"[0-9a-f]{16}")
 
 
 class ObjectPlace(NamedTuple):
-    """Where the objects of a pool are in a store that speaks the protocol of S3."""
+    """The place of a pool in a store that speaks the protocol of S3."""
 
     bucket: str
     prefix: str = ""

@@ -35,7 +35,7 @@ LOAD_S = 10.0
 
 
 class SlowStore(Protocol):
-    """What may hang: a store whose methods block, all but `stamp_now`."""
+    """A store that may hang: its methods block, all but `stamp_now`."""
 
     def stamp_now(self) -> int:
         """The stamp of a block that is used now, first in its prompt."""

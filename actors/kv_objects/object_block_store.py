@@ -137,7 +137,7 @@ class ObjectBlockStore:
         return True
 
     def close(self) -> None:
-        """What the keeper is to hear stands in files of the engine's folder."""
+        """All reports to the keeper stand in files of the engine's folder."""
         self._reports.close()
 
     def _refuse(self, name: bytes) -> None:

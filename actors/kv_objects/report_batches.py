@@ -52,7 +52,7 @@ class Beat(msgspec.Struct, frozen=True):
     """The credit that its engine has."""
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class WorkerReport(msgspec.Struct, frozen=True, array_like=True):
     """One report of a worker to the keeper."""
 
     entries: bytes
@@ -146,7 +146,7 @@ class ReportBatches:
             totals.unsure_bytes,
         )
         number, self._next = self._next, self._next + 1  # one that failed may lie there, and be removed by now
-        self._put(f"{number:08x}", msgspec.msgpack.encode(Batch(self._records.encode(self._entries), report)))
+        self._put(f"{number:08x}", msgspec.msgpack.encode(WorkerReport(self._records.encode(self._entries), report)))
         self._sent = totals
         for each in (self._entries, self._stored, self._used, self._gone):
             each.clear()
@@ -201,10 +201,10 @@ class ReportInbox:
     def __repr__(self) -> str:
         return f"<ReportInbox, {len(self._read)} read>"
 
-    def receive(self) -> tuple[dict[str, Beat], list[tuple[str, Batch]]]:
+    def receive(self) -> tuple[dict[str, Beat], list[tuple[str, WorkerReport]]]:
         """The beats of workers since the last call, and at most READ_MAX batches with the names of their writers, in
         order. Objects that prove nothing are gone."""
-        self._read, beats, batches, strange = [], {}, list[tuple[str, Batch]](), []
+        self._read, beats, batches, strange = [], {}, list[tuple[str, WorkerReport]](), []
         found = dict[str, tuple[str, int]]()
         for each in self._objects.list(WORKERS):
             named = _KEY.fullmatch(each.key)
@@ -224,7 +224,7 @@ class ReportInbox:
                 beats[writer] = msgspec.json.decode(body, type=Beat)
             else:
                 self._read.append(each.key)
-                batches.append((writer, msgspec.msgpack.decode(body, type=Batch)))
+                batches.append((writer, msgspec.msgpack.decode(body, type=WorkerReport)))
         self._beats = found
         self._objects.delete(strange)
         return beats, batches

@@ -29,7 +29,7 @@ class FencedPool(KeptPool, Protocol):
 
 
 class WorkerBatches(Protocol):
-    """What a worker hands to the pool's keeper. All methods block, and one thread at a time calls them; OSError."""
+    """The entries that a worker hands to the pool's keeper. All methods block, and one thread at a time calls them; OSError."""
 
     def beat(self) -> None:
         """The worker lives."""
@@ -63,7 +63,7 @@ class PoolPlace(Protocol):
         """The pool for a keeper whose claim has that revision. No I/O."""
 
     def batches(self) -> WorkerBatches:
-        """What this worker hands over. No I/O."""
+        """The entries that this worker hands over. No I/O."""
 
 
 class FolderPlace:
