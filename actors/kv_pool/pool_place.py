@@ -29,7 +29,8 @@ class FencedPool(KeptPool, Protocol):
 
 
 class WorkerBatches(Protocol):
-    """The entries that a worker hands to the pool's keeper. All methods block, and one thread at a time calls them; OSError."""
+    """The entries that a worker hands to the pool's keeper. All methods block, and one thread at a time calls them.
+    They raise OSError if the place fails."""
 
     def beat(self) -> None:
         """The worker lives."""
