@@ -67,6 +67,8 @@ from actors.kv_objects.s3_objects import S3Objects
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
+OBJECTS_AT_ONCE = 2
+"""So many times as many threads for a store of objects, whose calls wait longer than they work."""
 LOADS_SHARE, STORES_SHARE = 2, 2
 """Blocks that are read at once, and those that are written, are at most this part of the host: one half each."""
 STAMPS_MAX = 64
@@ -213,8 +215,9 @@ class SealedDiskTier(SecondaryTierManager):
             # before the keeper, which comes once the engine serves, announces what lies there
             self._store = BlockStore(Path(folder), size, seal, *more)
         write_pool(Path(shared, FACTS_FILE), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
-        self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
-        self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
+        at_once = OBJECTS_AT_ONCE if objects is not None else 1
+        self._loaders = ThreadPoolExecutor(at_once * LOAD_THREADS, "disk tier loads")
+        self._storers = ThreadPoolExecutor(at_once * STORE_THREADS, "disk tier stores")
         self._changed = Condition()
         self._loading = self._storing = self._stamping = 0
         """Blocks that are read and written, and requests whose blocks are marked, in threads or in their queues."""
