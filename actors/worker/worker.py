@@ -20,9 +20,9 @@ from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
 from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
-from actors.kv_blocks.shared_pool_folder import shared_pool_id
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_place import PoolPlace, place_of
 from actors.kv_pool.shared_pool import SharedPool
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
@@ -225,7 +225,8 @@ class Worker:
             return None
         try:
             if described.share is not None:
-                return self._shared_pool(described, await asyncio.to_thread(shared_pool_id, described))
+                place = place_of(described, self.clock)
+                return self._shared_pool(described, place, await asyncio.to_thread(place.pool_id))
             folder = PoolFolder(described, self.clock)
             pool, entries = await asyncio.to_thread(folder.open)
         except OSError as error:
@@ -244,7 +245,7 @@ class Worker:
             spawn=self._spawn,
         )
 
-    def _shared_pool(self, described: PoolDescription, pool: str) -> SharedPool:
+    def _shared_pool(self, described: PoolDescription, place: PoolPlace, pool: str) -> SharedPool:
         return SharedPool(
             self.options.namespace,
             self.log,
@@ -252,6 +253,7 @@ class Worker:
             self.clock,
             self.key,
             described,
+            place,
             self._pool_joined(described, pool),
             partitions=self.options.partitions,
             spawn=self._spawn,

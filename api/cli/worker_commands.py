@@ -16,6 +16,9 @@ from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, Serve
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import DiskTier
+from actors.kv_blocks.block_store import make_folder
+from actors.kv_blocks.pool_folder import ObjectPlace
+from actors.kv_objects.s3_objects import S3Objects
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
@@ -26,6 +29,7 @@ from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import ATTACHED, DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
 from api.config.units import size_bytes
+from api.config.worker_groups import ONE_TIER
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
 from api.process.logging_setup import configure_engine_logging, configure_logging
@@ -131,6 +135,10 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
+@click.option("--remote-tier", metavar="URL", help="Instead of files, objects of a store: s3://BUCKET/PREFIX.")
+@click.option("--remote-size", metavar="SIZE", help="Bytes of these objects, of all workers together.")
+@click.option("--remote-endpoint", default="", metavar="URL", help="URL of a store that is not that of AWS.")
+@click.option("--remote-region", default="", metavar="NAME", help="The bucket's region; else AWS_REGION.")
 @with_options(*ADAPTER_OPTIONS, *ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
@@ -152,6 +160,8 @@ def worker(
     contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --adapter sql=loras/sql
     contrail worker --data data --name decode-6 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
         --disk-tier data/kv --disk-size 20GiB
+    contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
+        --remote-tier s3://kv/tiny --remote-size 20GiB --remote-endpoint https://10.0.0.9:9000
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
 
@@ -296,6 +306,10 @@ def run_worker(
     disk_size: str | None = None,
     disk_shared: bool = False,
     disk_remote: bool = False,
+    remote_tier: str | None = None,
+    remote_size: str | None = None,
+    remote_endpoint: str = "",
+    remote_region: str = "",
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
@@ -344,6 +358,13 @@ def run_worker(
         adapter_slots=adapter_slots or 0,
         link=connection.link(SystemClock()),
     )
+    disk_key, remote = connection.key.disk_key, connection.data if disk_remote else None
+    tier = _disk_tier(name, disk_tier, disk_size, disk_key, shared=disk_shared, local=remote)
+    if remote_tier is not None:
+        if tier is not None:
+            raise CallerError(ONE_TIER)
+        place = _object_place(remote_tier, remote_endpoint, remote_region)
+        tier = _remote_tier(place, remote_size, disk_key, connection.data or _cache_folder())
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
     arguments = EngineArguments(
         engine=given.get("engine", ATTACHED),
@@ -356,14 +377,7 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
-        disk_tier=_disk_tier(
-            name,
-            disk_tier,
-            disk_size,
-            connection.key.disk_key,
-            shared=disk_shared,
-            local=connection.data if disk_remote else None,
-        ),
+        disk_tier=tier,
         attached=attached,
         adapters=folders,
         adapters_placed=placed,
@@ -374,6 +388,32 @@ def run_worker(
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
         raise SystemExit(1)  # the supervisor starts another
+
+
+def _object_place(url: str, endpoint: str, region: str) -> ObjectPlace:
+    """CallerError if the URL names no bucket."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise CallerError(f"--remote-tier {url}: give s3://BUCKET/PREFIX")
+    if endpoint and (not endpoint.startswith(("http://", "https://")) or "@" in endpoint):
+        raise CallerError("--remote-endpoint: give https://HOST:PORT; credentials stand in the environment")
+    return ObjectPlace(bucket, prefix.strip("/"), endpoint, region)
+
+
+def _cache_folder() -> Path:
+    """A folder of this user's, for what a worker without a data folder keeps. CallerError if it cannot be had."""
+    folder = Path.home() / ".cache" / "contrail"
+    make_folder(folder)
+    return folder
+
+
+def _remote_tier(place: ObjectPlace, size: str | None, key: bytes, local: Path) -> DiskTier:
+    """`local` is a folder of this machine. CallerError without a size, or if the place cannot be used."""
+    if size is None:
+        raise CallerError("--remote-tier and --remote-size go together: give both, or none")
+    S3Objects(place, 1.0)  # its library is there, and takes the endpoint
+    return DiskTier(local, _size("--remote-size", size), key, new_id(), local, place)
 
 
 def _disk_tier(

@@ -25,7 +25,7 @@ from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
-from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, check_aliases, with_remote_prefill
+from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, ONE_TIER, check_aliases, with_remote_prefill
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
@@ -325,6 +325,37 @@ class DiskTierSection(Section, frozen=True, kw_only=True):
         _check("size", size_bytes, self.size)
 
 
+class S3Section(Section, frozen=True, kw_only=True):
+    """A place in a store that speaks the protocol of S3. Credentials stand in the environment, never here."""
+
+    bucket: str
+    prefix: str = ""
+    """Begins the keys of all objects there."""
+    endpoint: str = ""
+    """URL of a store that is not that of AWS; with `http://` nothing is encrypted on the way."""
+    region: str = ""
+    """Of the bucket; else the variable AWS_REGION says it."""
+
+    def __post_init__(self) -> None:
+        if not self.bucket or "/" in self.bucket:
+            raise ValueError("bucket: name a bucket; what comes behind it is the `prefix`")
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint: {self.endpoint!r} is no URL: give https://HOST:PORT")
+        if "@" in self.endpoint:
+            raise ValueError("endpoint: credentials stand in the environment (AWS_ACCESS_KEY_ID), not in the URL")
+
+
+class RemoteTierSection(Section, frozen=True, kw_only=True):
+    """A store of objects for copies of blocks, for all workers of the group, on any machine."""
+
+    s3: S3Section
+    size: str
+    """Of all objects."""
+
+    def __post_init__(self) -> None:
+        _check("size", size_bytes, self.size)
+
+
 class KvTiers(Section, frozen=True, kw_only=True):
     """Slower tiers of a worker's cache, behind its device."""
 
@@ -332,12 +363,16 @@ class KvTiers(Section, frozen=True, kw_only=True):
     """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
     disk: DiskTierSection | None = None
     """Behind the host: sealed files, which the worker's next life reads, and others that share them."""
+    remote: RemoteTierSection | None = None
+    """Behind the host, instead of a disk: sealed objects, which all workers share."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
             _check("host", size_bytes, self.host)
-        elif self.disk is not None:
+        elif self.disk is not None or self.remote is not None:
             raise ValueError(DISK_ALONE)
+        if self.disk is not None and self.remote is not None:
+            raise ValueError(ONE_TIER)
 
 
 class AdapterSection(Section, frozen=True, kw_only=True):
@@ -512,7 +547,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     def _check_engine(self) -> None:
         if self.attach is None and self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
-        if self.kv_tiers.disk is not None and self.engine == "simulated":
+        if (self.kv_tiers.disk or self.kv_tiers.remote) and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):

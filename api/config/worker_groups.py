@@ -31,6 +31,7 @@ ADAPTERS_ALONE = (
     "the two out"
 )
 DISK_ALONE = "a disk tier lies behind a host tier, through which its blocks go: give the host tier's size, too"
+ONE_TIER = "behind the host lies one tier: give a disk, or a remote one"
 DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
 
 

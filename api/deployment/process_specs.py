@@ -242,6 +242,11 @@ def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
 def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
     tiers = group.kv_tiers
     host = () if tiers.host is None else ("--host-tier", tiers.host)
+    if tiers.remote is not None:
+        place, size = tiers.remote.s3, tiers.remote.size
+        more = {"--remote-endpoint": place.endpoint, "--remote-region": place.region}
+        url = f"s3://{place.bucket}/{place.prefix.strip('/')}"
+        return (*host, "--remote-tier", url, "--remote-size", size, *_words(more))
     if tiers.disk is None:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()

@@ -130,6 +130,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_blocks/test_shared_pool_folder.py",
         "tests/actors/kv_pool/test_shared_pool.py",
     ),
+    "objects": ("tests/actors/kv_objects/test_object_pool.py",),
     "disk tier": ("tests/actors/engines/vllm/test_sealed_disk_tier.py",),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
@@ -2662,6 +2663,51 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "dead-worker-has-a-share": ("<= LIVES_S * 1e9", "<= 1e30", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "objects",
+        "actors/kv_objects/object_pool.py",
+        {
+            "objects-credit-lowered-at-once": (
+                "            totals.may_write - totals.finished_bytes,\n",
+                "",
+                NO_DISK,
+            ),
+            "objects-of-the-dead-free": ("self._lost += ", "self._lost += 0 * ", NO_DISK),
+            "objects-newest-go": (
+                "in self._blocks.items():\n            if excess",
+                "in reversed(self._blocks.items()):\n            if excess",
+                NO_DISK,
+            ),
+            "objects-removed-unfenced": (
+                "left[REMOVED_AT_ONCE:]\n            self._fence.check()\n",
+                "left[REMOVED_AT_ONCE:]\n",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "objects",
+        "actors/kv_objects/pool_objects.py",
+        {
+            "objects-of-any-seal": (
+                "return body if hmac.compare_digest(digest, self._digest(key, body)) else None",
+                "return body",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "objects",
+        "actors/kv_objects/object_block_store.py",
+        {
+            "objects-beyond-credit": ("if self._begun + size > may_write:", "if False:", NO_DISK),
+            "objects-refused-stay": (
+                "            self._ask(lambda: self._objects.delete([block_key(name)]))\n",
+                "            self._ask(lambda: self._objects.has(block_key(name)))\n",
+                NO_DISK,
+            ),
         },
     ),
     *_mutants(

@@ -279,7 +279,8 @@ class VllmEngine:
 
     def _claim_disk(self, tier: DiskTier) -> BlockFolderLock | None:
         """The tier's folder is ours, or that of workers that share it, and nothing of killed engines is left in memory.
-        A folder of several machines has no lock: locks of files are another matter on each network file system.
+        A folder of several machines has no lock: locks of files are another matter on each network file system. A store
+        of objects has no folder.
         CallerError if it cannot be had, or if the model is none in a folder."""
         if not Path(self._model_path).is_dir():
             raise CallerError(
@@ -287,6 +288,8 @@ class VllmEngine:
                 "is none; fetch the model and give its folder"
             )
         shared_memory.remove_leftovers()
+        if tier.objects is not None:
+            return None
         if tier.local is not None:
             make_folder(tier.folder)
             return None
@@ -308,7 +311,7 @@ class VllmEngine:
             return None
         kind = bytes.fromhex(facts.kind)
         hash_bytes = HASH_BYTES[algorithm]
-        share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None) if tier.writer else None
+        share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None, tier.objects) if tier.writer else None
         return PoolDescription(
             tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared, share
         )

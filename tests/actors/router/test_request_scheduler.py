@@ -31,7 +31,7 @@ from core.errors import CallerError
 from core.events import AdapterEvicted, AdapterLoaded, BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
 from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
-from core.ids import RequestId
+from core.ids import RequestId, WorkerId
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
@@ -500,9 +500,9 @@ def test_a_request_waits_so_long_for_the_first_worker(
     monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
     waiting = it.arrive("waiting", deadline_ms=deadline_ms)
     it.ticks(1000 * bound_ms - 1)
-    assert waiting.phase is Phase.QUEUED
+    assert waiting.phase == Phase.QUEUED
     it.ticks(1)
-    assert waiting.phase is Phase.ENDED
+    assert waiting.phase == Phase.ENDED
     (failed,) = it.done(Fail)
     assert isinstance(cast(Fail, failed).error, error)
 
@@ -514,7 +514,7 @@ def test_as_many_wait_for_the_first_worker_as_the_settings_say(monkeypatch: pyte
     before = it.arrive("before")
     it.ticks(20_000_000)
     it.output(before, 1, finish="stop")
-    it.gone.add(worker_id(0))
+    it.gone.add(WorkerId(worker_id(0)))
     waiting = [it.arrive(f"waiting {number}") for number in range(3)]
     assert [each.phase for each in waiting] == [Phase.QUEUED] * 3
     assert it.arrive("one more").phase is Phase.ENDED
@@ -525,7 +525,7 @@ def test_a_request_whose_only_worker_ended_waits_for_another_one(monkeypatch: py
     it = Scheduling()
     monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
     lost = it.arrive("lost")
-    it.gone.add(worker_id(0))
+    it.gone.add(WorkerId(worker_id(0)))
     it.feed(AttemptBroke(lost.id, 0, WorkerLeaving("it ends")))
     it.ticks(request_scheduler.RETRY_US)
     assert lost.phase is Phase.WAITING
@@ -544,7 +544,7 @@ def test_a_begun_answer_waits_for_no_start(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
     begun = it.arrive("begun")
     it.output(begun, 1)
-    it.gone.add(worker_id(0))
+    it.gone.add(WorkerId(worker_id(0)))
     it.feed(AttemptBroke(begun.id, 0, WorkerDisconnected("it died")))
     it.ticks(request_scheduler.RESUME_WAIT_US + 2 * request_scheduler.RETRY_US)
     assert begun.phase is Phase.ENDED

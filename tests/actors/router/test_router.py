@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -246,7 +247,7 @@ async def test_a_request_waits_while_the_log_has_lost_the_joins() -> None:
 async def test_a_model_without_workers_is_served_where_a_planner_starts_them() -> None:
     """Also by a replica that never saw a worker: it is ready, it lists the model by all its names, and requests wait
     for the first worker."""
-    from_zero = {"from_zero": frozenset({"sim"})}
+    from_zero: dict[str, Any] = {"from_zero": frozenset({"sim"})}
     async with world() as it:
         early = await it.router("frontend-0", **from_zero)
         with pytest.raises(NoWorkers, match="start one"):

@@ -18,9 +18,10 @@ from click.testing import CliRunner
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.kv_blocks.pool_folder import ObjectPlace
 from api.cli.main import contrail
 from api.cli.up import describe
-from api.cli.worker_commands import _disk_tier
+from api.cli.worker_commands import _cache_folder, _disk_tier, _object_place, _remote_tier
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded, load
 from api.config.schema import Deployment
@@ -97,6 +98,53 @@ def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: 
     (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     assert spec.command[at + 4 : at + 6] == ("--disk-shared", "--disk-remote")
+
+
+def test_a_remote_tier_is_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prefix is a part of the URL; what is not given is the library's own."""
+    place = {"bucket": "kv", "prefix": "/tiny/", "endpoint": "https://10.0.0.9:9000", "region": "here"}
+    words = []
+    for s3 in ({"bucket": "kv"}, place):
+        remote = {"s3": s3, "size": "20GiB"}
+        (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "remote": remote}}).deployment.workers
+        (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+        at = spec.command.index("--remote-tier")
+        words.append(spec.command[at : at + 8])
+    assert words[0][:4] == ("--remote-tier", "s3://kv/", "--remote-size", "20GiB")
+    assert "--remote-endpoint" not in words[0]
+    assert words[1] == (
+        *("--remote-tier", "s3://kv/tiny", "--remote-size", "20GiB"),
+        *("--remote-endpoint", "https://10.0.0.9:9000", "--remote-region", "here"),
+    )
+    assert _object_place(words[1][1], words[1][5], words[1][7]) == ObjectPlace(
+        "kv", "tiny", "https://10.0.0.9:9000", "here"
+    )
+    tier = _remote_tier(ObjectPlace("kv"), "1GiB", b"key", tmp_path)
+    assert (tier.size_bytes, tier.digests, tier.objects) == (1 << 30, tmp_path, ObjectPlace("kv"))
+    assert tier.writer
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _cache_folder() == tmp_path / ".cache" / "contrail"
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "said"),
+    [
+        ("kv/tiny", "", "--remote-tier kv/tiny: give s3://BUCKET/PREFIX"),
+        ("s3:///tiny", "", "give s3://BUCKET/PREFIX"),
+        ("s3://kv", "10.0.0.9:9000", "--remote-endpoint: give https://HOST:PORT"),
+        ("s3://kv", "https://me:secret@10.0.0.9", "credentials stand in the environment"),
+    ],
+)
+def test_a_place_that_is_none_is_one_sentence(url: str, endpoint: str, said: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        _object_place(url, endpoint, "")
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_remote_tier_has_a_size(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="--remote-tier and --remote-size go together"):
+        _remote_tier(ObjectPlace("kv"), None, b"key", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -35,7 +37,7 @@ async def server(tiny_checkpoint: Path) -> AsyncIterator[FakeVllmServer]:
     await server.close()
 
 
-def options(server: FakeVllmServer, folder: Path, **more: str) -> ServerOptions:
+def options(server: FakeVllmServer, folder: Path, **more: Any) -> ServerOptions:
     return ServerOptions(server.url, adapter_folder=str(folder))._replace(**more)
 
 
@@ -152,7 +154,7 @@ async def test_loaded_at_requests(server: FakeVllmServer, tmp_path: Path) -> Non
     after = engine.successor()
     await after.start(lambda _: None)
     assert after.adapters is not None
-    assert [*server.adapters] == [copy.id]
+    assert list(server.adapters or ()) == [copy.id]
     assert (await after.adapters.stage("sql", sql)).folder == copy.folder
     assert server.adapters == {}
     await after.stop()
@@ -242,7 +244,7 @@ async def test_a_folder_that_cannot_be_had(
     with pytest.raises(CallerError, match=r"copies of adapters cannot lie in .*: No such file"):
         await AttachedEngine("tiny", options(server, tmp_path / "none"), {"sql": sql}).start(lambda _: None)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_adapters.os, "getuid", lambda: -1)
+        patch.setattr(os, "getuid", lambda: -1)
         with pytest.raises(CallerError, match="it is another user's"):
             await AttachedEngine("tiny", options(server, tmp_path), {"sql": sql}).start(lambda _: None)
     tries: list[Path] = []
