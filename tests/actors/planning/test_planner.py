@@ -292,7 +292,9 @@ def test_a_successor_begins_with_a_profile_only_if_the_stream_does_not_know_it()
     def capacities(known: CapacityLearned, given: CapacityLearned) -> list[CapacityLearned]:
         fold = ScaleFold()
         fold.apply(known)
-        return [event for event in feed(Planner(SETTINGS, given, fold), 1) if isinstance(event, CapacityLearned)]
+        events = feed(Planner(SETTINGS, given, fold), 1)
+        first = next(place for place, event in enumerate(events) if isinstance(event, DemandRolled))
+        return [event for event in events[:first] if isinstance(event, CapacityLearned)]
 
     assert capacities(learned, profile) == []
     assert capacities(learned, again) == [replace(again, startup_ms=9_000, starts=3)]

@@ -238,7 +238,8 @@ def test_the_prediction_has_the_measured_step() -> None:
     bounds = ScaleSettings(itl_ms=40, max=64)
 
     def found(workers: int) -> ScaleCandidate:
-        model = QueueModel(demand, summed(demand), PROFILE.capacity(), bounds, lanes_by_caches)
+        cells = summed(demand)
+        model = QueueModel(demand, cells, PROFILE.capacity(), bounds, lanes_by_caches, goes_round_whole=True)
         return model.predict(workers, 20_000, 0, 0)
 
     few, many = found(8), found(64)
