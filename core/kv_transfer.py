@@ -62,6 +62,8 @@ class FetchAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Of one block in all layers of all ranks."""
     load_blocks: int
     """Blocks that a request of this engine fetches at most."""
+    mb_per_s: int
+    """The speed at which it fetches, in millions of bytes a second, as its operator says it."""
 
 
 class FetchSource(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,12 +57,6 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     remote_credit_m: int = 250
     pending_credit_m: int = 900
     """The same for a block that another request is computing there right now."""
-    fetch_threshold_m: int = 1200
-    """Policy `time`: the start of a prompt is fetched from a worker whose host has so many times more of it than the
-    worker that computes the rest …"""
-    fetch_gb_per_s_m: int = 1000
-    """… if moving it at this speed, and computing the rest, costs less than computing all. 0: nothing is fetched. Only
-    workers that were started to fetch do."""
     stale_credit_m: int = 500
     """Factor on all credit of a worker after its load reports stopped."""
     own_weight_m: int = 3200

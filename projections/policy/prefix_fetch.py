@@ -31,6 +31,9 @@ FETCHES_MAX = 4
 """Fetches from one source that a replica has under way at most."""
 FETCH_BASE_US = 10_000
 """A fetch takes so long beside moving its bytes: seen between two engines of one machine."""
+FETCH_THRESHOLD_M = 1200
+"""The source must have so many times as much of the prompt as the candidate, in thousandths: its copy pushes others
+out."""
 FETCH_TOKENS_MIN = 512
 """Fewer are computed: a fetch is not worth the disturbance."""
 HOST = TIERS.index("host")
@@ -66,7 +69,7 @@ def with_fetches(
 ) -> tuple[list[ScoredCandidate], dict[WorkerId, PlannedFetch]]:
     """The candidates in their order, at the cost with a fetch where that is lower, and these fetches by worker.
     O(candidates * sources), mostly O(candidates)."""
-    if settings.policy != FETCH_POLICY or not settings.fetch_gb_per_s_m or not backlog.time.per_token_m:
+    if settings.policy != FETCH_POLICY or not backlog.time.per_token_m:
         return scored, {}
     prefixes = fetchable_prefixes(view, request)
     if not prefixes:
@@ -76,7 +79,7 @@ def with_fetches(
     for each in scored:
         worker = each.candidate.worker
         own = fetchers.get(worker)
-        fetch = None if own is None else plan_fetch(each.candidate, own, prefixes, request.prompt.block_size, settings)
+        fetch = None if own is None else plan_fetch(each.candidate, own, prefixes, request.prompt.block_size)
         if fetch is not None:
             cheaper = _scored(each.candidate, fetch, request, settings, backlog, is_stale=worker in stale)
             if cheaper.cost < each.cost:
@@ -110,7 +113,6 @@ def plan_fetch(
     own: FetchAddress,
     prefixes: list[FetchablePrefix],
     block_size: int,
-    settings: RoutingSettings,
 ) -> PlannedFetch | None:
     """The fetch that the candidate would make; None if no source has enough more than it."""
     has = candidate.overlap[-1]
@@ -119,10 +121,10 @@ def plan_fetch(
         if source == candidate.worker or address.kind != own.kind:
             continue
         depth = min(blocks, has + own.load_blocks)
-        if depth * MILLI <= counted * settings.fetch_threshold_m or (depth - counted) * block_size < FETCH_TOKENS_MIN:
+        if depth * MILLI <= counted * FETCH_THRESHOLD_M or (depth - counted) * block_size < FETCH_TOKENS_MIN:
             return None  # those behind it have less
         fetched = depth - has
-        us = FETCH_BASE_US + fetched * address.block_bytes // settings.fetch_gb_per_s_m  # MB a second: bytes per us
+        us = FETCH_BASE_US + fetched * address.block_bytes // max(1, own.mb_per_s)  # MB a second: bytes in a us
         return PlannedFetch(source, fetched, us)
     return None
 

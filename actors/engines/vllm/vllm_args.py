@@ -73,6 +73,8 @@ FETCH_KEY_VARIABLE = "CONTRAIL_FETCH_KEY"
 digits."""
 FETCH_PARAMETER = "contrail_fetch"
 """Of a request's `kv_transfer_params`: `host`, `port` and `blocks` of the engine that has the start of its prompt."""
+FETCH_MB_PER_S = 1000
+"""Seen between two engines of one machine, over TCP."""
 ENGINE_ID = "contrail-"
 """Begins vLLM's name of an engine with a disk tier, and so that of its file in /dev/shm."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
@@ -233,6 +235,8 @@ class FetchTier(NamedTuple):
     """By which both ends prove themselves."""
     digests: Path
     """The folder for digests of model files, which engines of several workers of this machine share."""
+    mb_per_s: int = FETCH_MB_PER_S
+    """The speed at which it fetches, for decisions: in millions of bytes a second."""
 
 
 def fetch_tier(tier: FetchTier, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool) -> dict[str, Any]:

@@ -351,6 +351,7 @@ class VllmEngine:
             kind=facts.kind,
             block_bytes=facts.block_bytes,
             load_blocks=facts.load_blocks,
+            mb_per_s=tier.mb_per_s,
         )
 
     def disk_counts(self) -> Mapping[str, int]:

@@ -35,8 +35,10 @@ TIME = PrefillTime(1000, 500_000)
 SETTINGS = RoutingSettings(policy="time")
 
 
-def address(kind: str = "ab" * 16, load_blocks: int = 500) -> FetchAddress:
-    return FetchAddress(host="127.0.0.1", port=7, kind=kind, block_bytes=BYTES, load_blocks=load_blocks)
+def address(kind: str = "ab" * 16, load_blocks: int = 500, speed: int = 1000) -> FetchAddress:
+    return FetchAddress(
+        host="127.0.0.1", port=7, kind=kind, block_bytes=BYTES, load_blocks=load_blocks, mb_per_s=speed
+    )
 
 
 def site(**addresses: FetchAddress | None) -> Site:
@@ -110,8 +112,7 @@ def test_the_best_holder_computes_itself_if_it_is_free() -> None:
     "changed",
     [
         {"settings": RoutingSettings(policy="kv")},
-        {"settings": RoutingSettings(policy="time", fetch_gb_per_s_m=0)},
-        {"settings": RoutingSettings(policy="time", fetch_gb_per_s_m=100)},
+        {"addresses": {"b": address(speed=100), "c": address(speed=100)}},
         {"request": route({A: FETCHES_MAX})},
         {"request": route({}, asked=prompt(*range(200, 400), block_size=SIZE))},
         {"local": "suspected"},
@@ -122,12 +123,12 @@ def test_the_best_holder_computes_itself_if_it_is_free() -> None:
         {"addresses": {"b": None, "c": None}},
     ],
     ids=(
-        "policy", "no speed", "slow", "busy", "other prompt", "suspected", "failed", "not connected", "other kind",
+        "policy", "slow", "busy", "other prompt", "suspected", "failed", "not connected", "other kind",
         "source does not fetch", "worker does not fetch",
     ),
 )
 def test_nothing_is_fetched(changed: dict[str, Any]) -> None:
-    """Under another policy, without a speed or with one at which computing is faster; from a source that has enough to
+    """Under another policy, or at a speed at which computing is faster; from a source that has enough to
     do, has not the prompt, is suspected, is of another kind, or does not fetch; for a worker that does not fetch."""
     at = site(**changed.get("addresses", {}))
     at.say(LOAD, A, load(waiting=300))
@@ -142,16 +143,16 @@ def test_one_fewer_under_way_is_still_a_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "threshold_m", "source"), [(118, 1200, A), (119, 1200, ""), (115, 1300, A), (116, 1300, "")]
+    ("own", "blocks", "source"), [(118, 150, A), (119, 150, ""), (166, 200, A), (167, 200, "")]
 )
-def test_a_short_advantage_is_not_fetched(own: int, threshold_m: int, source: str) -> None:
-    """The source must have FETCH_TOKENS_MIN more, and so many times as much as the settings say."""
+def test_a_short_advantage_is_not_fetched(own: int, blocks: int, source: str) -> None:
+    """The source must have FETCH_TOKENS_MIN more, and FETCH_THRESHOLD_M as much."""
     at = crowded()
+    at.cache(A, ASKED, blocks, "host")
     for worker in (B, C):
         at.cache(worker, ASKED, own, "host")
     assert FETCH_TOKENS_MIN == 32 * SIZE
-    given_ = RoutingSettings(policy="time", fetch_threshold_m=threshold_m)
-    assert fetch_of(choose(at, route({}), given_)).source == source
+    assert fetch_of(choose(at, route({}))).source == source
 
 
 def test_a_request_fetches_no_more_than_its_engine_takes_at_once() -> None:
