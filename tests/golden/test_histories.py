@@ -41,6 +41,7 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "fetch",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"
