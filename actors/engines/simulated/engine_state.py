@@ -27,6 +27,8 @@ class Submit(NamedTuple):
     known: BlockHashPrompt | None = None
     """All that is known of its prompt; then the request has no tokens, and its answer is as long as it may be. The
     answer's first token is told when it is there, all others together with the last one or when it is given up."""
+    fetchable: int = 0
+    """Leading blocks of its prompt that can be fetched from another engine's host."""
 
 
 class Abort(NamedTuple):

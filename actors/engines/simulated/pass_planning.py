@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from actors.engines.simulated.block_pool import NEVER_WRITTEN
 from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
 
@@ -47,8 +48,10 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         if not seq.thrown_out:
             seq.began_us = work.start_us
         seq.settle_in(found, state.pool)
-        if behind:
-            _load(state, seq, behind, work.start_us)
+        fetched = 0 if seq.pull else max(0, min(seq.fetchable, len(seq.names_reusable)) - len(found) - len(behind))
+        seq.fetchable = 0
+        if behind or fetched:
+            _load(state, seq, behind, fetched, work.start_us)
             continue
         if seq.pull:
             _fetch(state, seq)
@@ -127,13 +130,16 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
     state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
 
 
-def _load(state: EngineState, seq: EngineSequence, contents: list[int], start_us: int) -> None:
-    """It has its place and its blocks, and waits for those that come from the host."""
+def _load(state: EngineState, seq: EngineSequence, contents: list[int], fetched: int, start_us: int) -> None:
+    """It has its place and its blocks, and waits for those that come from the host; `fetched` blocks behind them come
+    from another engine's host, through its own."""
     fits = seq.reserve(seq.length, state.pool)
     assert fits
-    seq.contents = tuple(contents)
+    seq.contents = (*contents, *(NEVER_WRITTEN,) * fetched)
     state.moving[seq.request.id] = seq
-    state.landing.append((start_us + len(contents) * state.settings.host_us_per_block, seq.request.id))
+    settings = state.settings
+    took_us = len(seq.contents) * settings.host_us_per_block + (settings.fetch_time_us(fetched) if fetched else 0)
+    state.landing.append((start_us + took_us, seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:
