@@ -24,6 +24,10 @@ class RunningFetches:
     def __repr__(self) -> str:
         return f"<RunningFetches {len(self._sources)} under way, {self.made} made, {self.failed} failed>"
 
+    def describe(self) -> dict[str, int]:
+        """Facts for `/state`."""
+        return {"made": self.made, "failed": self.failed, "under_way": len(self._sources)}
+
     def busy(self, now_us: int) -> dict[WorkerId, int]:
         """The fetches under way by source, by id; FETCHES_MAX for one that is not to be asked."""
         self._failed_until_us = {

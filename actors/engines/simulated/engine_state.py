@@ -121,6 +121,8 @@ class EngineState:
         """Those that have their place, and whose blocks are on their way."""
         self.landing: list[tuple[int, RequestId]] = []
         """When those will be there that are known."""
+        self.fetching: dict[int, int] = {}
+        """Blocks on their way from other engines' hosts, by name, and when they will be here; some are here by now."""
         self.held = BlockHolds(int(settings.keep_ms * 1000 * settings.time_scale))
         self.outputs: list[tuple[RequestId, Output]] = []
         """Outputs of requests, until they are taken ..."""

@@ -85,7 +85,7 @@ def test_a_source_has_only_so_many_fetches_at_a_time() -> None:
 def test_a_source_of_which_less_than_half_came_is_left_alone_for_a_while() -> None:
     it = scheduling()
     it.output(send(it, "failed").request, 1, cached_tokens=0)
-    assert it.scheduler.fetches.failed == 1
+    assert it.scheduler.fetches.describe() == {"made": 1, "failed": 1, "under_way": 0}
     assert send(it, "computes", 1).payload.fetch is None
     assert last_fetch(it).busy == {A: FETCHES_MAX}
     it.ticks(FAILED_US)
