@@ -92,8 +92,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     task: str = TASK_GENERATE
     """The task of the engine: to generate tokens, or with TASK_EMBED the prompt's embedding."""
     fetch: FetchSource | None = None
-    """Another engine whose host has the start of the prompt; set by the router alone. Blocks that do not come from there
-    in time are computed."""
+    """Another engine with the start of the prompt in its host; set by the router alone. Blocks that do not come from
+    there in time are computed."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -51,7 +51,7 @@ class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FetchAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the blocks in an engine's host tier can be fetched, and how it fetches those of others."""
+    """The address of the blocks in an engine's host tier for other engines, and how it fetches theirs."""
 
     host: str
     port: int

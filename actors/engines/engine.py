@@ -48,7 +48,7 @@ class EngineInfo(NamedTuple):
     pool: PoolDescription | None = None
     """The pool of its disk tier; None if it has none, or one whose blocks cannot be announced."""
     fetch: FetchAddress | None = None
-    """Where other engines fetch blocks of its host tier, and how it fetches theirs; None if it does neither."""
+    """The address at which other engines fetch blocks of its host tier; None if they do not, nor it theirs."""
     assumed: bool = False
     """True if its cache changes are assumed from the prompts that it was sent, because it reports none."""
 

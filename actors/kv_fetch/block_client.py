@@ -1,7 +1,7 @@
 """BlockClient: reads blocks of a prompt from the host tier of another engine, within a time.
 
 All waits have a bound: of the connection, of each silence, and of the whole fetch. After `fetch` no byte is written any
-more, whatever the other end does: this end reads, and no other process writes into its memory.
+more: this end reads, and no other process writes into its memory.
 """
 
 from __future__ import annotations

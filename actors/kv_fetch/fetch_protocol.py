@@ -35,7 +35,7 @@ HANDSHAKE_S = 0.5
 _CLIENT, _SERVER, _SEED = b"client", b"server", b"checksums"
 
 
-class FetchRefused(Exception):  # noqa: N818
+class FetchRefused(Exception):
     """The other end is none of this deployment, has blocks of another kind, or sent bytes that prove no block."""
 
 

@@ -12,7 +12,7 @@ FAILED_US = 10_000_000
 
 
 class RunningFetches:
-    """What decisions read of it is recorded with them (`core.events.routing.PrefixFetch.busy`)."""
+    """Decisions record the part of it that they read (`core.events.routing.PrefixFetch.busy`)."""
 
     def __init__(self) -> None:
         self.made = self.failed = 0

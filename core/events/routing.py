@@ -303,7 +303,7 @@ class PromptBase(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefixFetch(msgspec.Struct, frozen=True, array_like=True):
-    """What a decision knew of fetches, and the fetch that it chose, if any."""
+    """The knowledge of a decision of fetches, and the fetch that it chose, if any."""
 
     busy: dict[str, int]
     """Fetches under way from a source that this replica had sent, by source; as many as there may be at most, if the
@@ -313,7 +313,7 @@ class PrefixFetch(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
     """Tokens that come from there: those behind what the chosen worker has."""
     us: int = 0
-    """How long that was expected to take."""
+    """The time that this was expected to take."""
 
 
 class RequestRouted(EventBase, frozen=True):

@@ -132,7 +132,9 @@ def plan_fetch(
 def recorded_fetch(busy: Mapping[WorkerId, int], fetch: PlannedFetch | None, block_size: int) -> PrefixFetch:
     """The inputs of the decision, and its fetch, as its record has them."""
     known = {str(source): count for source, count in sorted(busy.items())}
-    return PrefixFetch(known) if fetch is None else PrefixFetch(known, fetch.source, fetch.blocks * block_size, fetch.us)
+    return (
+        PrefixFetch(known) if fetch is None else PrefixFetch(known, fetch.source, fetch.blocks * block_size, fetch.us)
+    )
 
 
 def _scored(

@@ -72,8 +72,8 @@ def explain_fetch(event: RequestRouted, names: Participants) -> FetchExplanation
         return None
     name, expected_ms = names.worker(fetch.source), fetch.us / 1000
     text = (
-        f"{fetch.tokens} of {event.prompt_tokens} prompt tokens were to come from the host of {name}, in {expected_ms:g} "
-        "ms; the blocks to prefill above contain that time"
+        f"{fetch.tokens} of {event.prompt_tokens} prompt tokens were to come from the host of {name}, in "
+        f"{expected_ms:g} ms; the blocks to prefill contain that time"
     )
     return FetchExplanation(worker=fetch.source, name=name, tokens=fetch.tokens, expected_ms=expected_ms, text=text)
 

@@ -137,6 +137,8 @@ class _Excuses:
         self._approximate = APPROXIMATE in policies
         self._counts_no_pools = getattr(at.event, "decide_version", POOLS_VERSION) < POOLS_VERSION
         self._chosen_by_turn = "round-robin" in policies
+        self._is_other_fetch = False
+        """True if the fetch may be another than in the log."""
         self._fetches = isinstance(getattr(at.event, "fetch", UNSET), PrefixFetch)
 
     def hold_for(self, term: Term) -> bool:
@@ -153,22 +155,17 @@ class _Excuses:
                 holds = self._note(term, *turn) or (self._may_follow() and self._follows_from_costs())
             case "reuse_max" | "cost":
                 holds = self._hold_for_cost(term)
-            case "prefer" | "prefer_tokens":
-                holds = self._chosen_differs() or self._note(term) or self._hold_for_prefill_workers()
+            case "prefer" | "prefer_tokens" | "fetch":
+                holds = self._hold_for_other_worker(term)
             case "predicted" | "prefill_tokens" | "blocks" | "wait":
-                holds = self._chosen_differs()
-            case "fetch":
-                holds = self._chosen_differs() or self._note(term) or self._hold_for_sources()
-            case "prefill" if self._fetches:
-                holds = self._note(term) or self._hold_for_sources()
-                self._workers |= {term.worker} if holds else set()
+                holds = self._chosen_differs() or self._is_other_fetch
             case "believed":
                 chosen = getattr(self._event, "worker", "")
                 holds = self._chosen_differs() or self._note(term._replace(worker=chosen), Input.CACHE)
             case "digest":
                 holds = bool(self.used) or self._hold_for_hidden(term) or self._hold_for_digest()
             case _:
-                holds = self._note(term)
+                holds = self._note(term) or self._hold_for_sources(term)
                 self._workers |= {term.worker} if holds else set()
                 self._is_other_reuse |= holds and term.term == REUSE
         return holds
@@ -239,8 +236,18 @@ class _Excuses:
         self.used += found
         return bool(found)
 
-    def _hold_for_sources(self) -> bool:
-        """With a fetch, the blocks to prefill on one worker rest on the caches of all that fetch."""
+    def _hold_for_other_worker(self, term: Term) -> bool:
+        """A worker beside the chosen one that holds a part of the prompt."""
+        holds = self._chosen_differs() or self._note(term)
+        if term.term != "fetch":
+            return holds or self._hold_for_prefill_workers()
+        self._is_other_fetch = holds or self._hold_for_sources(term)
+        return self._is_other_fetch
+
+    def _hold_for_sources(self, term: Term) -> bool:
+        """The blocks to prefill on one worker rest on the caches of all that fetch, if any do."""
+        if not self._fetches or term.term not in ("fetch", "prefill"):
+            return False
         found = [*self._lacking("", Input.CACHE)]
         if not found and self._replaced is not None:
             sources = map(str, self._at.view.state.fetchers())

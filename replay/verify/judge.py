@@ -211,6 +211,7 @@ def _differences(
     if ours != theirs:
         yield Term("order", "", ours, theirs)
     for term, one, other in (
+        ("fetch", fetch_text(recorded.fetch), fetch_text(recomputed.fetch)),
         ("predicted", recorded.predicted_cached_tokens, recomputed.predicted_cached_tokens),
         ("prefill_tokens", recorded.prefill_tokens, recomputed.prefill_tokens),
         ("blocks", recorded.blocks, recomputed.blocks),
@@ -219,7 +220,6 @@ def _differences(
         ("prefer", recorded.prefer, recomputed.prefer),
         ("prefer_tokens", recorded.prefer_tokens, recomputed.prefer_tokens),
         ("believed", recorded.believed, recomputed.believed),
-        ("fetch", fetch_text(recorded.fetch), fetch_text(recomputed.fetch)),
         ("digest", recorded.digest, recomputed.digest),
     ):
         if one != other:

@@ -57,7 +57,7 @@ class FetchTierSpec(DiskTierSpec):
 
     @staticmethod
     def _introduce(tier: SecondaryTierManager, host: CPUPrimaryTierOffloadingManager) -> None:
-        assert isinstance(tier, FetchTier)
+        assert isinstance(tier, HostFetchTier)
         tier.serve(host)
 
 
@@ -98,7 +98,7 @@ class FetchingRequest:
     """Blocks that it was to fetch: each once."""
 
 
-class FetchTier(SecondaryTierManager):
+class HostFetchTier(SecondaryTierManager):
     """Blocks of other engines, by the names that vLLM gives them."""
 
     medium: ClassVar[Medium] = Medium.CPU

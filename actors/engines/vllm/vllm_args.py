@@ -245,13 +245,13 @@ def fetch_tier(tier: FetchTier, host_bytes: int, memory_bytes: int, shared: Path
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "FetchTierSpec", "spec_module_path": FETCH_TIER_MODULE}
     served = {"host": tier.host, "shared": str(shared)}
-    more["secondary_tiers"] = [{"type": "FetchTier", "module_path": FETCH_TIER_MODULE, "facts": "", **served}]
+    more["secondary_tiers"] = [{"type": "HostFetchTier", "module_path": FETCH_TIER_MODULE, "facts": "", **served}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 
 
 def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None:
-    """The disk tier, or the fetch tier, of vLLM's configuration knows all that its blocks' bytes depend on, but the layout, which the
-    engine alone can say."""
+    """The disk tier, or the fetch tier, of vLLM's configuration knows all that its blocks' bytes depend on, but the
+    layout, which the engine alone can say."""
     model, cache = config.model_config, config.cache_config
     facts = [
         version,

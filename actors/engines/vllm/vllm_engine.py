@@ -168,11 +168,8 @@ class VllmEngine:
         self._vllm = await asyncio.to_thread(_import_vllm)
         if self._transfer is not None:
             self._side_channel = _side_channel(self._engine_args, self._transfer_key)
-        if self._disk_tier is not None:
+        if self._disk_tier is not None or self._fetch_tier is not None:
             self._disk_lock = await asyncio.to_thread(self._claim_disk, self._disk_tier)
-        if self._fetch_tier is not None:
-            self._check_folder("an engine that fetches blocks")
-            await asyncio.to_thread(shared_memory.remove_leftovers)
         self._prepare(on_cache)
         construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
         try:
@@ -293,12 +290,14 @@ class VllmEngine:
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
-    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock | None:
-        """The tier's folder is ours, or that of workers that share it, and nothing of killed engines is left in memory.
-        A folder of several machines has no lock: locks of files are another matter on each network file system.
-        CallerError if it cannot be had, or if the model is none in a folder."""
-        self._check_folder("a disk tier")
+    def _claim_disk(self, tier: DiskTier | None) -> BlockFolderLock | None:
+        """The tier's folder, if there is one, is ours, or that of workers that share it. Nothing of killed engines is
+        left in memory. A folder of several machines has no lock: locks of files are another matter on each network
+        file system. CallerError if it cannot be had, or if the model is none in a folder."""
+        self._check_folder("an engine that fetches blocks" if tier is None else "a disk tier")
         shared_memory.remove_leftovers()
+        if tier is None:
+            return None
         if tier.local is not None:
             make_folder(tier.folder)
             return None
@@ -334,8 +333,9 @@ class VllmEngine:
         )
 
     def _fetch_address(self) -> FetchAddress | None:
-        """Where others fetch its blocks; None if they cannot. CallerError if its host holds less than its device: the
-        index knows only the nearer one of a block's copies, and all that it says of the device must be in the host."""
+        """The address of its blocks for others; None if they cannot be fetched. CallerError if its host holds less than
+        its device: the index knows only the nearer one of a block's copies, and all that it says of the device must be
+        in the host."""
         tier = self._fetch_tier
         facts = None if tier is None else read_fetch(self._shared / FETCH_FILE)
         if tier is None or facts is None or facts.groups != 1:

@@ -250,7 +250,7 @@ def test_a_request_beyond_the_bounds_ends_the_connection(header: tuple[int, int]
 
 
 def test_a_host_of_no_machine_is_refused() -> None:
-    with pytest.raises(CallerError, match="cannot listen on 192.0.2.1"):
+    with pytest.raises(CallerError, match=r"cannot listen on 192\.0\.2\.1"):
         BlockServer("192.0.2.1", KEY, KIND, SIZE, Host())
 
 

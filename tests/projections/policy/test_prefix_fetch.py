@@ -36,9 +36,7 @@ SETTINGS = RoutingSettings(policy="time")
 
 
 def address(kind: str = "ab" * 16, load_blocks: int = 500, speed: int = 1000) -> FetchAddress:
-    return FetchAddress(
-        host="127.0.0.1", port=7, kind=kind, block_bytes=BYTES, load_blocks=load_blocks, mb_per_s=speed
-    )
+    return FetchAddress(host="127.0.0.1", port=7, kind=kind, block_bytes=BYTES, load_blocks=load_blocks, mb_per_s=speed)
 
 
 def site(**addresses: FetchAddress | None) -> Site:
@@ -123,8 +121,16 @@ def test_the_best_holder_computes_itself_if_it_is_free() -> None:
         {"addresses": {"b": None, "c": None}},
     ],
     ids=(
-        "policy", "slow", "busy", "other prompt", "suspected", "failed", "not connected", "other kind",
-        "source does not fetch", "worker does not fetch",
+        "policy",
+        "slow",
+        "busy",
+        "other prompt",
+        "suspected",
+        "failed",
+        "not connected",
+        "other kind",
+        "source does not fetch",
+        "worker does not fetch",
     ),
 )
 def test_nothing_is_fetched(changed: dict[str, Any]) -> None:
@@ -142,9 +148,7 @@ def test_one_fewer_under_way_is_still_a_source() -> None:
     assert fetch_of(choose(crowded(), route({A: FETCHES_MAX - 1}))).source == A
 
 
-@pytest.mark.parametrize(
-    ("own", "blocks", "source"), [(118, 150, A), (119, 150, ""), (166, 200, A), (167, 200, "")]
-)
+@pytest.mark.parametrize(("own", "blocks", "source"), [(118, 150, A), (119, 150, ""), (166, 200, A), (167, 200, "")])
 def test_a_short_advantage_is_not_fetched(own: int, blocks: int, source: str) -> None:
     """The source must have FETCH_TOKENS_MIN more, and FETCH_THRESHOLD_M as much."""
     at = crowded()

@@ -73,8 +73,6 @@ def fetching(asked: GenerateRequest, port: int, blocks: int = BLOCKS) -> Generat
     return msgspec.structs.replace(named, fetch=FetchSource(host="127.0.0.1", port=port, blocks=blocks))
 
 
-
-
 async def test_a_prompt_that_was_fetched_has_the_text_of_cold(pair: FetchingPair) -> None:
     """Twenty times, whole prompts and parts of them; what came is in the reader's own caches then."""
     port = address(pair.source).port
@@ -229,5 +227,3 @@ def test_a_host_smaller_than_the_device_is_refused(pair: FetchingPair, monkeypat
     monkeypatch.setattr(pair.reader, "_numbers", numbers)
     with pytest.raises(CallerError, match="host tier must hold all of the device's 513 blocks, and it holds 512"):
         pair.reader._fetch_address()
-
-
