@@ -15,7 +15,7 @@ from actors.kv_fetch import block_server
 from actors.kv_fetch.block_client import SILENCE_S, BlockClient
 from actors.kv_fetch.block_server import CONNECTIONS_MAX, BlockServer
 from actors.kv_fetch.fetch_facts import FetchFacts, read_fetch, write_fetch
-from actors.kv_fetch.fetch_protocol import FOUND, HANDSHAKE_S, NONCE_BYTES, REQUEST, read
+from actors.kv_fetch.fetch_protocol import FOUND, HANDSHAKE_S, NONCE_BYTES, REQUEST, checksum, read
 from core.clock import SystemClock
 from core.errors import CallerError
 
@@ -29,7 +29,7 @@ class Host:
 
     def __init__(self) -> None:
         self.blocks = {name: bytes([name[0] + 1]) * SIZE for name in NAMES}
-        self.before: Callable[[bytes], None] = lambda _: None
+        self.before: Callable[[bytes], object] = lambda _: None
 
     def copy(self, name: bytes, into: bytearray) -> bool:
         self.before(name)
@@ -111,7 +111,7 @@ def test_what_the_source_lacks_ends_the_answer() -> None:
 @pytest.mark.parametrize("changed", [{"key": b"x" * 32}, {"kind": b"o" * 16}])
 def test_another_key_and_another_kind_are_refused(changed: dict[str, bytes]) -> None:
     """Nothing is read from it, and nothing is served to it."""
-    with serving(**changed) as (_, server):
+    with serving(None, **changed) as (_, server):
         done, why, _ = fetch(client(), server.port)
         assert done == 0
         assert why
@@ -176,7 +176,7 @@ def test_a_source_that_falls_silent_keeps_what_came() -> None:
     """Three blocks count, the fourth never comes; the bound is that of one silence."""
     with serving() as (host, server):
         go_on = threading.Event()
-        host.before = lambda name: go_on.wait(5) if name == NAMES[3] else None  # type: ignore[func-returns-value]
+        host.before = lambda name: go_on.wait(5) if name == NAMES[3] else None
         done, why, took_s = fetch(client(), server.port)
         go_on.set()
     assert (done, why) == (3, "the source fell silent")
@@ -187,7 +187,7 @@ def test_no_row_is_written_after_the_end() -> None:
     """The source goes on sending; nothing of it reaches the memory, which is another prompt's by then."""
     with serving() as (host, server):
         go_on, rows = threading.Event(), Rows()
-        host.before = lambda name: go_on.wait(5) if name == NAMES[3] else None  # type: ignore[func-returns-value]
+        host.before = lambda name: go_on.wait(5) if name == NAMES[3] else None
         assert fetch(client(), server.port, rows=rows)[0] == 3
         rows.memory[:] = bytes(len(rows.memory))
         go_on.set()
@@ -215,7 +215,6 @@ def test_a_changed_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             block[100] ^= 1
         return found
 
-    checksum = block_server.checksum
     monkeypatch.setattr(block_server, "checksum", damaged)
     with serving() as (_, server):
         assert fetch(client(), server.port)[:2] == (2, "the source fell silent")
@@ -223,7 +222,6 @@ def test_a_changed_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_block_under_the_name_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksum is of the name as well."""
-    checksum = block_server.checksum
     monkeypatch.setattr(block_server, "checksum", lambda seed, _, block: checksum(seed, NAMES[0], block))
     with serving() as (_, server):
         assert fetch(client(), server.port)[0] == 1

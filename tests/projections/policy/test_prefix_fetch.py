@@ -86,7 +86,7 @@ def test_the_cost_follows_from_the_terms_of_the_record() -> None:
     best = decision.ranked[0]
     terms = estimate(best.candidate, best.prefill_m, SETTINGS, ASKED.tokens, SIZE, decision.backlog)
     assert sum(terms) == best.cost
-    rest_m = ASKED.tokens * 1000 // SIZE - 150_000
+    rest_m = ASKED.tokens * 1000 // SIZE - 150 * SETTINGS.host_credit_m
     moving_m = -(-fetch_of(decision).us * 1000 // 8000)
     assert best.prefill_m == rest_m + moving_m
     assert best.cost < choose(crowded(), route(None)).ranked[0].cost

@@ -28,10 +28,10 @@ from tests.replay.simulate.families import ENGINE
 from tests.replay.simulate.said import said
 
 FETCHING = dataclasses.replace(
-    ENGINE, capacity_blocks=600, host_blocks=4000, host_us_per_block=5, fetch_mb_per_s=4000, context_max=20_000
+    ENGINE, capacity_blocks=1500, host_blocks=8000, host_us_per_block=5, fetch_mb_per_s=4000, context_max=20_000
 )
 SIZE = FETCHING.block_size
-PROMPT_BLOCKS = 2 * FETCH_TOKENS_MIN // SIZE
+PROMPT_BLOCKS = 6 * FETCH_TOKENS_MIN // SIZE
 
 
 def asked(name: str, blocks: int, fetchable: int) -> Submit:
@@ -104,7 +104,7 @@ def arrivals(count: int) -> list[Arrival]:
         talk = number // 8
         hashes = [1000 * talk + depth for depth in range(1, PROMPT_BLOCKS + 1)]
         hashes += [10**9 + 100 * number + depth for depth in range(PROMPT_BLOCKS // 4)]
-        at_us = talk * 400_000 + (300_000 + number % 8 * 3000 if number % 8 else 0)
+        at_us = talk * 600_000 + (300_000 + number % 8 * 3000 if number % 8 else 0)
         found.append(Arrival(RequestId(f"r{number}"), at_us, len(hashes) * SIZE + 3, hashes_to_bytes(hashes), 20))
     return sorted(found, key=lambda each: each.at_us)
 
@@ -147,4 +147,4 @@ def test_workers_say_how_they_fetch(tmp_path: Path) -> None:
     assert len(addresses) == 2
     for each in addresses:
         assert isinstance(each, FetchAddress)
-        assert (each.mb_per_s, each.load_blocks, each.block_bytes) == (4000, 2000, FETCHING.block_bytes)
+        assert (each.mb_per_s, each.load_blocks, each.block_bytes) == (4000, 4000, FETCHING.block_bytes)

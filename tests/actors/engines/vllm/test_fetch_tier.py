@@ -17,8 +17,10 @@ import pytest_asyncio
 
 from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
 from actors.engines.vllm.vllm_args import FetchTier
+from actors.kv_fetch import block_server
 from actors.kv_fetch.block_client import BlockClient
 from actors.kv_fetch.block_server import BlockServer
+from actors.kv_fetch.fetch_protocol import checksum
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.generation import GenerateRequest
@@ -178,9 +180,6 @@ async def test_a_block_that_is_damaged_on_the_way_is_computed(
     pair: FetchingPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The blocks before it count. Without the check, the text is wrong: the check is no formality."""
-    from actors.kv_fetch import block_server  # noqa: PLC0415 - patched below
-
-    checksum = block_server.checksum
     for is_checked in (True, False):
         relay = Relay(address(pair.source), bad=5)
         asked = request(prompt(LENGTH), 32)
