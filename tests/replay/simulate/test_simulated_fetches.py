@@ -31,7 +31,8 @@ FETCHING = dataclasses.replace(
     ENGINE, capacity_blocks=1500, host_blocks=8000, host_us_per_block=5, fetch_mb_per_s=4000, context_max=20_000
 )
 SIZE = FETCHING.block_size
-PROMPT_BLOCKS = 6 * FETCH_TOKENS_MIN // SIZE
+PROMPT_BLOCKS = 4 * FETCH_TOKENS_MIN // SIZE
+BURST = 16
 
 
 def asked(name: str, blocks: int, fetchable: int) -> Submit:
@@ -101,10 +102,10 @@ def arrivals(count: int) -> list[Arrival]:
     """Bursts of prompts that share a long start, so that the worker that has it is busy."""
     found = []
     for number in range(count):
-        talk = number // 8
+        talk = number // BURST
         hashes = [1000 * talk + depth for depth in range(1, PROMPT_BLOCKS + 1)]
-        hashes += [10**9 + 100 * number + depth for depth in range(PROMPT_BLOCKS // 4)]
-        at_us = talk * 600_000 + (300_000 + number % 8 * 3000 if number % 8 else 0)
+        hashes += [10**9 + 100 * number + depth for depth in range(PROMPT_BLOCKS // 2)]
+        at_us = talk * 1_000_000 + (300_000 + number % BURST * 3000 if number % BURST else 0)
         found.append(Arrival(RequestId(f"r{number}"), at_us, len(hashes) * SIZE + 3, hashes_to_bytes(hashes), 20))
     return sorted(found, key=lambda each: each.at_us)
 
