@@ -13,6 +13,7 @@ pytest_plugins = [
     "tests.fixtures.nats_cluster",
     "tests.fixtures.certificate",
     "tests.fixtures.worlds",
+    "tests.fixtures.s3_server",
 ]
 
 

@@ -5,6 +5,8 @@ deployment with that server as its only worker's engine. The same prompts go bot
 own, so that nothing is cached: one at a time for the first token, some at once for tokens per second. Before that, an
 attached engine in this process stands in the deployment's place: it is the part inside the worker. All processes share
 the machine's cores. Other tokens than the server's own end the program.
+
+Clients also hang up in the middle of answers: measured is the time until the server's own numbers have no request.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,7 +24,9 @@ from typing import NamedTuple
 
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_profile import ServerOptions
+from actors.engines.attached.vllm_profile import read_metrics
 from actors.engines.tiny_model import ensure_tiny_checkpoint
+from actors.transport.server_client import ServerAddress, ServerClient
 from bench.deployed import Deployed, deployed
 from bench.figures import Figure, main, refuse
 from bench.streamed import Streamed, ask, completion
@@ -43,6 +47,12 @@ ROUNDS, ROUNDS_QUICK = 12, 3
 STREAMS, STREAM_TOKENS = 8, 128
 IDLE_S = 10.0
 """Time without requests, to know what the parts spend then."""
+HANG_UPS, HANG_UPS_QUICK = 30, 4
+"""Pairs of answers whose client hangs up after HEARD_TOKENS …"""
+HEARD_TOKENS, LONG_TOKENS = 4, 1500
+"""… of this many tokens, some seconds long."""
+GONE_S = 20.0
+"""Bound on the time until the server has no request."""
 WARM = 4
 """Pairs before the first that counts."""
 MILLI = 1000
@@ -58,6 +68,7 @@ class Pair(NamedTuple):
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
     """First tokens, processor time, and tokens per second."""
     alone, rounds = (ALONE_QUICK, ROUNDS_QUICK) if options.quick else (ALONE, ROUNDS)
+    hang_ups = HANG_UPS_QUICK if options.quick else HANG_UPS
     with (
         TemporaryDirectory() as folder,
         _server(ensure_tiny_checkpoint(Path(folder, MODEL), lambda *_: None)) as server,
@@ -89,6 +100,10 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
             direct, through = (median(map(_tokens_per_s, answers)) for answers in zip(*pairs, strict=True))
             what = f"{100 * (through / direct - 1):+.1f} %; {rounds} pairs of rounds"
             yield Figure(f"tokens, {STREAMS} at once", through, "/s", direct, lower_is_better=False, note=what)
+            heard = asyncio.run(_hang_up_pairs(server, ports, hang_ups))
+            direct, through = (median(times) for times in zip(*heard, strict=True))
+            what = f"slowest {max(times[1] for times in heard):.0f} ms; {hang_ups} pairs"
+            yield Figure("hang-up heard by the server", through, "ms", direct, note=what)
 
 
 @contextmanager
@@ -172,6 +187,36 @@ async def _pairs(ports: tuple[int, int], count: int, streams: int, tokens: int) 
             refuse("an answer through Contrail has other tokens than the server's own")
         pairs.append(pair)
     return pairs
+
+
+async def _hang_up_pairs(server: VllmServer, ports: tuple[int, int], count: int) -> list[tuple[float, float]]:
+    """Milliseconds from the client's hang-up until the server's own numbers have no request, directly and through
+    Contrail. Each way is the first one half of the times."""
+    dice, client, pairs = random.Random(2), ServerClient(ServerAddress.parse(server.url)), []
+    for number in range(count):
+        prompt = [dice.randrange(TOKENS_MAX) for _ in range(PROMPT_TOKENS)]
+        took = {port: await _hang_up(client, port, prompt) for port in (ports, ports[::-1])[number % 2]}
+        pairs.append((took[ports[0]], took[ports[1]]))
+    return pairs
+
+
+async def _hang_up(server: ServerClient, port: int, prompt: Sequence[int]) -> float:
+    front = ServerClient(ServerAddress("127.0.0.1", port, tls=False))
+    body = completion(MODEL, prompt, LONG_TOKENS, cache_salt=new_id())
+    async with front.request("POST", "/v1/completions", body) as answer:
+        heard = 0
+        async with aclosing(answer.events()) as events:
+            async for _ in events:
+                heard += 1
+                if heard == HEARD_TOKENS:
+                    break
+    hung_up_s = time.perf_counter()
+    if heard < HEARD_TOKENS:
+        refuse("an answer ended before its client could hang up")
+    async with asyncio.timeout(GONE_S):
+        while read_metrics((await server.get("/metrics", GONE_S)).body).numbers.running:
+            pass
+    return MILLI * (time.perf_counter() - hung_up_s)
 
 
 async def _ask_all(port: int, prompts: Sequence[Sequence[int]], tokens: int) -> list[Streamed]:

@@ -3,6 +3,9 @@
 One trace, one engine, one start-up time, each fleet in the simulator. `--fleets` names the runs: `static:5`, `rate:1.3`
 (arrivals a second and worker, told to the rule), `planner:95` (the attainment that is sought). A kind with several runs
 has a frontier; its worker-hours at an attainment between two of them lie on their line.
+
+`planner` is told the engine's exact speed. `learned:95` learns it from requests, and `measured:95` begins with the
+profile that `contrail profile` wrote (`--profile FILE`). `--hours 1` runs the first hour of the trace alone.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import orjson
+
 from actors.engines.simulated.simulated_settings import mocker_settings
 from actors.planning.planner import Planner
+from api.config.profile_file import read_profile
 from bench.figures import Figure, main, refuse
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
@@ -28,7 +34,8 @@ from replay.simulate.simulated_fleet import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 
-STATIC, RATE, PLANNER = KINDS = ("static", "rate", "planner")
+STATIC, RATE, PLANNER, LEARNED, MEASURED = KINDS = ("static", "rate", "planner", "learned", "measured")
+PLANNERS = (PLANNER, LEARNED, MEASURED)
 FLEETS = ("static:4", "static:5", "static:6", "rate:1.6", "rate:1.3", "planner:93", "planner:94", "planner:95")
 WORKERS = 4
 """At the start of a fleet that changes."""
@@ -36,6 +43,7 @@ BOUNDS = ServiceBounds(1000, 50)
 LEVELS = (94.0, 94.5, 95.0, 95.5, 96.0)
 """Attainments at which frontiers are compared."""
 QUICK_REQUESTS = 1_000
+MS_PER_HOUR = 3_600_000
 
 
 class Fleet(NamedTuple):
@@ -55,14 +63,16 @@ class Fleet(NamedTuple):
             pass
         raise CallerError(f"--fleets: {text!r} is no run; there are {', '.join(f'{kind}:NUMBER' for kind in KINDS)}")
 
-    def run(self, trace: TraceFile) -> ScalingReport:
-        """The fleet's cost and service."""
-        settings = ScaleSettings(attainment=self.value) if self.kind == PLANNER else ScaleSettings()
+    def run(self, trace: TraceFile, profile: CapacityLearned | None = None) -> ScalingReport:
+        """The fleet's cost and service. `profile` is that of a `measured` one."""
+        settings = ScaleSettings(attainment=self.value) if self.kind in PLANNERS else ScaleSettings()
         options = Options(
             workers=int(self.value) if self.kind == STATIC else WORKERS,
             engine=mocker_settings(),
             bounds=BOUNDS if self.kind == STATIC else None,
             planner=None if self.kind == STATIC else settings,
+            learns=self.kind in {LEARNED, MEASURED},
+            profile=profile if self.kind == MEASURED else None,
         )
         make = partial(_rate_rule, self.value) if self.kind == RATE else Planner
         found = Setup(trace, Pace(), options).run(lambda _done, _of: None, make_planner=make).report.scaling
@@ -70,7 +80,7 @@ class Fleet(NamedTuple):
         return found
 
 
-def _rate_rule(per_worker: float, settings: ScaleSettings, _profile: CapacityLearned) -> PlannerMachine:
+def _rate_rule(per_worker: float, settings: ScaleSettings, _profile: CapacityLearned | None) -> PlannerMachine:
     return RateRule(per_worker, settings)
 
 
@@ -88,12 +98,16 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     """Each run, and then the frontiers, with the planner's peer beside it."""
     try:
         fleets = [Fleet.parse(text) for text in options.fleets.split(",")]
+        if any(fleet.kind == MEASURED for fleet in fleets) and options.profile is None:
+            raise CallerError("--fleets: `measured` needs --profile FILE, which `contrail profile --out FILE` writes")  # noqa: TRY301
+        profile = None if options.profile is None else read_profile(options.profile).capacity()
     except CallerError as error:
         refuse(str(error))
-    trace = TraceFile(options.trace, first=QUICK_REQUESTS if options.quick else 0)
+    first = QUICK_REQUESTS if options.quick else requests_within(options.trace, options.hours)
+    trace = TraceFile(options.trace, first=first)
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for fleet in fleets:
-        found = fleet.run(trace)
+        found = fleet.run(trace, profile)
         points[fleet.kind].append((100 * found.attainment, found.worker_hours))
         note = f"{100 * found.attainment:.2f} % attained, {found.starts} starts, {found.stops} stops"
         yield Figure(f"{fleet.kind} {fleet.value:g}", found.worker_hours, "worker-hours", note=note)
@@ -106,8 +120,18 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
                 yield Figure(f"planner at {level} %, beside {kind}", ours, "worker-hours", peer, note=note)
 
 
+def requests_within(trace: Path, hours: float) -> int:
+    """Requests of the trace's first hours; 0, which stands for all, without a bound."""
+    if not hours:
+        return 0
+    with trace.open("rb") as lines:
+        return sum(orjson.loads(line)["timestamp"] < hours * MS_PER_HOUR for line in lines)
+
+
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="in Mooncake's format, shaped like a day")
+    parser.add_argument("--profile", type=Path, help="the engine's, as `contrail profile` wrote it")
+    parser.add_argument("--hours", type=float, default=0.0, help="of the trace; all of it without")
     parser.add_argument("--fleets", default=",".join(FLEETS), help="KIND:NUMBER,… (%(default)s)")
 
 

@@ -25,6 +25,7 @@ from core.events import (
     EVENT_TYPES,
     EVENT_VERSION,
     EVENT_VERSIONS,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     Event,
@@ -86,6 +87,7 @@ JSON_START = b"{"
 """No msgpack map begins with this byte."""
 READABLE: tuple[type[Event], ...] = (
     WorkerJoined,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     WorkerLeft,

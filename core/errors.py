@@ -22,6 +22,10 @@ class Unavailable(PeerError):
     """A part that we need (broker, registry, worker) cannot be reached now; trying again may help."""
 
 
+class Declined(Unavailable):
+    """The worker does not take this request now; another one may."""
+
+
 class WrongSequence(PeerError):
     """The subject's last sequence is not the expected one: somebody wrote, or the log was cut."""
 

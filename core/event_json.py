@@ -116,7 +116,8 @@ def _candidates(value: bytes | tuple[ScaleCandidate, ...]) -> list[Any]:
 
 
 def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
-    return [msgspec.structs.asdict(row) for row in value]
+    shown = [msgspec.structs.asdict(row) for row in value]
+    return [{name: each for name, each in row.items() if each is not msgspec.UNSET} for row in shown]
 
 
 _SHOWN: dict[str, Callable[[Any], Any]] = {
@@ -149,7 +150,23 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "fetch": msgspec.structs.asdict,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "fence", "fetch", "pools", "since"})
+ABSENT = frozenset(
+    {
+        "adapter",
+        "adapter_slots",
+        "adapters",
+        "assumed",
+        "base",
+        "decision",
+        "decode_requests",
+        "decode_rows_us",
+        "fence",
+        "fetch",
+        "pools",
+        "profile",
+        "since",
+    }
+)
 """Fields that JSON leaves out where the event does."""
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import fcntl
 import heapq
+import math
 import os
 import re
 from collections.abc import Iterable
@@ -96,6 +97,8 @@ class _Block:
 class BlockStore:
     """The blocks of one folder. Memory is some 300 bytes per block. To make it blocks: some 10 us for each file."""
 
+    load_s = math.inf
+
     def __init__(
         self, folder: Path, size_max: int, seal: BlockSeal, counts: DiskCounts, shared: Path, clock: Clock
     ) -> None:
@@ -163,6 +166,14 @@ class BlockStore:
     def holds(self, name: bytes) -> bool:
         """True if a file of that name lies there, or is one that goes and was there at the last write. No I/O."""
         return name in self._blocks
+
+    def find_prefix(self, names: Iterable[bytes]) -> BlockStore:  # noqa: ARG002 - each is known without I/O
+        """A lookup that says at any time which blocks lie there then."""
+        return self
+
+    def may_store(self, name: bytes) -> bool:
+        """True unless the block lies there. No I/O."""
+        return not self.holds(name)
 
     def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
         """Blocks, of which not all need lie here, have these stamps, or keep newer ones. Of those that go the files
@@ -232,6 +243,9 @@ class BlockStore:
             self._counts.add(**{f"refused_{reason}": 1})
             self._refuse(name)
         return False
+
+    def close(self) -> None:
+        """The store has no threads."""
 
     def _make_room(self, size: int) -> bool:
         """So many bytes more fit; False if they do not, now or ever. The lock is held, as in all methods below."""

@@ -18,7 +18,7 @@ from core.clock import Clock
 CALL_S = 2.0
 """So long a caller waits for a call."""
 CALLS_MAX = 16
-"""Threads at once. The tier's own threads are half as many."""
+"""Threads at once. The tier's own threads are fewer: 8, and 14 for a store of objects."""
 HANG_PAUSE_S = 30
 """After a call that took longer than CALL_S none is made for so long."""
 

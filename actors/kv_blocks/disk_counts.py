@@ -28,6 +28,9 @@ NAMES = (
     "stores_dropped",
     "loads_declined",
     "calls_overdue",
+    "calls_denied",
+    "calls_busy",
+    "calls_failed",
 )
 """In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start."""
 _FORM = struct.Struct(f"<{len(NAMES)}Q")

@@ -75,6 +75,9 @@ class EntryBatches:
         self._next += 1
         replace_file(path, self._records.encode(entries))
 
+    def flush(self) -> None:
+        """Each file was written at once."""
+
 
 class EntryInbox:
     """Those of all workers, as the keeper reads them. All methods block, and one thread at a time calls them."""

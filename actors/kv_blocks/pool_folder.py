@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from actors.kv_blocks.block_file import SUFFIX
 from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal, block_name
@@ -36,6 +36,21 @@ _FILE = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(GOING)})")
 _ID = re.compile(r"[0-9a-f]{16}")
 
 
+class ObjectPlace(NamedTuple):
+    """The place of a pool in a store that speaks the protocol of S3."""
+
+    bucket: str
+    prefix: str = ""
+    """Before all keys of the pool, without a slash at either end."""
+    endpoint: str = ""
+    """URL of the store; empty for that of AWS, or of the variable AWS_ENDPOINT_URL."""
+    region: str = ""
+    """Of the bucket; empty for that of the variable AWS_REGION, else us-east-1."""
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
 class PoolShare(NamedTuple):
     """A worker's part in a folder that several use."""
 
@@ -44,13 +59,16 @@ class PoolShare(NamedTuple):
     size_bytes: int
     """Of all files, whichever worker wrote them."""
     remote: bool = False
-    """The folder lies on a network file system, for workers of several machines."""
+    """The folder lies on a network file system, for workers of several machines, or is a store of objects."""
+    objects: ObjectPlace | None = None
+    """The pool lies in a store of objects, and has no folder."""
 
 
 class PoolDescription(NamedTuple):
     """The pool in a folder, as the engine that reads and writes it describes it."""
 
     folder: Path
+    """Of a pool of objects: one of this machine that is not used."""
     key: bytes
     """Keys names, seals and the catalogue."""
     kind: bytes
@@ -82,6 +100,51 @@ class Listing(NamedTuple):
     stays: frozenset[bytes] = frozenset()
     goes: frozenset[bytes] = frozenset()
     """Those whose files are to be removed once the log has their removal."""
+
+
+class KeptPool(Protocol):
+    """A pool as its keeper sees it: a folder, or objects. All methods block, and one thread at a time calls them. They
+    raise OSError if the pool cannot be read or written, and KeeperSuperseded if a newer keeper has come."""
+
+    @property
+    def tier(self) -> str:
+        """That of its blocks, one of `core.settings.TIERS`."""
+
+    def name_of(self, block: int) -> bytes:
+        """The name of the file of the block that the engine names so. No I/O."""
+
+    def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
+        """The pool's id, and the entries of blocks that lie there. This keeper is the newest from now on."""
+
+    def renew(self, more_s: float) -> None:
+        """The keeper goes on, at least `more_s` seconds longer than usual."""
+
+    def end(self) -> None:
+        """There is no keeper any more."""
+
+    def receive(self) -> dict[bytes, CatalogEntry]:
+        """Entries that came from other workers."""
+
+    def acknowledge(self) -> None:
+        """Those that were received last are not given again."""
+
+    def listing(self) -> Listing | None:
+        """The names of all blocks that lie there; None if they are those of the last call."""
+
+    def stuck(self) -> set[bytes] | None:
+        """Names of refused blocks that cannot be removed; None if they are too many to be named."""
+
+    def keep(self, entries: Mapping[bytes, CatalogEntry]) -> set[bytes]:
+        """Those of these blocks that are of this kind; the catalogue has them."""
+
+    def is_wasteful(self, used: int) -> bool:
+        """True if the catalogue is to be written anew with so many entries."""
+
+    def rewrite(self, entries: Mapping[bytes, CatalogEntry]) -> None:
+        """The catalogue has these entries, or, if it cannot be written, those of before."""
+
+    def remove_going(self, names: Iterable[bytes]) -> int:
+        """These blocks, as far as they still go, are removed; returns how many cannot be."""
 
 
 class PoolFolder:

@@ -1,6 +1,7 @@
-"""RemoteBlockStore: a shared folder of blocks on a network file system, as one of its workers reads and writes it.
+"""RemoteBlockStore: blocks on a network file system or in an object store, as one of the workers reads and writes them.
 
-It is a `SharedBlockStore` whose file system may be slow, hang, and show changes of other machines late:
+It is a `SharedBlockStore` whose file system may be slow, hang, and show changes of other machines late, or an
+`ObjectBlockStore` (`actors/kv_objects`), which may do the same:
 
 1. No call waits for the file system for longer than `bounded_calls.CALL_S`. After one that did, nothing is stored or
    read for HANG_PAUSE_S. Blocks go through memory of the call's own: a call that ends late touches none of the host's.
@@ -17,12 +18,11 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from threading import Lock
+from typing import Protocol
 
 from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls, FileSystemUnavailable
 from actors.kv_blocks.disk_counts import DiskCounts
-from actors.kv_blocks.shared_block_store import SharedBlockStore
 from core.clock import Clock
 
 LOOKUP_THREADS = 2
@@ -30,6 +30,33 @@ LOOKUPS_MAX = 64
 """Requests whose blocks are looked up, or wait for that; a further one finds nothing."""
 STAMPS_PER_CALL = 256
 """Blocks that one call marks as used: some 0.3 s where a call of the system takes 0.5 ms."""
+LOAD_S = 10.0
+"""So long after its begin a load reads no further block."""
+
+
+class SlowStore(Protocol):
+    """A store that may hang: its methods block, all but `stamp_now`."""
+
+    def stamp_now(self) -> int:
+        """The stamp of a block that is used now, first in its prompt."""
+
+    def find(self, names: Sequence[bytes], until_ms: int) -> list[bytes]:
+        """Those that lie there, up to the first that does not, or as far as it gets until then."""
+
+    def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
+        """Blocks, of which not all need lie there, will have these stamps, or keep newer ones."""
+
+    def save_stamps(self) -> None:
+        """Stamps of `touch` outlive this process."""
+
+    def put(self, name: bytes, payload: memoryview, stamp: int) -> bool:
+        """The block lies there. False if it cannot; that is counted."""
+
+    def load(self, name: bytes, into: memoryview) -> bool:
+        """The block's bytes stand in `into`, and are proved."""
+
+    def close(self) -> None:
+        """Nothing begins in threads of the store any more."""
 
 
 class PrefixLookup:
@@ -58,7 +85,9 @@ class PrefixLookup:
 class RemoteBlockStore:
     """See the module's text. Thread-safe. Its memory is that of CALLS_MAX blocks at most."""
 
-    def __init__(self, store: SharedBlockStore, counts: DiskCounts, clock: Clock, calls: BoundedCalls) -> None:
+    load_s = LOAD_S
+
+    def __init__(self, store: SlowStore, counts: DiskCounts, clock: Clock, calls: BoundedCalls) -> None:
         self._store = store
         self._counts = counts
         self._clock = clock
@@ -75,7 +104,7 @@ class RemoteBlockStore:
         """The stamp of a block that is used now, first in its prompt."""
         return self._store.stamp_now()
 
-    def find_prefix(self, names: Sequence[bytes]) -> PrefixLookup:
+    def find_prefix(self, names: Iterable[bytes]) -> PrefixLookup:
         """A lookup of these blocks has begun. It finds nothing, and that is counted, if LOOKUPS_MAX are under way, or
         while calls pause. No I/O."""
         lookup = PrefixLookup(self._clock)
@@ -85,8 +114,12 @@ class RemoteBlockStore:
                 lookup.end(())
                 return lookup
             self._looking += 1
-        self._lookers.submit(self._find_prefix, lookup, names)
+        self._lookers.submit(self._find_prefix, lookup, [*names])
         return lookup
+
+    def may_store(self, name: bytes) -> bool:  # noqa: ARG002 - `put` asks, in a thread
+        """True: that a block lies there is not known without a call."""
+        return True
 
     def touch(self, stamps: Iterable[tuple[bytes, int]]) -> None:
         """Files of these blocks, as far as they lie there, carry these stamps, or keep newer ones; while calls pause,
@@ -129,22 +162,19 @@ class RemoteBlockStore:
     def close(self) -> None:
         """No lookup begins any more."""
         self._lookers.shutdown(wait=False, cancel_futures=True)
+        self._store.close()
 
     def _find_prefix(self, lookup: PrefixLookup, names: Sequence[bytes]) -> None:
         found: list[bytes] = []
         try:
-            found = self._calls.make(partial(self._prefix, names))
+            until_ms = self._clock.monotonic_ms() + int(CALL_S * 500)
+            found = self._calls.make(partial(self._store.find, names, until_ms))
         except FileSystemUnavailable:
             pass  # counted: the request computes its prompt
         finally:
             lookup.end(found)
             with self._lock:
                 self._looking -= 1
-
-    def _prefix(self, names: Sequence[bytes]) -> list[bytes]:
-        """Those that lie there, up to the first that does not, or as far as half of CALL_S goes."""
-        until_ms = self._clock.monotonic_ms() + int(CALL_S * 500)
-        return [*takewhile(lambda name: self._clock.monotonic_ms() < until_ms and self._store.holds(name), names)]
 
     def _stamp(self, stamps: Sequence[tuple[bytes, int]]) -> None:
         self._store.touch(stamps)

@@ -1,7 +1,7 @@
 """EntryOutbox: hands the entries of a worker's blocks to the keeper of its shared pool, once their files lie there.
 
-Entries wait in memory until their files are there (`WaitingEntries`), then in files until the keeper has read them
-(`entry_batches`). Both are bounded. The loop also shows that the worker lives.
+Entries wait in memory until their files are there (`WaitingEntries`), then in files or objects until the keeper has
+read them (`WorkerBatches`). Both are bounded. The loop also shows that the worker lives.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from actors.kv_blocks.entry_batches import BATCH_ENTRIES_MAX, EntryBatches
+from actors.kv_blocks.entry_batches import BATCH_ENTRIES_MAX
 from actors.kv_cache.cache_mirror import NamedBlock
+from actors.kv_pool.pool_place import WorkerBatches
 from actors.kv_pool.waiting_entries import WaitingEntries, entries_of
 from actors.membership.worker_publisher import LEAVE_TIMEOUT_S
 from core.clock import Clock
@@ -33,7 +34,7 @@ _logger = logging.getLogger(__name__)
 class EntryOutbox:
     """See the module's text."""
 
-    def __init__(self, batches: EntryBatches, name_of: Callable[[int], bytes], clock: Clock) -> None:
+    def __init__(self, batches: WorkerBatches, name_of: Callable[[int], bytes], clock: Clock) -> None:
         """`name_of` has the file's name of the block that the engine names so."""
         self._batches = batches
         self._name_of = name_of
@@ -71,8 +72,11 @@ class EntryOutbox:
 
     async def _send(self) -> None:
         await self._in_thread(self._batches.beat)
-        if not self.waiting:
-            return
+        if self.waiting:
+            await self._write()
+        await self._in_thread(self._batches.flush)
+
+    async def _write(self) -> None:
         room = await self._in_thread(self._batches.room)
         there = await self._in_thread(partial(self._batches.there, [*self.waiting]))
         ready = [(file, entry) for file, entry in self.waiting.items() if file in there][:room]

@@ -27,7 +27,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from actors.kv_blocks.catalog_records import CatalogEntry
-from actors.kv_blocks.pool_folder import Listing, PoolFolder
+from actors.kv_blocks.pool_folder import KeptPool, Listing
 from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.pool_mirror import PoolMirror
@@ -64,7 +64,7 @@ class PoolKeeper:
         log: EventLog,
         clock: Clock,
         key: DeploymentKey,
-        folder: PoolFolder,
+        folder: KeptPool,
         entries: dict[bytes, CatalogEntry],
         joined: PoolJoined,
         *,

@@ -20,14 +20,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.catalog_records import CatalogRecords
-from actors.kv_blocks.entry_batches import EntryBatches
 from actors.kv_blocks.pool_folder import PoolDescription
-from actors.kv_blocks.shared_pool_folder import SharedPoolFolder
 from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.entry_outbox import EntryOutbox
 from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_place import PoolPlace
 from core.clock import Clock
 from core.errors import CallerError, PeerError
 from core.events import PoolJoined
@@ -59,18 +57,19 @@ class SharedPool:
         clock: Clock,
         key: DeploymentKey,
         described: PoolDescription,
+        place: PoolPlace,
         joined: PoolJoined,
         *,
         partitions: int,
         spawn: Callable[[Coroutine[None, None, None]], None],
     ) -> None:
-        assert described.share is not None
         self._namespace = namespace
         self._log = log
         self._registry = registry
         self._clock = clock
         self._key = key
         self._described = described
+        self._place = place
         self._joined = joined
         self._partitions = partitions
         self._spawn = spawn
@@ -78,9 +77,7 @@ class SharedPool:
         self._worker = WorkerId("")
         self._stood = False
         """It tried to claim the pool, and may have the claim."""
-        records = CatalogRecords(described.key, described.kind)
-        batches = EntryBatches(described.folder, described.share.writer, records, clock)
-        self._outbox = EntryOutbox(batches, described.name_of, clock)
+        self._outbox = EntryOutbox(place.batches(), described.name_of, clock)
         self.keeper: PoolKeeper | None = None
         """While this worker keeps the pool."""
         self._opener = ThreadPoolExecutor(1, "pool opener")
@@ -149,7 +146,7 @@ class SharedPool:
     async def _elect(self) -> None:
         while True:
             try:
-                await self._in_time(self._described.folder.stat)  # the claim would keep others from the pool
+                await self._in_time(self._place.probe)  # the claim would keep others from the pool
                 self._stood = True
                 claim = await self._registry.claim(self._claim, self._worker.encode())
                 if claim is not None:
@@ -164,7 +161,7 @@ class SharedPool:
     async def _keep(self, claim: int) -> None:
         """This worker keeps the pool until it loses the claim. KeeperSuperseded once a newer keeper comes; OSError and
         CallerError if the folder cannot be opened, TimeoutError if it does not answer."""
-        folder = SharedPoolFolder(self._described, self._clock, claim)
+        folder = self._place.kept(claim)
         _, entries = await self._in_time(folder.open)
         tasks: set[asyncio.Task[None]] = set()
         self.keeper = PoolKeeper(

@@ -11,7 +11,7 @@ from actors.kv_cache.cache_mirror import CacheMirror
 from actors.membership.membership import Membership
 from actors.membership.worker_publisher import WorkerPublisher
 from core.clock import Clock
-from core.events import Adapter, AdapterLoaded, AdapterUnloaded, WorkerJoined
+from core.events import Adapter, AdapterChange, WorkerJoined
 from core.ids import WorkerId, new_id
 from core.keys import DeploymentKey
 from streams.log import EventLog
@@ -53,7 +53,7 @@ class WorkerMembership(Membership[WorkerPublisher]):
         """WorkerJoined is on its way to the log, with the cache if it is not empty."""
         self.publisher.start()
 
-    def adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, adapters: tuple[Adapter, ...]) -> None:
+    def adapters_changed(self, event: AdapterChange, adapters: tuple[Adapter, ...]) -> None:
         """The event is on its way to the log. Restatements, and later ids of the worker, have these adapters."""
         self._joined = msgspec.structs.replace(self._joined, adapters=adapters or UNSET)
         joined = msgspec.structs.replace(self.publisher.joined, adapters=adapters or UNSET)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from actors.kv_cache.cache_events import merge_events
 from actors.kv_cache.cache_mirror import CacheMirror
 from core.clock import Clock
-from core.events import AdapterLoaded, AdapterUnloaded, Event, LoadReported, WorkerJoined, WorkerLeft
+from core.events import AdapterChange, Event, LoadReported, WorkerJoined, WorkerLeft
 from core.events.jobs import JobsRestated
 from core.events.kv import PREFILL
 from core.failure import log_failure
@@ -117,7 +117,7 @@ class WorkerPublisher:
         for event in self._restatement():
             self.kv.put(event)
 
-    def adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, joined: WorkerJoined) -> None:
+    def adapters_changed(self, event: AdapterChange, joined: WorkerJoined) -> None:
         """The event goes to the log; restatements say `joined` from now on, which has all adapters."""
         self._publish_changes()
         self.joined = joined

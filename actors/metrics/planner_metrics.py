@@ -40,6 +40,16 @@ class PlannerMetrics:
             "contrail_planner_failures", "Orders of workers, or of hands, that did not come about", registry=it
         )
 
+        self._forecasts_failed = Gauge(
+            "contrail_planner_forecast_failures",
+            "Questions to the forecast process since the start of this planner that had no answer in time",
+            registry=it,
+        )
+
+    def watch_forecasts(self, failures: Callable[[], int]) -> None:
+        """The metrics read at each scrape how many forecasts failed."""
+        self._forecasts_failed.set_function(lambda: float(failures()))
+
     def watch_lead(self, leads: Callable[[], bool]) -> None:
         """The metrics read at each scrape if it leads."""
         self._leads.set_function(lambda: float(leads()))

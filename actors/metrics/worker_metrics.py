@@ -51,6 +51,8 @@ DISK_TOTALS = {
 }
 REFUSED = "refused_"
 """Begins the names of numbers by the reason for which a file was refused."""
+CALLS_FAILED = ("calls_denied", "calls_busy", "calls_failed")
+"""Numbers of calls of an object store that failed, by reason."""
 
 
 class WorkerMetrics(Collector):
@@ -106,6 +108,14 @@ class WorkerMetrics(Collector):
             if name.startswith(REFUSED):
                 refused.add_metric([*values, name.removeprefix(REFUSED)], count)
         yield refused
+        failed = CounterMetricFamily(
+            "contrail_worker_disk_calls_failed",
+            "Calls of an object store that failed: refused, too many, or for another reason",
+            labels=[*labels, "reason"],
+        )
+        for name in CALLS_FAILED:
+            failed.add_metric([*values, name.removeprefix("calls_")], counts[name])
+        yield failed
 
     def watch_disk(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """The numbers of the disk tier (`actors.kv_blocks.disk_counts`) are read from this at each scrape."""

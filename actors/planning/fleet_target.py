@@ -89,12 +89,13 @@ class FleetAcknowledgement(msgspec.Struct, frozen=True):
 class TargetFollower:
     """The newest target of one group, as a hand has to follow it, and the hand's last acknowledgement."""
 
-    def __init__(self, group: str, most: int) -> None:
-        """The goal is at most `most`."""
+    def __init__(self, group: str, most: int, least: int = 1) -> None:
+        """The goal is at most `most`, and at least `least`."""
         self.target: FleetTarget | None = None
         """None before the first one, and while the registry has none."""
         self._group = group
         self._most = most
+        self._least = least
         self._order = NO_ORDER
         self._revision = 0
         """Of the registry, at the target."""
@@ -105,8 +106,8 @@ class TargetFollower:
 
     @property
     def goal(self) -> int | None:
-        """Number of workers of the target, within 1 and the most; None without a target."""
-        return None if self.target is None else min(max(self.target.workers, 1), self._most)
+        """Number of workers of the target, within the least and the most; None without a target."""
+        return None if self.target is None else min(max(self.target.workers, self._least), self._most)
 
     def take(self, change: Change) -> bool:
         """The target in the change counts; False if it is no target of the group, or an older one, which is logged.

@@ -38,16 +38,22 @@ class KubernetesHand:
     """Runs until it is cancelled."""
 
     def __init__(
-        self, scale: KubernetesScale, registry: Registry, group: str, most: int, may_act: Callable[[], bool]
+        self,
+        scale: KubernetesScale,
+        registry: Registry,
+        group: str,
+        most: int,
+        may_act: Callable[[], bool],
+        least: int = 1,
     ) -> None:
-        """The scale is 1 to `most`; nothing is read or changed while not `may_act`."""
+        """The scale is `least` to `most`; nothing is read or changed while not `may_act`."""
         self.fault = ""
         """The reason why the target is not reached; empty if it is, and before there is one."""
         self.replicas: int | None = None
         """Pods that the resource wanted when it was last read or changed; None before."""
         self._scale = scale
         self._registry = registry
-        self._follower = TargetFollower(group, most)
+        self._follower = TargetFollower(group, most, least)
         self._may_act = may_act
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S[0]

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from actors.planning.fleet_target import FleetAcknowledgement
 from core.events.scale import (
     LEARNED,
+    MEASURED,
     CapacityLearned,
     DemandRolled,
     HitRate,
@@ -29,7 +30,7 @@ from core.events.scale import (
     WorkerStarting,
 )
 from core.machine import Tick
-from projections.scaling.forecast import forecast
+from projections.scaling.forecast import ForeseenRates, forecast
 from projections.scaling.queue_model import ALL_BP
 from projections.scaling.scale_decision import FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
@@ -67,6 +68,8 @@ class PeriodEnded(NamedTuple):
     """False if the decision is advice: then nothing is ordered, and no order is recorded."""
     acknowledged: FleetAcknowledgement | None = None
     """A hand's answer to a target of this planner; None if there is none since the period before."""
+    foreseen: ForeseenRates | None = None
+    """The newest answer of another library's forecaster; None if there is none."""
 
 
 class WorkerReady(NamedTuple):
@@ -118,9 +121,10 @@ class Planner:
         now_ms: int = 0,
         has_hand: bool = False,
     ) -> None:
-        """`profile` is the capacity until something is learned; without one nothing is decided until then. A successor
-        has the `fold` of the stream so far, in which `coming` of the orders are not ready at `now_ms`. With `has_hand`
-        a decision is recorded as applied when a hand acknowledges it, else with its orders."""
+        """`profile` is the capacity until something is learned; without one nothing is decided until then. A measured
+        one that the stream knows already does not take the place of what was learned since. A successor has the `fold`
+        of the stream so far, in which `coming` of the orders are not ready at `now_ms`. With `has_hand` a decision is
+        recorded as applied when a hand acknowledges it, else with its orders."""
         self.fold = ScaleFold() if fold is None else fold
         self._first = _first_events(self.fold, settings, profile)
         newest = self.fold.starts
@@ -152,6 +156,12 @@ class Planner:
     def oldest_order(self) -> int | None:
         """Number of the order that was given first, of those that are not ready; None if there is none."""
         return next(iter(self._pending), None)
+
+    @property
+    def horizon_s(self) -> int | None:
+        """The time that a forecast looks ahead: a start and a period; None while no capacity is known."""
+        capacity = self.fold.capacity
+        return None if capacity is None else -(-capacity.startup_ms // 1000) + self.fold.settings.period_s
 
     @property
     def due_us(self) -> int | None:
@@ -200,9 +210,9 @@ class Planner:
         if fold.periods - fold.capacity_stated >= RESTATE_PERIODS:
             self._record(fold.capacity, commands)
         self._note_overdue(now_ms, commands)
-        horizon_s = -(-fold.capacity.startup_ms // 1000) + fold.settings.period_s
+        assert self.horizon_s is not None
         fleet = FleetCounts(ended.ready, len(self._pending) - len(self._overdue), len(self._overdue), ended.draining)
-        foreseen = forecast(fold.history, fold.settings, now_ms, horizon_s)
+        foreseen = forecast(fold.history, fold.settings, now_ms, self.horizon_s, ended.foreseen)
         decided = decide_scale(fold.inputs(now_ms, fleet, foreseen))
         self._record(decided, commands)
         if ended.acts:
@@ -294,9 +304,16 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
         return found
     if known is None:
         found.append(replace(profile, startup_ms=settings.startup_s * 1000))
-    elif known.origin == LEARNED or _speed(known) != _speed(profile):
+    elif _is_new(profile, known):
         found.append(replace(profile, startup_ms=known.startup_ms, hits=known.hits, starts=known.starts))
     return found
+
+
+def _is_new(profile: CapacityLearned, known: CapacityLearned) -> bool:
+    """The profile takes the place of the capacity that the stream has."""
+    if profile.origin == MEASURED:
+        return known.profile != profile.profile
+    return known.origin == LEARNED or _speed(known) != _speed(profile)
 
 
 def _changed_settings(fold: ScaleFold, settings: ScaleSettings) -> ScaleSettingsChanged:

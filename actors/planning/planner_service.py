@@ -5,9 +5,11 @@
 2. The events of a period are one message. Only when the log has it, the target goes to the registry: so no order
    precedes its decision. The log refuses a planner whose successor has written.
 3. A worker is ready while it is registered. A worker that appears is the oldest order that is not ready.
-4. A hand acknowledges each target in the registry. The newest answer to a target of this lead is an event of the next
+4. Forecasters of other libraries answer beside the loop (`actors.planning.forecast_process`). Their newest answer is an
+   input of the decision, in which its output stands.
+5. A hand acknowledges each target in the registry. The newest answer to a target of this lead is an event of the next
    period; no decision waits for it.
-5. While the log or the registry is away nothing is decided, and the fleet stays as it is.
+6. While the log or the registry is away nothing is decided, and the fleet stays as it is.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ import orjson
 from actors.membership.registration import registration_of
 from actors.planning.demand_reader import DemandReader
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
+from actors.planning.forecast_process import ForecastProcess
 from actors.planning.planner import PeriodEnded, Planner, RecordEvent, WorkerReady
 from actors.planning.planner_settings import PlannerSettings
 from actors.planning.scale_writer import ScaleWriter
 from core.clock import Clock
 from core.errors import ContrailError, PeerError
 from core.events.kv import DECODE
-from core.events.scale import CapacityLearned, DemandRolled, ScaleDecided, ScaleEvent
+from core.events.scale import MEASURED, CapacityLearned, DemandRolled, ScaleDecided, ScaleEvent
 from core.ids import StreamSeq
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
@@ -67,11 +70,16 @@ class PlannerOptions:
     acts: bool
     """… and whether it lets the planner order workers."""
     profile: CapacityLearned | None
-    """Speed of a worker; None if it is learned from requests."""
+    """Speed of a worker at first; None if there is none until requests have taught one."""
     pass_tokens: int
     """Prompt tokens that one pass of the engine computes at most, where the speed is learned."""
     devices: int = 1
     """Of each worker."""
+
+    @property
+    def learns(self) -> bool:
+        """False if the profile is that of a simulated engine, which is exact."""
+        return self.profile is None or self.profile.origin == MEASURED
 
 
 class PlannerService:
@@ -112,6 +120,8 @@ class PlannerService:
         self._acknowledged: FleetAcknowledgement | None = None
         """In the registry, until an event has it."""
         self._machine: Planner | None = None
+        self.forecasts = ForecastProcess()
+        """Idle while the settings name no library's forecaster."""
 
     def __repr__(self) -> str:
         return f"<PlannerService {self.options.name}, {'leads' if self.fence is not None else 'stands by'}>"
@@ -132,6 +142,7 @@ class PlannerService:
             "ordered": None if target is None else target.workers,
             "decision": None if last is None else msgspec.to_builtins(last) | {"candidates": len(last.candidates)},
             "demand": None if rolled is None else {"arrivals": rolled.arrivals, "waiting": rolled.waiting},
+            "forecasts": {"failures": self.forecasts.failures, "fault": self.forecasts.fault},
             "clock": self.clock.describe(),
         }
 
@@ -157,7 +168,8 @@ class PlannerService:
             await asyncio.sleep(STAND_BY_S)
 
     async def stop(self) -> None:
-        """Another planner may lead. Bounded by the registry's own bound."""
+        """Another planner may lead, and the forecast process is gone. Bounded by the registry's own bound."""
+        await self.forecasts.stop()
         if self.fence is None:
             return
         self.fence = self._machine = None
@@ -180,7 +192,7 @@ class PlannerService:
             await self._watch.poll((ROUTING,))
         writer = ScaleWriter(self._log, it.namespace, self._key, self.clock)
         fold = await writer.read()
-        reader = DemandReader(self._log, settings, SpeedModel(it.model), self.clock.wall_ms)
+        reader = DemandReader(self._log, settings, SpeedModel(it.model, it.profile), self.clock.wall_ms)
         target = self._target if self.settings.acts else None
         coming = 0 if target is None else max(0, target.workers - len(self._ready))
         now_ms = self.clock.wall_ms()
@@ -222,8 +234,20 @@ class PlannerService:
         for _ in range(len(self._ready.keys() - known)):
             if (order := machine.oldest_order) is not None:
                 machine.step(WorkerReady(order, now_ms), now_us)
-        speed = reader.speed.learned(self._bounds(), now_ms) if self.options.profile is None else None
-        ended = PeriodEnded(rolled, len(self._ready), 0, speed, settings, self.settings.acts, self._answer())
+        is_learned = self.options.learns and self._ready  # without a worker there are no bounds of an engine
+        speed = reader.speed.learned(self._bounds(), now_ms) if is_learned else None
+        if machine.horizon_s is not None:
+            self.forecasts.ask(settings, machine.fold.history, machine.horizon_s)
+        ended = PeriodEnded(
+            rolled,
+            len(self._ready),
+            0,
+            speed,
+            settings,
+            self.settings.acts,
+            self._answer(),
+            self.forecasts.foreseen,
+        )
         commands = machine.step(ended, now_us)
         events = [command.event for command in commands if isinstance(command, RecordEvent)]
         seq = await writer.append(events)

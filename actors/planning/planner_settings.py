@@ -17,6 +17,8 @@ from streams.registry import Change, Registry
 
 PLANNER_SETTINGS_KEY = "planner/settings"
 MODE, ADVISE, ACT = "mode", "advise", "act"
+PROFILE_FILE = "profile"
+"""Key of the file's section that names the measured profile with which the planner begins."""
 HAND, SUPERVISOR, KUBERNETES, VIRTUAL = "hand", "supervisor", "kubernetes", "virtual"
 HANDS = (SUPERVISOR, KUBERNETES, VIRTUAL)
 """Programs that carry a planner's targets out: `contrail up`, the planner's own process at a Kubernetes, or an
@@ -84,5 +86,8 @@ def merged(configured: ScaleSettings, may_act: bool, given: Mapping[str, Any]) -
     if found.max > configured.max:
         raise CallerError(f"planner.max: the deployment file allows {configured.max} at most")
     if not found.min and configured.min:
-        raise CallerError("planner.min: at least 1, since front ends refuse requests without any worker")
+        raise CallerError(
+            f"planner.min: at least 1, since the deployment file says {configured.min}: with 0 there, front ends keep "
+            "what they need without a worker"
+        )
     return found, mode == ACT

@@ -49,14 +49,15 @@ class Fleet:
         link: LinkSecurity,
         replica: Callable[[], str],
         on_change: Callable[[], None],
+        on_learned: Callable[[Registration, dict[str, bytes]], None] = lambda _registration, _files: None,
     ) -> None:
-        """`replica` returns the present id of this replica."""
+        """`replica` returns the present id of this replica. `on_learned` is that of the catalog."""
         self.clients: dict[WorkerId, ReconnectingClient] = {}
         self.registered: dict[WorkerId, Registration] = {}
         self.registry_healthy = False
         self.changes = 0
         """Counts changes: connections made, broken or dropped, and requests that failed."""
-        self.catalog = ModelCatalog(clock, self._model_sources, on_change)
+        self.catalog = ModelCatalog(clock, self._model_sources, on_change, on_learned)
         self._registry = registry
         self._clock = clock
         self._link = link

@@ -43,11 +43,17 @@ class ModelCatalog:
     """
 
     def __init__(
-        self, clock: Clock, sources: Callable[[str], Iterable[ModelCardSource]], on_change: Callable[[], None]
+        self,
+        clock: Clock,
+        sources: Callable[[str], Iterable[ModelCardSource]],
+        on_change: Callable[[], None],
+        on_learned: Callable[[Registration, dict[str, bytes]], None] = lambda _registration, _files: None,
     ) -> None:
+        """`on_learned` is called with the worker's registration and the model's files."""
         self._clock = clock
         self._sources = sources
         self._on_change = on_change
+        self._on_learned = on_learned
         self._served: dict[str, tuple[str, ...]] = {}
         """The further names of every model that has a worker."""
         self._unserved: dict[str, tuple[str, ...]] = {}
@@ -76,7 +82,8 @@ class ModelCatalog:
 
     def card(self, model: str, workers: int) -> ModelCard:
         """The model's card with that many workers; KeyError if it was never learned."""
-        known, names = self._known[model], self._names.further.get(model, ())
+        known = self._known[model]
+        names = self._names.further.get(model) or self._old_names.further.get(model, ())
         if known.card.workers != workers or known.card.further_names != names:  # seldom: and every request asks
             card = dataclasses.replace(known.card, workers=workers, further_names=names)
             self._known[model] = known = known._replace(card=card)
@@ -120,6 +127,17 @@ class ModelCatalog:
             return
         self._names, self._old_names = ServedNames.of(self._served), ServedNames.of(self._unserved)
 
+    def restore(self, registration: Registration, files: dict[str, bytes]) -> None:
+        """The model is known as a worker of earlier had it, until it is learned from a worker."""
+        model = registration.model
+        if model in self._known:
+            return
+        self._store(registration, files)
+        self._outdated.add(model)
+        if model not in self._served:
+            self._unserved[model] = registration.aliases[:NAMES_MAX]
+            self._old_names = ServedNames.of(self._unserved)
+
     async def close(self) -> None:
         """Nothing is being learned."""
         tasks = list(self._learning.values())
@@ -149,6 +167,7 @@ class ModelCatalog:
                 await asyncio.sleep(LEARN_RETRY_S)
             else:
                 self._store(source.registration, files)
+                self._on_learned(source.registration, files)
 
     def _store(self, registration: Registration, files: dict[str, bytes]) -> None:
         card = ModelCard(

@@ -5,7 +5,8 @@
    next Tick, and looked for every REFRESH_EVERY_US at the latest.
 2. A request leaves the queue when its client hangs up, when its deadline passes, or when it waited too long. It also
    leaves when the queue is full and its tenant has most of the requests in it: RequestTurnedAway.
-3. A request that no worker could serve, even an idle one, does not wait: the decision refuses it.
+3. A request that no worker could serve, even an idle one, does not wait: the decision refuses it. Where a planner
+   starts the model's first worker, the request waits in the queue for that one.
 4. Under a policy that holds, the first attempt waits for the worker that is best for it (`actors.router.late_binding`).
 5. An attempt that breaks is followed by another one, within the bounds of `RetryBudget`.
 
@@ -22,9 +23,10 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import xxhash
-from msgspec import Struct
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
+from actors.router.adapter_loads import AdapterLoads
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
 from actors.router.request_queue import RequestQueue
@@ -34,7 +36,15 @@ from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestRouted
-from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, PrefixFetch, RequestQueued, RequestTurnedAway
+from core.events.routing import (
+    CACHED_UNKNOWN,
+    HELD,
+    NO_WORKER,
+    TURNED_AWAY,
+    PrefixFetch,
+    RequestQueued,
+    RequestTurnedAway,
+)
 from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId, WorkerId, to_column
 from core.kv_transfer import FetchSource
@@ -251,6 +261,9 @@ class RoutingInputs(Protocol):
     def awaits_join(self, model: str) -> bool:
         """True if a worker of the model is connected whose join the fold does not have."""
 
+    def starts_from_zero(self, model: str) -> bool:
+        """True if a planner starts the model's first worker when requests wait for one."""
+
     def is_log_away(self) -> bool:
         """True if the log is away, so that requests of other replicas are unknown."""
 
@@ -271,6 +284,7 @@ class RequestScheduler:
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
         self.fetches = RunningFetches()
+        self._adapter_loads = AdapterLoads()
         self._inputs = inputs
         self._settings = settings
         self._revision = revision
@@ -375,6 +389,7 @@ class RequestScheduler:
         request.prepare(now_us, 0, self._learned_time(request.model))
         asked = request.asked
         assert asked is not None
+        asked = self._with_load(asked, view, now_us)
         decision = decide_newest(view, asked, self._settings, self._wall_ms_at(now_us), self._draw_seed(asked))
         if decision.worker is None:
             raise _no_worker(asked, decision, view)
@@ -482,10 +497,16 @@ class RequestScheduler:
     def _capacity(self, model: str) -> Capacity | None:
         return find_capacity(self._current_view(), model, self._settings, self._inputs.slots)
 
+    def _is_at_zero(self, model: str) -> bool:
+        """True if no worker could take a request, and a planner starts one for those that wait. O(workers)."""
+        return self._inputs.starts_from_zero(model) and self._capacity(model) is None
+
     def _advance(self, queue: RequestQueue) -> int:
         """Queued requests have the free slots; returns how many are left. O(workers + requests let in)."""
         capacity = self._capacity(queue.model)
-        if capacity is None:  # the decision says why
+        if capacity is None and self._inputs.starts_from_zero(queue.model):
+            free = queue.share = 0
+        elif capacity is None:  # the decision says why
             free, queue.share = len(queue.fair_queue) + 1, 0
         else:
             free, queue.share = capacity.free(queue.active, queue.admitted), capacity.share
@@ -517,13 +538,17 @@ class RequestScheduler:
     def _queue_reason(self, queue: RequestQueue) -> str:
         if len(queue.fair_queue):
             return "behind"
+        if self._is_at_zero(queue.model):
+            return NO_WORKER
         capacity = self._capacity(queue.model)
         return "overloaded" if capacity is not None and capacity.overloaded and not capacity.slots else "full"
 
     def _make_space(self, queue: RequestQueue, request: RoutedRequest) -> bool:
         """True if the request may wait. If the queue was full, either another request left it, or this one was
         refused."""
-        most = queue.waiting_max(self._settings)
+        # the rate at which requests end says nothing about workers that are still to come
+        is_at_zero = self._is_at_zero(queue.model)
+        most = self._settings.queue_max if is_at_zero else queue.waiting_max(self._settings)
         if len(queue.fair_queue) < most:
             return True
         last = queue.fair_queue.crowded_out(request.priority, request.tenant) if most else None
@@ -618,6 +643,10 @@ class RequestScheduler:
             self._send(request, asked, decision)
         elif self._now_us < request.resume_until_us or self._awaits_join(request):
             self._wait_for_worker(request)
+        elif self._awaits_start(request):
+            if not request.is_announced:  # the planner counts the requests that the log has
+                self._publish_queued(request, NO_WORKER, 0, self._wall_ms)
+            self._wait_for_worker(request)
         else:
             self._reject(request, asked, decision, view)
 
@@ -638,10 +667,17 @@ class RequestScheduler:
         assert asked is not None
         if asked.time is not time:  # learned since the request was prepared
             asked = request.asked = asked._replace(time=time)
+        asked = request.asked = self._with_load(asked, self._current_view(), self._now_us)
         fetches = request.may_fetch and self._settings.policy == FETCH_POLICY
         if fetches and self._current_view().state.fetchers():
             asked = asked._replace(fetching=self.fetches.busy(self._now_us))
         return asked
+
+    def _with_load(self, asked: RouteRequest, view: View, now_us: int) -> RouteRequest:
+        """The same with the load of its adapter, where workers have to load it."""
+        if not asked.adapter:
+            return asked
+        return asked._replace(held=self._adapter_loads.waits_us(view.state.serving(), asked.adapter, now_us))
 
     def _learned_time(self, model: str) -> PrefillTime | None:
         """The prefill time that this replica has learned, where the policy reads it."""
@@ -660,6 +696,12 @@ class RequestScheduler:
             longest_us = min(longest_us, request.deadline_ms * US_PER_MS)
         return self._now_us < request.arrived_us + longest_us and self._inputs.awaits_join(request.model)
 
+    def _awaits_start(self, request: RoutedRequest) -> bool:
+        """True while a request without a token waits for a fleet's first worker: as long as it would in the queue."""
+        if request.answer.delivered or not self._inputs.starts_from_zero(request.model):
+            return False
+        return self._now_us < request.arrived_us + self._wait_limit_ms(request) * US_PER_MS
+
     def _wait_for_worker(self, request: RoutedRequest) -> None:
         request.phase = Phase.WAITING
         self._timers.set(("retry", request.id), self._now_us + RETRY_US)
@@ -675,9 +717,14 @@ class RequestScheduler:
             payload = self._with_fetch(payload, decision.fetch, routed)
             self.fetches.begin(request.id, WorkerId(decision.fetch.source))
         self._do(Send(request, decision.worker, payload, hint))
+        loads = False
+        if asked.adapter:
+            member = self._current_view().state.member(decision.worker)
+            loads = self._adapter_loads.note(member, asked.adapter, self._now_us)
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
+        request.loads_adapter = loads
         self._do(Publish(routed))
         if len(self.held):
             self.held.charge(request, decision.prefill_tokens)
@@ -744,7 +791,13 @@ class RequestScheduler:
             if cached == CACHED_UNKNOWN:
                 cached = routed.predicted_cached_tokens
             computed = routed.prompt_tokens - cached
-            self.learned.note(routed.model, computed, at_us - request.sent_us, self._now_us)
+            took_us = at_us - request.sent_us
+            if not request.loads_adapter:
+                self.learned.note(routed.model, computed, took_us, self._now_us)
+            elif routed.adapter is not UNSET:
+                own_us = PrefillTime.of(self._settings, self.learned.time(routed.model)).us(computed)
+                worker = WorkerId(routed.worker)
+                self._adapter_loads.learn(worker, routed.adapter, request.sent_us, took_us - own_us)
 
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
         """The attempt under way has ended; RequestFinished is on its way to the log."""
@@ -773,6 +826,9 @@ class RequestScheduler:
     def _on_declined(self, request: RoutedRequest, error: WorkerDeclined) -> None:
         """The request is ready to be held again, and the tokens that the worker computes for others count there."""
         worker = request.worker
+        if request.declined >= DECLINED_MAX:  # it was sent without condition: the worker cannot serve it
+            self._on_worker_lost(request, WorkerDisconnected(error.detail))
+            return
         self._finish(request, "declined", error.detail)
         time = PrefillTime.of(self._settings, self.learned.time(request.model))
         until_us = self._now_us + time.us(error.tokens)

@@ -107,7 +107,7 @@ class Phase(enum.Enum):
     HELD = enum.auto()
     """It waits for the worker that is best for it."""
     WAITING = enum.auto()
-    """An answer that was begun waits for a worker to continue it."""
+    """An answer that was begun waits for a worker to continue it; or a request waits for the first worker of all."""
     RUNNING = enum.auto()
     """An attempt is under way at a worker."""
     ENDED = enum.auto()
@@ -180,6 +180,8 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     previous_worker: WorkerId | None = None
     """The worker that broke off last; `failure` is the reason."""
     failure: str = ""
+    loads_adapter: bool = False
+    """The worker of the present attempt has to load the request's adapter first."""
     outcome: str = ""
     """The reason for which it was turned away or refused; else empty."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
+from actors.membership.registration import Registration
 from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.routing_publisher import RoutingPublisher
 from actors.prompt_cache.digest_store import DigestStore
@@ -24,6 +25,7 @@ from actors.router.adapter_changes import AdapterChanges
 from actors.router.background_tasks import BackgroundTasks, TakeSnapshot
 from actors.router.capacity import ConnectedWorkers
 from actors.router.fleet import Fleet
+from actors.router.kept_models import KeptModels
 from actors.router.live_requests import LiveRequests
 from actors.router.liveness_monitor import LivenessMonitor
 from actors.router.request_scheduler import (
@@ -100,6 +102,8 @@ class RouterOptions:
     texts: DigestStore = field(default_factory=DigestStore)
     """Keeps the block hashes of prompts; the API may keep the token ids of their texts there, too."""
     reservations: ReservationBounds = field(default_factory=ReservationBounds)
+    from_zero: frozenset[str] = frozenset()
+    """Models that may have no worker: a planner starts one when requests wait for it."""
 
 
 class Router:
@@ -131,7 +135,9 @@ class Router:
             on_became=self._on_became,
         )
         self.link = options.link.security(key, options.namespace, system_clock)
-        self.fleet = Fleet(registry, self._clock, self.link, lambda: self.publisher.id, self._on_fleet)
+        self.fleet = Fleet(
+            registry, self._clock, self.link, lambda: self.publisher.id, self._on_fleet, self._on_learned
+        )
         self.scheduler = RequestScheduler(
             self, settings, 0, seed=secrets.randbits(64), wall_offset_ms=self._clock.wall_offset_ms
         )
@@ -186,6 +192,7 @@ class Router:
             restate_every_s=options.restate_every_s,
         )
         self._registry = registry
+        self._kept_models = KeptModels(registry, key.chain_key, options.from_zero)
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect = ""
         self.stopping = False
@@ -212,6 +219,8 @@ class Router:
         self.membership.publish(self.live_settings.event())
         await self.live_settings.follow(self._registry)
         await self.liveness_monitor.follow(self._registry)
+        for kept in await self._kept_models.load():
+            self.fleet.catalog.restore(kept.registration, kept.files)
         await self.fleet.start()
         await self.membership.register(details)
         self._spawn(self.liveness_monitor.run())
@@ -249,7 +258,7 @@ class Router:
         """Readiness: the fold has caught up with the log and models have workers; else the parts that are missing.
 
         A model without a connected worker is waited for while a worker of it is registered. A model without any worker
-        does not keep the others from being served.
+        does not keep the others from being served. A known model of a fleet that may be at zero is served.
         """
         if self.stopping:
             return Readiness(ready=False, waiting_for={"end": "stopping"})
@@ -260,7 +269,8 @@ class Router:
             waits["log"] = f"takes nothing of this replica any more: {self.publisher.outbox.error}"
         if self._defect:
             waits["router"] = self._defect
-        degraded = {f"model {card.name}": "no worker is connected" for card in self.models() if not card.workers}
+        missing = [card.name for card in self.models() if not (card.workers or self.starts_from_zero(card.name))]
+        degraded = {f"model {name}": "no worker is connected" for name in missing}
         served = len(self.fleet.catalog.models) - len(degraded)
         due = {f"model {each.model}" for each in self.fleet.registered.values() if each.role != PREFILL}
         if not served and not degraded:
@@ -336,6 +346,8 @@ class Router:
                 raise NoWorkers(f"the model {model!r} {ONLY_PREFILL}")
             if roles:
                 raise NoWorkers(f"the workers of model {model!r} are not connected yet")
+            if self.starts_from_zero(model):
+                raise NoWorkers(f"no worker of model {model!r} was there yet: start one (`contrail scale set min 1`)")
             raise unknown_model(model, self.fleet.catalog.all_names())
 
     async def run(self, model: str, request: GenerateRequest, consumer: OutputConsumer) -> None:
@@ -409,6 +421,10 @@ class Router:
             for worker, each in self.fleet.registered.items()
         )
 
+    def starts_from_zero(self, model: str) -> bool:
+        """True if a planner starts the model's first worker when requests wait for one."""
+        return model in self.options.from_zero
+
     def is_log_away(self) -> bool:
         """True if the log has acknowledged nothing for LOG_AWAY_S."""
         return self.publisher.outbox.away_s >= LOG_AWAY_S
@@ -456,6 +472,10 @@ class Router:
         add up with a fold that has none of its requests."""
         if self.publisher.id in self.state.routing.ended:
             self.publisher.mark_superseded(f"{ROUTING}:{self.state.cursor[ROUTING].seq}")
+
+    def _on_learned(self, registration: Registration, files: dict[str, bytes]) -> None:
+        if self.starts_from_zero(registration.model):
+            self._spawn(self._kept_models.keep(registration, files))
 
     def _on_fleet(self) -> None:
         self.background_tasks.check_sources()

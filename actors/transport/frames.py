@@ -248,8 +248,9 @@ class AskPrompt(Frame, frozen=True, tag="AskPrompt"):
 class Failed(Frame, frozen=True, tag="Failed"):
     """One stream ended badly. `fault` is `caller` or `worker`; `leaving` if the worker ends in good order.
 
-    `fault` is `busy` if the worker declined a request that was sent on condition that the worker is free. Then `text`
-    is the number of tokens of other replicas' prompts that it computes.
+    `fault` is `busy` if the worker declined the request. Of one that was sent on condition that the worker is free,
+    `text` is the number of tokens of other replicas' prompts that it computes. Else `text` says why the worker cannot
+    load the request's adapter.
     """
 
     stream: int

@@ -39,6 +39,10 @@ class ServerGone(Unavailable):
     """The server cannot be reached, or broke its answer off."""
 
 
+class AnswerTooLong(PeerError):
+    """The server's answer is longer than is read here."""
+
+
 class ServerAddress(NamedTuple):
     """The root of a server."""
 
@@ -89,13 +93,13 @@ class ServerStream:
         return f"<ServerStream {self.status}>"
 
     async def body(self) -> bytes:
-        """All of it; PeerError if it is longer than BODY_BYTES_MAX."""
+        """All of it; AnswerTooLong if it is longer than BODY_BYTES_MAX."""
         parts, size = [], 0
         async with aclosing(self._parts()) as body:
             async for part in body:
                 size += len(part)
                 if size > BODY_BYTES_MAX:
-                    raise PeerError(f"the server's answer is longer than {BODY_BYTES_MAX >> 20} MiB")
+                    raise AnswerTooLong(f"the server's answer is longer than {BODY_BYTES_MAX >> 20} MiB")
                 parts.append(part)
         return b"".join(parts)
 

@@ -68,7 +68,8 @@ class WorkerLeaving(WorkerDisconnected):
 
 
 class WorkerDeclined(Unavailable):
-    """The worker declined: it computes prompts of other replicas, with which the request does not fit into one pass."""
+    """The worker declined: it computes prompts of other replicas, with which the request does not fit into one pass; or
+    it cannot load the request's adapter."""
 
     @property
     def tokens(self) -> int:
@@ -79,7 +80,7 @@ class WorkerDeclined(Unavailable):
     @property
     def detail(self) -> str:
         """For the record of the attempt."""
-        return f"computes {self.tokens} tokens for other replicas"
+        return f"computes {self.tokens} tokens for other replicas" if self.tokens else str(self)
 
 
 class OutputReceiver(Protocol):

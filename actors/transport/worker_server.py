@@ -46,7 +46,7 @@ from actors.transport.frames import (
 from actors.transport.framing import FRAME_BYTES_MAX, HELLO_BYTES_MAX, FrameSplitter, decode_to_worker, encode_frame
 from actors.transport.handshake import LinkSecurity, WorkerHandshake, legacy_fault
 from actors.transport.output_buffer import OutputBuffer, SendBuffer
-from core.errors import CallerError, ContrailError, PeerError
+from core.errors import CallerError, ContrailError, Declined, PeerError
 from core.generation import Output
 from core.prompt import TOKEN_BYTES, scope_bytes
 from projections.policy.binding_plan import is_one_pass
@@ -459,7 +459,7 @@ class ClientConnection(asyncio.Protocol):
                     first = False
         except ContrailError as error:
             self._send_held(frame.stream)
-            self._fail(frame.stream, "caller" if isinstance(error, CallerError) else "worker", str(error))
+            self._fail(frame.stream, _fault_of(error), str(error))
 
     def _send_held(self, stream: int) -> None:
         """The gathered tokens of the stream are sent."""
@@ -507,6 +507,13 @@ class ClientConnection(asyncio.Protocol):
         """The frame is on its way, unless the connection is gone."""
         if self._open and self._transport is not None:
             self._transport.write(encode_frame(frame))
+
+
+def _fault_of(error: ContrailError) -> str:
+    """See `Failed.fault`."""
+    if isinstance(error, Declined):
+        return "busy"
+    return "caller" if isinstance(error, CallerError) else "worker"
 
 
 def _is_due(held: OutputBuffer, output: Output) -> bool:

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,9 +20,9 @@ from actors.disagg.prefill_role import PrefillRole
 from actors.disagg.worker_role import AggregatedRole, WorkerRole
 from actors.engines.engine import CacheChange, Engine
 from actors.kv_blocks.pool_folder import PoolDescription, PoolFolder
-from actors.kv_blocks.shared_pool_folder import shared_pool_id
 from actors.kv_cache.cache_mirror import CacheMirror
 from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_place import PoolPlace, place_of
 from actors.kv_pool.shared_pool import SharedPool
 from actors.membership.registration import advertised_address
 from actors.membership.restatement_schedule import RestatementSchedule
@@ -33,6 +33,7 @@ from actors.transport.frames import AdapterChanged, FromPrefill, Generate, LoadA
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
 from actors.worker.adapter_placement import PLACED, AdapterPlacement
+from actors.worker.adapter_slots import AdapterSlots
 from actors.worker.engine_watchdog import wait_until_dead
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S, GracefulDrain
 from actors.worker.load_reporter import LoadReporter
@@ -40,7 +41,7 @@ from actors.worker.model_files import ChatFormat, tokenizer_files
 from actors.worker.worker_adapters import WorkerAdapters
 from core.clock import Clock
 from core.errors import CallerError, ContrailError
-from core.events import Adapter, AdapterLoaded, AdapterUnloaded, PoolAccess, PoolJoined, WorkerJoined
+from core.events import Adapter, AdapterChange, PoolAccess, PoolJoined, WorkerJoined
 from core.events.kv import PREFILL
 from core.generation import Output
 from core.ids import StreamName
@@ -97,7 +98,9 @@ class WorkerOptions:
     adapter_catalog: Mapping[str, str] = field(default_factory=dict)
     """Folders of the adapters that the group places on some of its workers, by name."""
     adapter_replicas: int = 1
-    """The number of workers that are to serve each of these."""
+    """The number of workers that are to serve each of these, without `adapter_slots`."""
+    adapter_slots: int = 0
+    """If above 0, this worker loads so many of these at a time, each at the first request for it."""
     link: LinkOptions = NO_LINK_OPTIONS
 
 
@@ -186,7 +189,9 @@ class Worker:
         await self._log_watch.start()  # before all times that others read
         self.pool = await self._open_pool()
         self.adapters = WorkerAdapters(self.engine.adapters, self.clock, self._adapters_changed, self._spawn)
-        if self.options.adapter_catalog:
+        if self.options.adapter_slots:
+            await self.adapters.open_slots(self.options.adapter_slots, self.options.adapter_catalog)
+        elif self.options.adapter_catalog:
             self.placement = self._new_placement(self.adapters)
         self.membership = self._new_membership(self.mirror)
         self.membership.join()
@@ -220,7 +225,8 @@ class Worker:
             return None
         try:
             if described.share is not None:
-                return self._shared_pool(described, await asyncio.to_thread(shared_pool_id, described))
+                place = place_of(described, self.clock)
+                return self._shared_pool(described, place, await asyncio.to_thread(place.pool_id))
             folder = PoolFolder(described, self.clock)
             pool, entries = await asyncio.to_thread(folder.open)
         except OSError as error:
@@ -239,7 +245,7 @@ class Worker:
             spawn=self._spawn,
         )
 
-    def _shared_pool(self, described: PoolDescription, pool: str) -> SharedPool:
+    def _shared_pool(self, described: PoolDescription, place: PoolPlace, pool: str) -> SharedPool:
         return SharedPool(
             self.options.namespace,
             self.log,
@@ -247,6 +253,7 @@ class Worker:
             self.clock,
             self.key,
             described,
+            place,
             self._pool_joined(described, pool),
             partitions=self.options.partitions,
             spawn=self._spawn,
@@ -387,8 +394,19 @@ class Worker:
         return self.publisher
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
-        """Tokens of a request, as the engine makes them."""
+        """Tokens of a request, as the engine makes them. Declined if its adapter cannot be loaded here."""
+        adapter = frame.request.adapter
+        slots = None if not adapter or self.adapters is None else self.adapters.slots
+        if adapter and slots is not None and slots.announces(adapter):
+            return self._generate_in_slot(slots, adapter, frame)
         return self.role.generate(frame)
+
+    async def _generate_in_slot(self, slots: AdapterSlots, adapter: str, frame: Generate) -> AsyncIterator[Output]:
+        async with slots.using(adapter):
+            generation = cast(AsyncGenerator[Output, None], self.role.generate(frame))
+            async with aclosing(generation) as outputs:
+                async for output in outputs:
+                    yield output
 
     def on_frame(self, connection: PrefillConnection, frame: FromPrefill) -> None:
         """A frame of a prefill worker goes to the role."""
@@ -417,7 +435,7 @@ class Worker:
     async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """The adapter is loaded or unloaded, or the answer has the reason why not."""
         assert self.adapters is not None
-        if self.placement is not None and frame.name in self.placement.catalog:
+        if frame.name in self.options.adapter_catalog:
             return AdapterChanged(fault=PLACED)
         try:
             if isinstance(frame, LoadAdapter):
@@ -475,6 +493,7 @@ class Worker:
             pools=self._pools(),
             assumed=info.assumed or UNSET,
             adapters=(self.adapters.all() if self.adapters else ()) or UNSET,
+            adapter_slots=options.adapter_slots or UNSET,
             fetch=info.fetch or UNSET,
         )
         return WorkerMembership(
@@ -491,7 +510,7 @@ class Worker:
             spawn=self._spawn,
         )
 
-    def _adapters_changed(self, event: AdapterLoaded | AdapterUnloaded, adapters: tuple[Adapter, ...]) -> None:
+    def _adapters_changed(self, event: AdapterChange, adapters: tuple[Adapter, ...]) -> None:
         assert self.membership is not None
         self.membership.adapters_changed(event, adapters)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 
 from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
+from actors.worker.adapter_slots import AdapterSlots
 from core.clock import Clock
 from core.errors import CallerError
-from core.events import Adapter, AdapterLoaded, AdapterUnloaded
+from core.events import Adapter, AdapterChange, AdapterLoaded, AdapterUnloaded
 
 UNLOAD_GRACE_S = 2.0
 """An adapter takes requests for so long after the log has its end: replicas read that a little late."""
 NO_ADAPTERS = "this worker serves no adapters: start it with one, or with the engine argument enable_lora"
 
-OnAdapterChange = Callable[[AdapterLoaded | AdapterUnloaded, tuple[Adapter, ...]], None]
+OnAdapterChange = Callable[[AdapterChange, tuple[Adapter, ...]], None]
 
 
 class WorkerAdapters:
@@ -35,13 +36,25 @@ class WorkerAdapters:
         self._lock = asyncio.Lock()
         served = [] if engine is None else engine.served()
         self._by_name = {copy.name: self._adapter(copy) for copy in served}
+        self.slots: AdapterSlots | None = None
+        """Of adapters that are loaded at the first request for them; None if there are none."""
 
     def __repr__(self) -> str:
         return f"<WorkerAdapters {', '.join(self._by_name)}>"
 
     def all(self) -> tuple[Adapter, ...]:
         """By name."""
-        return tuple(self._by_name[name] for name in sorted(self._by_name))
+        found = self._by_name | (self.slots.adapters if self.slots is not None else {})
+        return tuple(found[name] for name in sorted(found))
+
+    async def open_slots(self, slots: int, catalog: Mapping[str, str]) -> None:
+        """The adapters in these folders, by name, are announced, and so many at a time are loaded. CallerError if one
+        cannot be read."""
+        opened = AdapterSlots(self._loader(), slots, self._clock, lambda event: self._on_change(event, self.all()))
+        await opened.stage(catalog)
+        for name in catalog:
+            self._by_name.pop(name, None)  # a server's next start has those that were loaded at the last one
+        self.slots = opened
 
     async def load(self, name: str, path: str) -> Adapter:
         """The adapter is served under that name, and the log has that; another one of the name is unloaded. Nothing

@@ -122,6 +122,7 @@ COMMANDS = {
     ),
     "planner": LazyCommand("api.cli.planner_command:planner", "Start one planner: it sizes the fleet."),
     "scale": LazyCommand("api.cli.inspect.scale:scale", "Show what a planner decides, and change its limits."),
+    "profile": LazyCommand("api.cli.profile.profile:profile", "Measure an engine's speed, for a planner."),
     "restart": LazyCommand("api.cli.restart:restart", "Restart parts one after the other while requests go on."),
     "events": LazyCommand("api.cli.inspect.events:events", "Print the log as JSON lines."),
     "replicas": LazyCommand(

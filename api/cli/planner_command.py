@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import uvloop
 
@@ -15,15 +17,24 @@ from api.process.planner import PlannerArguments, run_planner
 @click.command()
 @deployment_options
 @name_option("planner-0")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Begin with the speed that `contrail profile` measured.  [default: the file's planner.profile]",
+)
 @OPS_OPTION
 @OPS_TOKEN_OPTION
 @click.option(SUPERVISED, is_flag=True, hidden=True)
-def planner(connection: DeploymentRef, supervised: bool, name: str, ops: str, ops_token: str | None) -> None:
+def planner(
+    connection: DeploymentRef, supervised: bool, name: str, profile: Path | None, ops: str, ops_token: str | None
+) -> None:
     """Start one planner: it decides how many workers the deployment is to have. `contrail up` starts one by itself.
 
     \b
     contrail planner --data data --name planner-1
     contrail planner -f prod.yaml --key-file key --ops 10.0.0.2:9091
+    contrail planner --data data --name planner-1 --profile qwen.json
 
     The section `planner` of the deployment's file says whether it acts, and within which bounds. Of several planners
     one leads; the others stand by. `contrail scale` shows what it decides.
@@ -34,5 +45,6 @@ def planner(connection: DeploymentRef, supervised: bool, name: str, ops: str, op
         ops=ops,
         operations=operations_section(connection.deployment.operations, ops_token),
         home=connection.data if supervised else None,
+        profile=profile,
     )
     uvloop.run(run_planner(connection, arguments))

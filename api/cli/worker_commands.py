@@ -14,8 +14,11 @@ import uvloop
 from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import FETCH_MB_PER_S, DiskTier, FetchTier
+from actors.kv_blocks.block_store import make_folder
+from actors.kv_blocks.pool_folder import ObjectPlace
+from actors.kv_objects.s3_objects import S3Objects
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
@@ -34,6 +37,7 @@ from api.config.schema import (
     SLOTS_MAX,
 )
 from api.config.units import size_bytes
+from api.config.worker_groups import ONE_TIER
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
 from api.process.logging_setup import configure_engine_logging, configure_logging
@@ -44,6 +48,21 @@ from core.events.kv import DECODE, PREFILL
 from core.ids import new_id
 from core.served_names import check_names
 
+ADAPTER_OPTIONS = (
+    click.option(
+        "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
+    ),
+    click.option(
+        "--adapter-replicas",
+        type=click.IntRange(min=1),
+        help="Workers of the group that serve each adapter; all without it.",
+    ),
+    click.option(
+        "--adapter-slots",
+        type=click.IntRange(1, ADAPTERS_MAX),
+        help="Adapters loaded at a time, each at the first request for it; all at the start without it.",
+    ),
+)
 ENGINE_OPTIONS = (
     click.option("--model-path", default="", help="Folder or hub name of the model; --model if not given."),
     click.option("--engine", default="vllm", show_default=True, type=click.Choice(ENGINES)),
@@ -124,6 +143,10 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
+@click.option("--remote-tier", metavar="URL", help="Instead of files, objects of a store: s3://BUCKET/PREFIX.")
+@click.option("--remote-size", metavar="SIZE", help="Bytes of these objects, of all workers together.")
+@click.option("--remote-endpoint", default="", metavar="URL", help="URL of a store that is not that of AWS.")
+@click.option("--remote-region", default="", metavar="NAME", help="The bucket's region; else AWS_REGION.")
 @click.option("--fetch", is_flag=True, help="Starts of prompts are fetched from the host tiers of other such workers.")
 @click.option(
     "--fetch-gb-per-s",
@@ -132,15 +155,7 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     type=click.FloatRange(FETCH_GB_PER_S_MIN, FETCH_GB_PER_S_MAX),
     help="The speed at which they come, for decisions.",
 )
-@click.option(
-    "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
-)
-@click.option(
-    "--adapter-replicas",
-    type=click.IntRange(min=1),
-    help="Workers of the group that serve each adapter; all without it.",
-)
-@with_options(*ENGINE_OPTIONS, *OPTIONS)
+@with_options(*ADAPTER_OPTIONS, *ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
     role: str,
@@ -161,6 +176,8 @@ def worker(
     contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --adapter sql=loras/sql
     contrail worker --data data --name decode-6 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
         --disk-tier data/kv --disk-size 20GiB
+    contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
+        --remote-tier s3://kv/tiny --remote-size 20GiB --remote-endpoint https://10.0.0.9:9000
     contrail worker --data data --name decode-8 --model tiny --model-path data/models/tiny --host-tier 1GiB --fetch
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
@@ -192,10 +209,13 @@ def worker(
     help="Its cache is known by its events, or assumed from the prompts that it is sent.",
 )
 @click.option(
-    "--context", default=0, type=click.IntRange(min=0), help="Of an openai server: prompt with answer, tokens."
+    "--context",
+    default=0,
+    type=click.IntRange(min=0),
+    help="Of an openai or trtllm server: prompt with answer, tokens.",
 )
-@click.option("--block-size", default=0, type=click.IntRange(min=0), help="Of an openai server: tokens of a block.")
-@click.option("--cache-blocks", default=0, type=click.IntRange(min=0), help="Of an openai server: blocks of its cache.")
+@click.option("--block-size", default=0, type=click.IntRange(min=0), help="Of the same: tokens of a block.")
+@click.option("--cache-blocks", default=0, type=click.IntRange(min=0), help="Of the same: blocks of its cache.")
 @click.option("--url", required=True, metavar="URL", help="The server's root: http://HOST:PORT.")
 @click.option("--server-model", default="", metavar="NAME", help="The server's own name, if it serves several models.")
 @click.option(
@@ -215,7 +235,13 @@ def worker(
     help="Requests that the server runs at once: its --max-num-seqs.",
 )
 @click.option("--rank", type=click.IntRange(min=0), help="Of a data-parallel server, the rank: a worker for each.")
-@with_options(*CHAT_OPTIONS, *OPTIONS)
+@click.option(
+    "--adapter-folder",
+    default="",
+    metavar="DIR",
+    help="Copies of adapters lie there, and the server reads them at the same path.",
+)
+@with_options(*ADAPTER_OPTIONS, *CHAT_OPTIONS, *OPTIONS)
 def attach(
     connection: DeploymentRef,
     url: str,
@@ -229,18 +255,21 @@ def attach(
     context: int,
     block_size: int,
     cache_blocks: int,
+    adapter_folder: str,
     aliases: tuple[str, ...],
     tool_call_parser: str,
     reasoning_parser: str,
     chat_template: str,
     **rest: Any,
 ) -> None:
-    """Start one worker whose engine is a running server of vLLM or SGLang. It needs neither of them, nor a GPU.
+    """Start one worker whose engine is a running server of vLLM, SGLang or TensorRT-LLM. It needs none of them,
+    nor a GPU.
 
     \b
     contrail attach --data data --model qwen --url http://127.0.0.1:8001 --tokenizer models/Qwen3-0.6B
     contrail attach --data data --model qwen --url http://10.0.0.7:8000 --name gpu-7 --server-key-file key
     contrail attach --data data --model qwen --url http://10.0.0.9:8000 --name gpu-9 --cache assumed
+    contrail attach --data data --model qwen --url http://127.0.0.1:8001 --adapter sql=loras/sql
 
     The server must tell its cache: start it with --kv-events-config, as docs/attach.md has it. With --cache assumed it
     need not: its cache is taken to hold the prompts that this worker sent. When the server ends,
@@ -259,6 +288,7 @@ def attach(
         context_max=context,
         block_size=block_size,
         cache_blocks=cache_blocks,
+        adapter_folder=str(Path(adapter_folder).resolve()) if adapter_folder else "",
     )
     chat_format = ChatFormat(tool_call_parser, reasoning_parser, chat_template)
     run_worker(connection, DECODE, moves_blocks="", chat_format=chat_format, aliases=aliases, attached=server, **rest)
@@ -295,11 +325,16 @@ def run_worker(
     disk_remote: bool = False,
     fetch: bool = False,
     fetch_gb_per_s: float = FETCH_MB_PER_S / 1000,
+    remote_tier: str | None = None,
+    remote_size: str | None = None,
+    remote_endpoint: str = "",
+    remote_region: str = "",
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
     adapters: tuple[str, ...] = (),
     adapter_replicas: int | None = None,
+    adapter_slots: int | None = None,
     **given: Any,
 ) -> None:
     """The worker ran and ended in order; exit status 1 if it failed. `given` has the values of `OPTIONS`, and without
@@ -315,6 +350,11 @@ def run_worker(
     folders = _adapter_paths(adapters)
     if adapter_replicas is not None and not folders:
         raise CallerError("--adapter-replicas is for adapters: give --adapter, too")
+    if adapter_slots is not None and not folders:
+        raise CallerError("--adapter-slots is for adapters: give --adapter, too")
+    if adapter_slots is not None and adapter_replicas is not None:
+        raise CallerError("--adapter-slots and --adapter-replicas: adapters are loaded at requests or placed; give one")
+    placed = adapter_replicas is not None or adapter_slots is not None
     options = WorkerOptions(
         namespace=connection.namespace,
         name=name,
@@ -332,10 +372,18 @@ def run_worker(
         prefill_slots=slots or PREFILL_SLOTS,
         manner=chat_format,
         aliases=aliases,
-        adapter_catalog=folders if adapter_replicas is not None else {},
+        adapter_catalog=folders if placed else {},
         adapter_replicas=adapter_replicas or 1,
+        adapter_slots=adapter_slots or 0,
         link=connection.link(SystemClock()),
     )
+    disk_key, remote = connection.key.disk_key, connection.data if disk_remote else None
+    tier = _disk_tier(name, disk_tier, disk_size, disk_key, shared=disk_shared, local=remote)
+    if remote_tier is not None:
+        if tier is not None:
+            raise CallerError(ONE_TIER)
+        place = _object_place(remote_tier, remote_endpoint, remote_region)
+        tier = _remote_tier(place, remote_size, disk_key, connection.data or _cache_folder())
     engine_args = {**engine_object(given.get("engine_json", "{}")), **engine_pairs(given.get("more", ()))}
     arguments = EngineArguments(
         engine=given.get("engine", ATTACHED),
@@ -348,31 +396,51 @@ def run_worker(
         transfer_key=connection.key.transfer_key,
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
-        disk_tier=_disk_tier(
-            name,
-            disk_tier,
-            disk_size,
-            connection.key.disk_key,
-            shared=disk_shared,
-            local=connection.data if disk_remote else None,
-        ),
+        disk_tier=tier,
         fetch_tier=FetchTier(
             block_host(host, given["advertise"]) or "127.0.0.1",
             connection.key.transfer_key,
-            connection.data or Path.cwd(),
+            connection.data or _cache_folder(),
             round(fetch_gb_per_s * 1000),
         )
         if fetch
         else None,
         attached=attached,
         adapters=folders,
-        adapters_placed=adapter_replicas is not None,
+        adapters_placed=placed,
+        adapter_slots=adapter_slots or 0,
     )
     operations = operations_section(connection.deployment.operations, given["ops_token"])
     reason = uvloop.run(serve_worker(connection, options, arguments, operations, given["ops"]))
     if reason.startswith(FAILED):
         click.echo(f"contrail: {reason}", err=True)  # the last line, which the supervisor repeats
         raise SystemExit(1)  # the supervisor starts another
+
+
+def _object_place(url: str, endpoint: str, region: str) -> ObjectPlace:
+    """CallerError if the URL names no bucket."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, prefix = rest.partition("/")
+    if scheme != "s3" or not bucket:
+        raise CallerError(f"--remote-tier {url}: give s3://BUCKET/PREFIX")
+    if endpoint and (not endpoint.startswith(("http://", "https://")) or "@" in endpoint):
+        raise CallerError("--remote-endpoint: give https://HOST:PORT; credentials stand in the environment")
+    return ObjectPlace(bucket, prefix.strip("/"), endpoint, region)
+
+
+def _cache_folder() -> Path:
+    """A folder of this user's, for what a worker without a data folder keeps. CallerError if it cannot be had."""
+    folder = Path.home() / ".cache" / "contrail"
+    make_folder(folder)
+    return folder
+
+
+def _remote_tier(place: ObjectPlace, size: str | None, key: bytes, local: Path) -> DiskTier:
+    """`local` is a folder of this machine. CallerError without a size, or if the place cannot be used."""
+    if size is None:
+        raise CallerError("--remote-tier and --remote-size go together: give both, or none")
+    S3Objects(place, 1.0)  # its library is there, and takes the endpoint
+    return DiskTier(local, _size("--remote-size", size), key, new_id(), local, place)
 
 
 def _disk_tier(

@@ -79,6 +79,9 @@ EXAMPLES = {
     "prompt_cache_max": '"256MiB"',
     "kv_tiers.host": '"8GiB"',
     "kv_tiers.disk": '{path: kv, size: "200GiB"}',
+    "kv_tiers.remote": '{s3: {bucket: kv}, size: "2TiB"}',
+    "remote.size": '"2TiB"',
+    "remote.s3": "{bucket: kv, prefix: qwen3-8b}",
     "disk.size": '"200GiB"',
     "old_handshake_until": '"2027-01-31T18:00:00Z"',
 }

@@ -15,12 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from actors.engines.attached.profile_choice import SERVERS
-from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED
+from actors.engines.attached.server_profile import ASSUMED, AUTO, CACHES, OPENAI, REPORTED, SIZED, TRTLLM, VLLM
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
-from actors.engines.engine_adapters import check_adapter_name
+from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
-from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, SUPERVISOR
+from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, PROFILE_FILE, SUPERVISOR
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
@@ -31,6 +31,7 @@ from api.config.worker_groups import (
     FETCH_ALONE,
     FETCH_SIMULATED,
     FETCH_WITH_DISK,
+    ONE_TIER,
     check_aliases,
     with_remote_prefill,
 )
@@ -56,7 +57,7 @@ COUNT = 2
 """Workers of a group, unless told."""
 FETCH_GB_PER_S_MIN, FETCH_GB_PER_S_MAX = 0.01, 1000.0
 """Bounds of the speed of fetches."""
-ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
+ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
 """Of `planner.mode`: no planner; one that decides and tells; one that starts and drains workers, too."""
@@ -335,6 +336,37 @@ class DiskTierSection(Section, frozen=True, kw_only=True):
         _check("size", size_bytes, self.size)
 
 
+class S3Section(Section, frozen=True, kw_only=True):
+    """A place in a store that speaks the protocol of S3. Credentials stand in the environment, never here."""
+
+    bucket: str
+    prefix: str = ""
+    """Begins the keys of all objects there."""
+    endpoint: str = ""
+    """URL of a store that is not that of AWS; with `http://` nothing is encrypted on the way."""
+    region: str = ""
+    """Of the bucket; else the variable AWS_REGION says it."""
+
+    def __post_init__(self) -> None:
+        if not self.bucket or "/" in self.bucket:
+            raise ValueError("bucket: name a bucket; what comes behind it is the `prefix`")
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint: {self.endpoint!r} is no URL: give https://HOST:PORT")
+        if "@" in self.endpoint:
+            raise ValueError("endpoint: credentials stand in the environment (AWS_ACCESS_KEY_ID), not in the URL")
+
+
+class RemoteTierSection(Section, frozen=True, kw_only=True):
+    """A store of objects for copies of blocks, for all workers of the group, on any machine."""
+
+    s3: S3Section
+    size: str
+    """Of all objects."""
+
+    def __post_init__(self) -> None:
+        _check("size", size_bytes, self.size)
+
+
 class KvTiers(Section, frozen=True, kw_only=True):
     """Slower tiers of a worker's cache, behind its device."""
 
@@ -342,6 +374,8 @@ class KvTiers(Section, frozen=True, kw_only=True):
     """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
     disk: DiskTierSection | None = None
     """Behind the host: sealed files, which the worker's next life reads, and others that share them."""
+    remote: RemoteTierSection | None = None
+    """Behind the host, instead of a disk: sealed objects, which all workers share."""
     fetch: bool = False
     """True if the worker fetches starts of prompts from the hosts of the group's other workers, and they from its."""
     fetch_gb_per_s: float = 1.0
@@ -350,11 +384,13 @@ class KvTiers(Section, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.host is not None:
             _check("host", size_bytes, self.host)
-        elif self.disk is not None:
+        elif self.disk is not None or self.remote is not None:
             raise ValueError(DISK_ALONE)
         elif self.fetch:
             raise ValueError(f"fetch: {FETCH_ALONE}")
-        if self.fetch and self.disk is not None:
+        if self.disk is not None and self.remote is not None:
+            raise ValueError(ONE_TIER)
+        if self.fetch and (self.disk is not None or self.remote is not None):
             raise ValueError(f"fetch: {FETCH_WITH_DISK}")
         if not FETCH_GB_PER_S_MIN <= self.fetch_gb_per_s <= FETCH_GB_PER_S_MAX:
             raise ValueError(f"fetch_gb_per_s: give {FETCH_GB_PER_S_MIN:g} to {FETCH_GB_PER_S_MAX:g}")
@@ -393,15 +429,18 @@ class AttachSection(Section, frozen=True, kw_only=True):
     ranks: Annotated[int, Meta(ge=1)] = 1
     """Data-parallel ranks of each server: its `--data-parallel-size`, or SGLang's `--dp-size`."""
     engine: str = AUTO
-    """`vllm`, `sglang`, `openai` for any server that takes and returns token ids; `auto` asks each server."""
+    """`vllm`, `sglang`, `trtllm`, `openai` for any server that takes and returns token ids; `auto` asks each server."""
     cache: str = REPORTED
     """`reported` by cache events, or `assumed` from the prompts that each server is sent."""
     context: Annotated[int, Meta(ge=0)] = 0
-    """Longest prompt with answer, in tokens, where an `openai` server does not say it."""
+    """Longest prompt with answer, in tokens, of a `trtllm` server, or of an `openai` one that does not say it."""
     block_size: Annotated[int, Meta(ge=0)] = 0
-    """Tokens of a block of the cache of an `openai` server; 16 if not given."""
+    """Tokens of a block of the cache of an `openai` or `trtllm` server; 16 or 32 if not given."""
     cache_blocks: Annotated[int, Meta(ge=0)] = 0
-    """Blocks of the cache of an `openai` server."""
+    """Blocks of the cache of an `openai` or `trtllm` server."""
+    adapter_folder: str | None = None
+    """Folder for copies of adapters, which the servers read at the same path; not given, one among the system's
+    temporary files."""
 
     @property
     def workers(self) -> int:
@@ -418,8 +457,12 @@ class AttachSection(Section, frozen=True, kw_only=True):
         if self.cache not in CACHES:
             raise ValueError(f"cache {self.cache!r}: there are {', '.join(CACHES)}")
         sized = (self.context, self.block_size, self.cache_blocks)
-        if any(sized) and self.engine != OPENAI:
-            raise ValueError("context, block_size, cache_blocks: a server of another kind than `openai` says them")
+        if any(sized) and self.engine not in SIZED:
+            raise ValueError(
+                "context, block_size, cache_blocks: a server of another kind than `openai` and `trtllm` says them"
+            )
+        if self.engine == TRTLLM and not (self.context and self.cache_blocks and self.tokenizer):
+            raise ValueError("engine trtllm: it does not say its sizes; add `context`, `cache_blocks` and `tokenizer`")
         if self.engine == OPENAI and not (self.cache == ASSUMED and self.cache_blocks):
             raise ValueError("engine openai: its cache is not known; add `cache: assumed` and `cache_blocks`")
 
@@ -451,9 +494,12 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     kv_tiers: KvTiers = KvTiers()
     """Of a group without remote prefill."""
     adapters: tuple[AdapterSection, ...] = ()
-    """Of a group without remote prefill."""
+    """Of a group without remote prefill; with `attach`, of vLLM servers of one rank."""
     adapter_replicas: Annotated[int, Meta(ge=1)] | None = None
     """The number of workers that are to serve each of these adapters; all if not given."""
+    adapter_slots: Annotated[int, Meta(ge=1, le=ADAPTERS_MAX)] | None = None
+    """Each worker serves all adapters, has so many loaded at a time, and loads one at the first request for it; not
+    given, all are loaded at the start."""
     devices: tuple[str, ...] = ()
     """Of a vLLM group on GPUs: CUDA_VISIBLE_DEVICES of each worker, in turn (`["0,1", "2,3"]`); not given, each gets as
     many as its engine takes, in turn."""
@@ -510,6 +556,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"{given[0]}: the servers of `attach` run already; leave it out")
         if self.role != DECODE or self.remote_prefill:
             raise ValueError("attach: a running server computes no prompts for others, nor has them computed")
+        if self.adapters and (servers.ranks > 1 or servers.engine not in {AUTO, VLLM}):
+            raise ValueError("adapters: running servers serve them if they are of vLLM and of one rank; leave them out")
         if not self.served_names:
             raise ValueError("served_name: give the name that clients ask for, since `attach` has servers of any model")
         if self.count not in {COUNT, servers.workers}:
@@ -520,7 +568,7 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
     def _check_engine(self) -> None:
         if self.attach is None and self.engine not in ENGINES:
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
-        if self.kv_tiers.disk is not None and self.engine == "simulated":
+        if (self.kv_tiers.disk or self.kv_tiers.remote) and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
         if self.kv_tiers.fetch and self.engine == "simulated":
             raise ValueError(f"kv_tiers.fetch: {FETCH_SIMULATED}")
@@ -529,6 +577,10 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError("adapters: two have one name")
         if self.adapter_replicas is not None and not self.adapters:
             raise ValueError("adapter_replicas: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and not self.adapters:
+            raise ValueError("adapter_slots: there are no `adapters`; give some, or leave it out")
+        if self.adapter_slots is not None and self.adapter_replicas is not None:
+            raise ValueError("adapter_slots, adapter_replicas: adapters are loaded at requests or placed; give one")
 
     def _check_role(self) -> None:
         if self.role not in ROLES:
@@ -651,7 +703,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
     planner: dict[str, Any] = {}
-    """`mode`, `hand`, `kubernetes` (a KubernetesSection), and fields of
+    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), and fields of
     `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
@@ -675,6 +727,8 @@ class Deployment(Section, frozen=True, kw_only=True):
             raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
         if self.planner_hand == KUBERNETES or KUBERNETES in self.planner:
             _ = self.kubernetes  # raises if it cannot be
+        if not isinstance(self.planner_profile, str):
+            raise ValueError(f"planner.{PROFILE_FILE}: {self.planner_profile!r} is no name of a file")  # noqa: TRY004 - as msgspec wants it
         if mode == OFF:
             return
         group = self.planned_group
@@ -688,8 +742,13 @@ class Deployment(Section, frozen=True, kw_only=True):
                 f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
                 f"1, and max: {settings.min} and {settings.max}"
             )
-        if mode == ACT and not settings.min:
-            raise ValueError("planner.min: at least 1, since front ends refuse requests without any worker")
+        least_ms = (settings.startup_s + settings.period_s) * 1000
+        if self.models_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
+            raise ValueError(
+                f"planner.min: with 0, the first request waits until a worker has started, some {least_ms} ms by "
+                f"startup_s and period_s; `routing: {{queue_wait_max_ms: {self.routing_settings.queue_wait_max_ms}}}` "
+                "lets it wait for less"
+            )
 
     @property
     def planner_mode(self) -> str:
@@ -698,9 +757,15 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     @property
     def scale_settings(self) -> ScaleSettings:
-        """The planner section without its mode and its hand, parsed."""
-        others = {MODE, HAND, KUBERNETES}
+        """The planner section without its mode, its hand and its profile, parsed."""
+        others = {MODE, HAND, KUBERNETES, PROFILE_FILE}
         return ScaleSettings.parse({key: value for key, value in self.planner.items() if key not in others})
+
+    @property
+    def planner_profile(self) -> str:
+        """The file of the measured profile with which the planner begins; empty without one."""
+        found: str = self.planner.get(PROFILE_FILE, "")
+        return found
 
     @property
     def planner_hand(self) -> str:
@@ -719,6 +784,12 @@ class Deployment(Section, frozen=True, kw_only=True):
     def planned_group(self) -> WorkerGroup:
         """The worker group that a planner sizes: the first decode group."""
         return next(group for group in self.workers if group.role == DECODE)
+
+    @property
+    def models_from_zero(self) -> frozenset[str]:
+        """Models that may have no worker, since a planner starts the first one."""
+        may_be_empty = self.planner_mode == ACT and not self.scale_settings.min
+        return frozenset({self.planned_group.client_name} if may_be_empty else ())
 
     @property
     def routing_settings(self) -> RoutingSettings:

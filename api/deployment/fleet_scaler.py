@@ -41,7 +41,7 @@ class FleetScaler:
         """`workers` are all of the group, and always those that are supervised; those that drain are `beside`. `make`
         gives the worker of a number below `settings.max`."""
         self._group = group
-        self._follower = TargetFollower(group, settings.max)
+        self._follower = TargetFollower(group, settings.max, settings.least)
         self._most = settings.max
         self._workers = workers
         self._beside = beside

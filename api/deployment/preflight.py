@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.planning.forecast_process import check_forecaster
 from actors.planning.planner_settings import ACT, KUBERNETES
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded
-from api.config.schema import Deployment, WorkerGroup, is_folder_name
+from api.config.profile_file import read_profile
+from api.config.schema import OFF, Deployment, WorkerGroup, is_folder_name
 from api.config.units import size_bytes
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL
@@ -32,12 +34,17 @@ LOG_BYTES_MIN = 64 * 2**20
 
 
 def check_workers(deployment: Deployment) -> None:
-    """Every group's engine is installed and its model exists, and no planner sizes pods instead."""
+    """Every group's engine is installed and its model exists, and no planner sizes pods instead. The planner's profile,
+    if it has one, can be read, and the library of its forecaster is installed."""
     if deployment.planner_mode == ACT and deployment.planner_hand == KUBERNETES:
         raise CallerError(
             "planner.hand: the workers of `contrail up` are no pods: start the parts alone, the planner by "
             "`contrail planner -f FILE --key-file KEY`"
         )
+    if deployment.planner_mode != OFF:
+        check_forecaster(deployment.scale_settings.predictor)
+    if deployment.planner_profile:
+        read_profile(Path(deployment.planner_profile))
     if not any(group.count for group in deployment.workers if group.role == DECODE):
         raise CallerError("there is no worker to start that answers requests: give --workers 1 or more")
     for group in deployment.workers:

@@ -138,7 +138,9 @@ def planner_spec(deployment: Deployment, data: DataFolder) -> ProcessSpec:
     """The planner of a deployment that has one."""
     name = f"{PLANNER}-0"
     what = f"{deployment.planner_mode} on {deployment.planned_group.name}"
-    return ProcessSpec(name=name, kind=PLANNER, what=what, command=_command(PLANNER, data, name))
+    file = deployment.planner_profile
+    words = (f"--profile={Path(file).expanduser().resolve()}",) if file else ()
+    return ProcessSpec(name=name, kind=PLANNER, what=what, command=(*_command(PLANNER, data, name), *words))
 
 
 def worker_addresses(group: WorkerGroup) -> list[Address]:
@@ -190,20 +192,34 @@ def _engine_words(group: WorkerGroup, source: ModelSource, data: DataFolder, nam
     """The command of the group's worker of that number, with its engine."""
     if group.attach is not None:
         words = _server_words(group.attach, number)
-        return (*_command(ATTACH, data, name), "--model", source.name, *words, *_manner_words(group))
+        return (
+            *_command(ATTACH, data, name),
+            *("--model", source.name, *words, *_manner_words(group), *_adapter_words(group)),
+        )
     return (
         *_command(PREFILL_WORKER if group.role == PREFILL else WORKER, data, name),
         *("--model", source.name, "--model-path", source.path, "--engine", group.engine),
         *("--engine-args", json.dumps(group.engine_args), *_role_words(group), *_tier_words(group, data)),
+        *_adapter_words(group),
+    )
+
+
+def _adapter_words(group: WorkerGroup) -> tuple[str, ...]:
+    return (
         *(f"--adapter={each.name}={Path(each.path).expanduser().resolve()}" for each in group.adapters),
         *(("--adapter-replicas", str(group.adapter_replicas)) if group.adapter_replicas else ()),
+        *(("--adapter-slots", str(group.adapter_slots)) if group.adapter_slots else ()),
     )
 
 
 def _server_words(servers: AttachSection, number: int) -> tuple[str, ...]:
     """The options for the worker of that number, whose server and rank they name; folders and files are absolute."""
     server, rank = divmod(number, servers.ranks)
-    files = {"--server-key-file": servers.key_file, "--tokenizer": servers.tokenizer}
+    files = {
+        "--server-key-file": servers.key_file,
+        "--tokenizer": servers.tokenizer,
+        "--adapter-folder": servers.adapter_folder,
+    }
     paths = {flag: path and str(Path(path).expanduser().resolve()) for flag, path in files.items()}
     options = {"--url": servers.urls[server], "--server-model": servers.model, "--slots": str(servers.slots)}
     options |= {"--engine": servers.engine, "--cache": servers.cache}
@@ -228,6 +244,11 @@ def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
     host = () if tiers.host is None else ("--host-tier", tiers.host)
     if tiers.fetch:
         return (*host, "--fetch", "--fetch-gb-per-s", f"{tiers.fetch_gb_per_s:g}")
+    if tiers.remote is not None:
+        place, size = tiers.remote.s3, tiers.remote.size
+        more = {"--remote-endpoint": place.endpoint, "--remote-region": place.region}
+        url = f"s3://{place.bucket}/{place.prefix.strip('/')}"
+        return (*host, "--remote-tier", url, "--remote-size", size, *_words(more))
     if tiers.disk is None:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()

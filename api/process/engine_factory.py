@@ -56,7 +56,9 @@ class EngineArguments:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The folders of adapters, by name."""
     adapters_placed: bool = False
-    """True if the engine starts without these adapters, and the worker loads its share of them."""
+    """True if the engine starts without these adapters, and the worker loads some of them."""
+    adapter_slots: int = 0
+    """The number of these that are loaded at a time; 0 if it may be all."""
     attached: ServerOptions | None = None
     """The server to attach, for the engine `attached`."""
 
@@ -67,7 +69,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
     _check(arguments)
     at_start = {} if arguments.adapters_placed else arguments.adapters
     if arguments.attached is not None:
-        return AttachedEngine(arguments.model, arguments.attached)
+        return AttachedEngine(arguments.model, arguments.attached, at_start)
     if arguments.engine == "simulated":
         from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings  # noqa: PLC0415 - only if asked for
         from actors.engines.simulated.simulated_side_channel import TcpSideChannel  # noqa: PLC0415 - likewise
@@ -91,7 +93,8 @@ def make_engine(arguments: EngineArguments) -> Engine:
         os.environ.setdefault(HOST_VARIABLE, arguments.block_host)  # what the user has set counts
     engine_args = arguments.engine_args
     if arguments.adapters_placed:  # any of them may be loaded later
-        engine_args = adapter_arguments(arguments.adapters, engine_args) | engine_args
+        at_once = {"max_loras": arguments.adapter_slots} if arguments.adapter_slots else {}
+        engine_args = adapter_arguments(arguments.adapters, engine_args) | at_once | engine_args
     return VllmEngine(
         arguments.model,
         arguments.model_path,

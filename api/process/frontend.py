@@ -237,6 +237,7 @@ def _router(
         link=connection.link(SystemClock()),
         texts=texts,
         reservations=_reservation_bounds(arguments.section),
+        from_zero=connection.deployment.models_from_zero,
     )
     settings = connection.deployment.routing_settings
     router = Router(options, both.log, both.registry, SystemClock(), connection.key, settings, metrics.decided)

@@ -12,12 +12,14 @@ from typing import Any
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.metrics.planner_metrics import PlannerMetrics
+from actors.planning.forecast_process import check_forecaster
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
 from actors.planning.planner_service import PlannerOptions, PlannerService
 from actors.planning.planner_settings import ACT, KUBERNETES
 from actors.transport.server_client import ServerAddress
 from api.config.deployment_ref import DeploymentRef
+from api.config.profile_file import read_profile
 from api.config.run_file import announce_if_supervised
 from api.config.schema import OFF, SERVICE_ACCOUNT, OperationsSection, WorkerGroup
 from api.process.lifecycle import stop_requested
@@ -46,12 +48,14 @@ class PlannerArguments:
     operations: OperationsSection
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
+    profile: Path | None = None
+    """The file of a measured profile, instead of the one that the deployment names."""
 
 
 async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) -> None:
     """Plans until told to end; another planner may lead then. CallerError if the deployment has none, or its hand
     cannot be used."""
-    options = planner_options(connection, arguments.name)
+    options = planner_options(connection, arguments.name, arguments.profile)
     resource = kubernetes_resource(connection)
     with stop_requested(arguments.home) as ending:
         async with open_planes(connection, REPLICA) as both:
@@ -60,6 +64,7 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
                 options, both.log, both.registry, SystemClock(), connection.key, on_event=metrics.note
             )
             metrics.watch_lead(lambda: service.fence is not None)
+            metrics.watch_forecasts(lambda: service.forecasts.failures)
             hand = None if resource is None else _hand(resource, service, both.registry)
             ready, state = partial(_ready, service, hand), partial(_state, service, hand)
             ops = operations_server(arguments.operations, arguments.ops, ready, metrics.registry, state)
@@ -82,12 +87,14 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
                     task.result()
 
 
-def planner_options(connection: DeploymentRef, name: str) -> PlannerOptions:
-    """The options of a planner of this deployment; CallerError if its file has none."""
+def planner_options(connection: DeploymentRef, name: str, file: Path | None = None) -> PlannerOptions:
+    """The options of a planner of this deployment, with the measured profile in the file, or in the one that the
+    deployment names. CallerError if the deployment has no planner, or the file is no profile."""
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
         raise CallerError("the deployment has no planner: give its file `planner: {mode: advise}`, or `act`")
     group = deployment.planned_group
+    check_forecaster(deployment.scale_settings.predictor)
     return PlannerOptions(
         namespace=connection.namespace,
         name=name,
@@ -95,14 +102,16 @@ def planner_options(connection: DeploymentRef, name: str) -> PlannerOptions:
         model=group.client_name,
         settings=deployment.scale_settings,
         acts=deployment.planner_mode == ACT,
-        profile=_profile(group),
+        profile=_profile(group, file or (Path(deployment.planner_profile) if deployment.planner_profile else None)),
         pass_tokens=int(group.engine_args.get("max_num_batched_tokens") or PASS_TOKENS),
         devices=group.gpus,
     )
 
 
-def _profile(group: WorkerGroup) -> CapacityLearned | None:
-    """The speed of a simulated engine; that of others is learned."""
+def _profile(group: WorkerGroup, file: Path | None) -> CapacityLearned | None:
+    """The speed that was measured, or that of a simulated engine; that of others is learned."""
+    if file is not None:
+        return read_profile(file).capacity(group.gpus)
     if group.engine != "simulated":
         return None
     given: dict[str, Any] = {"model_path": group.model} | group.engine_args
@@ -140,7 +149,7 @@ def _hand(resource: KubernetesOptions, service: PlannerService, registry: EtcdRe
     def may_act() -> bool:
         return service.fence is not None and service.settings.acts
 
-    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act)
+    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act, it.settings.least)
 
 
 def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, Any]:
@@ -150,5 +159,5 @@ def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, An
 def _ready(service: PlannerService, hand: KubernetesHand | None) -> Readiness:
     if service.fault:
         return Readiness(ready=False, waiting_for={"lead": service.fault})
-    fault = "" if hand is None else hand.fault
-    return Readiness(ready=True, waiting_for={}, degraded={"hand": fault} if fault else {})
+    faults = {"hand": "" if hand is None else hand.fault, "forecast": service.forecasts.fault}
+    return Readiness(ready=True, waiting_for={}, degraded={part: fault for part, fault in faults.items() if fault})

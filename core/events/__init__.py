@@ -14,6 +14,8 @@ import msgspec
 from core.events.jobs import JobEvent, JobsRestated
 from core.events.kv import (
     Adapter,
+    AdapterChange,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     BlocksEvent,
@@ -68,6 +70,8 @@ from core.events.scale import (
 
 __all__ = [
     "Adapter",
+    "AdapterChange",
+    "AdapterEvicted",
     "AdapterLoaded",
     "AdapterUnloaded",
     "AnswerDelayed",

@@ -43,6 +43,8 @@ class Adapter(Struct, frozen=True):
     loaded_ms: int
     """The broker's time, as the worker knows it, when it began to serve it. Of two digests under one name the later one
     counts."""
+    cold: bool | UnsetType = UNSET
+    """True if the worker loads it at the next request for it; left out if it is loaded."""
 
     @property
     def id(self) -> str:
@@ -85,7 +87,10 @@ class WorkerJoined(EventBase, frozen=True):
     """True if its engine reports no cache, and its cache events are assumed from the prompts that were sent to it; else
     left out."""
     adapters: tuple[Adapter, ...] | UnsetType = UNSET
-    """All that it serves now, by name; left out if there are none. AdapterLoaded and AdapterUnloaded change them."""
+    """All that it serves now, by name; left out if there are none. AdapterLoaded, AdapterEvicted and
+    AdapterUnloaded change them."""
+    adapter_slots: int | UnsetType = UNSET
+    """The number of these that it has loaded at a time, if it loads each at the first request for it; else left out."""
     fetch: FetchAddress | UnsetType = UNSET
     """Left out if it neither fetches blocks nor has them fetched."""
 
@@ -99,11 +104,21 @@ class AdapterLoaded(EventBase, frozen=True):
     loaded_ms: int
 
 
+class AdapterEvicted(EventBase, frozen=True):
+    """The worker has let go this adapter, which it serves further: it is loaded at the next request for it."""
+
+    name: str
+    digest: str
+
+
 class AdapterUnloaded(EventBase, frozen=True):
     """The worker serves this adapter no more."""
 
     name: str
     digest: str
+
+
+AdapterChange = AdapterLoaded | AdapterEvicted | AdapterUnloaded
 
 
 class PoolJoined(EventBase, frozen=True):
@@ -230,6 +245,7 @@ class LoadReported(EventBase, frozen=True):
 KvEvent = (
     WorkerJoined
     | AdapterLoaded
+    | AdapterEvicted
     | AdapterUnloaded
     | PoolJoined
     | BlocksStored

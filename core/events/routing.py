@@ -124,6 +124,8 @@ workers."""
 
 WAITS_FOR = ("full", "overloaded", "behind")
 """Why a request waits: workers have all that they may have; too much waits in their engines; others came first."""
+NO_WORKER = "no_worker"
+"""The same where no worker is there: a planner starts the first one for those that wait."""
 HELD = "prefill"
 """The same of a request that has a place: the worker that is best for it still computes other prompts."""
 INTERNAL = "internal"
@@ -152,7 +154,7 @@ class RequestQueued(EventBase, frozen=True):
     tenant: str
     prompt_tokens: int
     why: str
-    """Of WAITS_FOR, or HELD."""
+    """Of WAITS_FOR, NO_WORKER or HELD."""
     depth: int
     """Requests that waited already, later arrivals included."""
     now_ms: int

@@ -15,12 +15,12 @@ from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
 
-SCALE_VERSION = 2
+SCALE_VERSION = 3
 """Version of the rules by which this program sizes a fleet."""
 
 
-PROFILE, LEARNED = "profile", "learned"
-"""Origin of a capacity: the engine's profile, or the ends of requests."""
+PROFILE, LEARNED, MEASURED = ORIGINS = "profile", "learned", "measured"
+"""Origin of a capacity: the settings of a simulated engine, the ends of requests, or a measurement of the engine."""
 
 
 class DemandCell(msgspec.Struct, frozen=True, array_like=True):
@@ -108,6 +108,13 @@ class CapacityLearned(EventBase, frozen=True):
     """Of one worker."""
     origin: str = PROFILE
     """Origin of the durations of passes."""
+    decode_requests: tuple[int, ...] | UnsetType = UNSET
+    """Requests of a decode step, rising from 1. With it, `decode_tokens` are those of each request …"""
+    decode_rows_us: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    """… and there is a row of durations over them for each number of requests, of which `decode_us` is the first. Left
+    out where the durations depend on the tokens of all requests alone."""
+    profile: str | UnsetType = UNSET
+    """Digest of the measured profile with which the planner began. Left out where there was none."""
 
 
 class WorkerStarting(EventBase, frozen=True):

@@ -17,6 +17,8 @@ from msgspec import UNSET, UnsetType
 from core.codec import Message
 from core.events import (
     Adapter,
+    AdapterChange,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     BlocksRemoved,
@@ -140,7 +142,7 @@ class KvFold(SourceFold[WorkerId, Member]):
             case BlocksRemoved():
                 if member.cache_known and event.tier in TIERS:
                     self.index.remove(member.worker, event.tier, event.blocks)
-            case WorkerJoined() | PoolJoined() | AdapterLoaded() | AdapterUnloaded():
+            case WorkerJoined() | PoolJoined() | AdapterLoaded() | AdapterEvicted() | AdapterUnloaded():
                 self._described(member, event)
             case CacheCleared():
                 self._forget(member, known=member.cache_known)
@@ -166,13 +168,13 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.fetches_read |= event.fetch is not UNSET
         self.alive[member.worker] = member
 
-    def _described(self, member: Member, event: WorkerJoined | PoolJoined | AdapterLoaded | AdapterUnloaded) -> None:
+    def _described(self, member: Member, event: WorkerJoined | PoolJoined | AdapterChange) -> None:
         if isinstance(event, WorkerJoined | PoolJoined):
             self._joined(member, event)
         else:
             self._adapter_changed(member, event)
 
-    def _adapter_changed(self, member: Member, event: AdapterLoaded | AdapterUnloaded) -> None:
+    def _adapter_changed(self, member: Member, event: AdapterChange) -> None:
         """`joined` says what the worker would restate now. Without it, the worker's next restatement has them all."""
         if member.joined is None:
             return
@@ -180,7 +182,10 @@ class KvFold(SourceFold[WorkerId, Member]):
         if isinstance(event, AdapterLoaded):
             others[event.name] = Adapter(event.name, event.digest, event.rank, event.loaded_ms)
         elif event.name in others and others[event.name].digest == event.digest:
-            del others[event.name]
+            if isinstance(event, AdapterEvicted):
+                others[event.name] = msgspec.structs.replace(others[event.name], cold=True)
+            else:
+                del others[event.name]
         adapters = tuple(others[name] for name in sorted(others))
         self._joined(member, msgspec.structs.replace(member.joined, adapters=adapters or UNSET))
 
@@ -240,6 +245,11 @@ def adapters_of(member: Member) -> tuple[Adapter, ...]:
     return () if isinstance(found, UnsetType) else found
 
 
+def is_cold(member: Member, adapter: str) -> bool:
+    """True if the worker serves the adapter of this id and has to load it first."""
+    return any(each.cold is True and each.id == adapter for each in adapters_of(member))
+
+
 def serving_adapter(members: Iterable[Member], adapter: str) -> frozenset[WorkerId]:
     """Those of these workers that serve the adapter of this id (`core.events.kv.Adapter.id`). O(workers and their
     adapters)."""
@@ -248,7 +258,7 @@ def serving_adapter(members: Iterable[Member], adapter: str) -> frozenset[Worker
 
 def _identity(joined: WorkerJoined) -> int:
     # so logs of earlier programs, and those without pools, adapters and fetches, keep their digests; no fold and no
-    # decision reads `assumed`
+    # decision reads `assumed`, nor if an adapter is loaded: decisions record what loading costs
     found, served = joined.pools, joined.adapters
     pools = () if isinstance(found, UnsetType) else (*found.ids, found.kind, found.load_blocks)
     adapters: tuple[str | int, ...] = ()

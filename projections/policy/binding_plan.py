@@ -12,9 +12,9 @@ A worker without room for the blocks of a prompt does not get it (`projections.p
 also costs the expected wait for room, for itself and those placed there before. A prompt of at most LIGHT_TOKENS goes
 without asking for room.
 
-A request that goes is one decision like any other, with one input more: how long those placed before it, and the lack
-of room, would hold it up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without
-the queue.
+A request that goes is one decision like any other, with one input more: how long those placed before it, the lack of
+room and the load of its adapter would hold it up (`RouteRequest.held`), which stands in its record. So each is made
+again, bit for bit, without the queue.
 
 No request is overtaken for ever by its equals in tenant and priority: it gains AGE_M of each millisecond that it waits.
 The caller bounds the wait.
@@ -258,11 +258,11 @@ def _place(
     """The cheapest placement of the request, given those that are placed already."""
     held_us: dict[WorkerId, int] = {}
     costs: list[int] = []
-    needed, residence_us = asked.held.blocks_needed, asked.held.residence_us
+    needed, residence_us, loads_us = asked.held.blocks_needed, asked.held.residence_us, asked.held.request.held
     for place, ((candidate, cost, _), own_us) in enumerate(zip(asked.scored, asked.own_us, strict=True)):
         worker = candidate[0]
-        queue = queues.get(worker)
-        more_us, room_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us)), 0
+        queue, room_us = queues.get(worker), 0
+        more_us = loads_us.get(worker, 0) + busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
         if needed:
             in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
             room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)

@@ -1,9 +1,9 @@
 """Prefix fetches: a worker takes the start of a prompt from another worker's host tier instead of computing it.
 
 For each candidate the decision weighs `fetch + prefill of the rest` against `prefill of all that it lacks`, as in
-Mooncake's algorithm 1, and takes the cheaper one. A fetched block has the credit of one in the host, where it then lies.
-The fetch counts as the blocks that could be computed meanwhile, so the terms of a record keep their meaning: `prefill`
-has it, and the cost follows from that.
+Mooncake's algorithm 1, and takes the cheaper one. A fetched block has the credit of one in the host, where it then
+lies. The fetch counts as the blocks that could be computed meanwhile, so the terms of a record keep their meaning:
+`prefill` has it, and the cost follows from that.
 
 A source is a worker of the candidate's kind of blocks that fetches, too. It is connected, not suspected, has not just
 failed a request, and its cache is known. Of several the one with most of the prompt is taken; then the one with fewer

@@ -48,7 +48,8 @@ class RouteRequest(NamedTuple):
     """Learned duration of the model's prefills; None if none was learned."""
     held: Mapping[WorkerId, int] = MappingProxyType({})
     """Expected wait behind other requests that this replica holds, and for room (`projections.policy.binding_plan`), in
-    microseconds, by worker; with the prefills of workers that declined a request."""
+    microseconds, by worker; with the prefills of workers that declined a request, and with the loading of the adapter
+    where it is cold."""
     session_parent: str = ""
     """The key of the session that began `session`: recorded, and nothing is decided by it."""
     adapter: str = ""

@@ -1,4 +1,5 @@
-"""Forecasts of arrivals: constant, Kalman and seasonal, over the rates of past minutes.
+"""Forecasts of arrivals: constant, Kalman and seasonal, over the rates of past minutes. Those of other libraries come
+from their own process, as rates of minutes to come.
 
 A forecast's output stands in the decision that uses it. So it may use floating point: no replay computes it again.
 """
@@ -12,7 +13,15 @@ from math import sqrt
 from typing import NamedTuple
 
 from core.events.scale import DemandRolled, ScaleForecast
-from projections.scaling.scale_settings import DAY_S, KALMAN, LIMITS, SEASONAL, ScaleSettings
+from projections.scaling.scale_settings import (
+    CONSTANT,
+    DAY_S,
+    KALMAN,
+    LIBRARY_PREDICTORS,
+    LIMITS,
+    SEASONAL,
+    ScaleSettings,
+)
 
 MINUTE_MS = 60_000
 MILLI = 1000
@@ -54,6 +63,21 @@ class Minute(NamedTuple):
     def rate_m(self) -> int:
         """Arrivals a second, in thousandths."""
         return self.arrivals * MILLI // max(1, self.seconds)
+
+
+class ForeseenRates(NamedTuple):
+    """Answer of another library's forecaster."""
+
+    predictor: str
+    first: int
+    """Number of the first minute …"""
+    rates_m: tuple[int, ...]
+    """… and the rates from it on, in thousandths."""
+
+    def at(self, at_ms: int) -> int | None:
+        """The rate in that minute; None if the answer does not reach it."""
+        place = at_ms // MINUTE_MS - self.first
+        return self.rates_m[place] if 0 <= place < len(self.rates_m) else None
 
 
 class RateHistory:
@@ -144,15 +168,32 @@ class RateHistory:
                 self.errors_bp.append(done.rate_m * 10_000 // rate_m)
 
 
-def forecast(history: RateHistory, settings: ScaleSettings, at_ms: int, horizon_s: int) -> ScaleForecast:
-    """The expected arrivals at the horizon, and the rate above the recent errors. 1 ms for Kalman, less for others."""
-    rate_m = history.last_m
-    if settings.predictor == SEASONAL:
-        rate_m = max(history.level_m, _season_m(history, settings.season_s, at_ms + horizon_s * MILLI))
-    if settings.predictor == KALMAN:
-        rate_m = _kalman_m(history.minutes(KALMAN_MINUTES), horizon_s, rate_m)
+def forecast(
+    history: RateHistory,
+    settings: ScaleSettings,
+    at_ms: int,
+    horizon_s: int,
+    foreseen: ForeseenRates | None = None,
+) -> ScaleForecast:
+    """The expected arrivals at the horizon, and the rate above the recent errors. 1 ms for Kalman, less for others.
+
+    `foreseen` is the newest answer of another library, where the settings name one. Where there is none for the
+    horizon, the seasonal forecast stands in, and the result names it.
+    """
+    predictor, to_ms = settings.predictor, at_ms + horizon_s * MILLI
+    rate_m: int | None = None
+    if predictor in LIBRARY_PREDICTORS:
+        rate_m = foreseen.at(to_ms) if foreseen is not None and foreseen.predictor == predictor else None
+        predictor = SEASONAL if rate_m is None else predictor
+    if predictor == SEASONAL:
+        rate_m = max(history.level_m, _season_m(history, settings.season_s, to_ms))
+    elif predictor == KALMAN:
+        rate_m = _kalman_m(history.minutes(KALMAN_MINUTES), horizon_s, history.last_m)
+    elif predictor == CONSTANT:
+        rate_m = history.last_m
+    assert rate_m is not None
     return ScaleForecast(
-        predictor=settings.predictor,
+        predictor=predictor,
         rate_m=rate_m,
         upper_m=rate_m * _error_bp(history.errors_bp, settings.quantile) // 10_000,
         quantile=settings.quantile,

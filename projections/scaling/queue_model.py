@@ -8,7 +8,8 @@ The trend of the rate is taken out of the bursts: it stands in the expected rate
 
 1. First token: the wait, the request's own passes, and a decode step in each of them.
 2. Time between tokens: a decode step at the worker's resident tokens, and the passes of other prompts that fall into
-   the answer. Requests go to the workers in turn, but for those that follow their cached prompts (`Lanes`).
+   the answer. With a measured table, the step is one of as many requests as hold these tokens. Requests go to the
+   workers in turn, but for those that follow their cached prompts (`Lanes`).
 3. Workers whose requests do not fit into cache or slots attain nothing: the requests that run now count, too, since a
    fleet that shrinks hands them over.
 4. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
@@ -27,6 +28,8 @@ from functools import lru_cache
 from heapq import heapreplace
 from itertools import accumulate, islice
 from typing import NamedTuple
+
+from msgspec import UNSET
 
 from core.events.scale import CapacityLearned, DemandCell, DemandRolled, ScaleCandidate
 from projections.scaling.scale_settings import ScaleSettings
@@ -89,6 +92,25 @@ def lanes_by_caches(count: int, workers: int, hit_bp: int) -> Sequence[Sequence[
     return [lane for lane in lanes if lane]
 
 
+class DecodeSteps:
+    """Durations of decode steps in which each request holds so many tokens. They never fall with the tokens of all."""
+
+    def __init__(self, capacity: CapacityLearned, each_tokens: int) -> None:
+        """The capacity's table need not rise beyond its last tokens, where the lines of two rows may cross: a number of
+        requests takes no less than a smaller one."""
+        self._each_tokens = each_tokens
+        if capacity.decode_requests is UNSET or capacity.decode_rows_us is UNSET:
+            self._places, self._values, self._is_table = capacity.decode_tokens, capacity.decode_us, False
+        else:
+            rows = (interpolate(each_tokens, capacity.decode_tokens, row) for row in capacity.decode_rows_us)
+            self._places, self._values, self._is_table = capacity.decode_requests, tuple(accumulate(rows, max)), True
+
+    def us(self, resident: int) -> int:
+        """Duration of a step with so many tokens in the cache."""
+        at = max(1, -(-resident // self._each_tokens)) if self._is_table else resident
+        return interpolate(at, self._places, self._values)
+
+
 class _Sizes(NamedTuple):
     """Means of each class of requests, and the sample's requests in the order of their arrivals."""
 
@@ -121,10 +143,13 @@ class QueueModel:
         capacity: CapacityLearned,
         settings: ScaleSettings,
         lanes: Lanes,
+        *,
+        goes_round_whole: bool,
     ) -> None:
         """`demand` are the last consecutive periods, oldest first. `cells` are the sizes of requests that ended lately,
-        each class once."""
+        each class once. The rest is of `ScaleRules`."""
         self._lanes = lanes
+        self._goes_round_whole = goes_round_whole
         self._capacity = capacity
         self._settings = settings
         self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
@@ -137,6 +162,9 @@ class QueueModel:
         """Tokens that the requests hold, times the steps for which they do …"""
         self._steps = max(1, sum(sizes.outputs))
         """… and these steps."""
+        self._each_tokens = max(1, self._held // self._steps)
+        """Tokens that a request holds while it decodes."""
+        self._decode_steps = DecodeSteps(capacity, self._each_tokens)
         self._running = demand[-1].running if demand else 0
         self._works: dict[int, _Work] = {}
         """By the hit rate that the prompts would have."""
@@ -170,15 +198,19 @@ class QueueModel:
         if busy_bp > BUSY_MAX_BP:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
         step_us, expected = self._step(workers, rate_m, busy_bp)
-        each_tokens = max(1, self._held // self._steps)
+        each_tokens = self._each_tokens
         resident = max(expected, -(-self._running // workers) * each_tokens)
         slots = self._capacity.slots or resident
         if resident > self._capacity.room_tokens or resident > slots * each_tokens:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident)
         part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
-        times_us = self._times(part, workers, rate_m)
+        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        times_us = [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
+        round_us = span_us
+        if not self._goes_round_whole:
+            round_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
         first = self._first_tokens(part, times_us, computed_us, passes, step_us)
-        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, computed_us, step_us)
+        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, round_us, computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
         return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
@@ -209,14 +241,8 @@ class QueueModel:
         for _ in range(ROUNDS):
             token_us = step_us * ALL_BP // (ALL_BP - busy_bp)
             resident = rate_m * held * token_us // (count * workers * US_PER_S * MILLI)
-            step_us = interpolate(min(resident, it.room_tokens), it.decode_tokens, it.decode_us)
+            step_us = self._decode_steps.us(min(resident, it.room_tokens))
         return step_us, resident
-
-    def _times(self, part: int, workers: int, rate_m: int) -> list[int]:
-        """Arrivals at that part of the workers, in microseconds."""
-        count = len(self._offsets_us)
-        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
-        return [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
 
     def _first_tokens(
         self, part: int, times_us: list[int], computed_us: list[int], passes: list[int], step_us: int
@@ -230,12 +256,16 @@ class QueueModel:
         return found
 
     def _between_tokens(
-        self, lanes: Sequence[Sequence[int]], times_us: list[int], computed_us: list[int], step_us: int
+        self,
+        lanes: Sequence[Sequence[int]],
+        times_us: list[int],
+        span_us: int,
+        computed_us: list[int],
+        step_us: int,
     ) -> list[bool]:
         """True of each request with a mean time between tokens within its bound. The stream of arrivals goes round: the
-        first ones follow the last."""
+        first ones follow the last after `span_us`."""
         bound_us, count = self._settings.itl_ms * MILLI, len(times_us)
-        span_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
         spare_us, found = bound_us - step_us, [False] * count
         for lane in lanes:
             times = [times_us[number] for number in lane]

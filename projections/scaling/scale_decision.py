@@ -8,8 +8,8 @@
    most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
    turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
-
 5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
+6. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
@@ -33,7 +33,7 @@ from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
-GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
+GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO = BOUNDS = (
     "goal",
     "ceiling",
     "max",
@@ -42,10 +42,11 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY = BOUNDS = (
     "burst",
     "idle",
     "no_history",
+    "from_zero",
 )
 """Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
 the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
-them; there is no demand; too little is known."""
+them; there is no demand; too little is known; requests came while the fleet had no worker."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900
@@ -124,7 +125,9 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
     settings, fleet, demand, rules = inputs.settings, inputs.fleet, inputs.demand, RULES[inputs.version]
     most = settings.workers_max(inputs.capacity.devices)
-    model = QueueModel(demand, inputs.cells, inputs.capacity, settings, rules.lanes)
+    model = QueueModel(
+        demand, inputs.cells, inputs.capacity, settings, rules.lanes, goes_round_whole=rules.goes_round_whole
+    )
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
@@ -132,7 +135,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     ceiling_bp, bound = 0, GOAL
     goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
-        required, bound = 1, IDLE
+        required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
     elif not model.is_known:
         required, bound = max(inputs.target, 1 if rate_m else 0), NO_HISTORY
     else:
@@ -144,20 +147,14 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
-    if _is_idle(inputs):
+    if is_idle := _is_idle(inputs):
         required, bound = 0, IDLE
+    ends = is_idle and rules.rests_at_zero
     kept = required
-    if model.is_known and rate_m and required < inputs.target:
+    if model.is_known and rate_m and required < inputs.target and not ends:
         kept = search.fewest_with_margin(inputs.regretted)
-    highest = max([kept, *(each.workers for each in inputs.required)])
-    target = required
-    if target < inputs.target:
-        target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
-        bound = DOWN_WINDOW if target > required else bound
-    if target > most:
-        target, bound = most, MAX
-    if target < settings.min:
-        target, bound = settings.min, MIN
+    highest = 0 if ends else max([kept, *(each.workers for each in inputs.required)])
+    target, bound = _target(inputs, required, highest, bound)
     return ScaleDecided(
         at_ms=inputs.at_ms,
         periods=inputs.periods,
@@ -177,6 +174,23 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         revision=inputs.revision,
         version=inputs.version,
     )
+
+
+def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
+    """The number of workers, within the bounds of the settings, and its reason. A smaller fleet has the `highest` one
+    that was required in the window."""
+    settings, target = inputs.settings, required
+    most = settings.workers_max(inputs.capacity.devices)
+    if target < inputs.target:
+        target = min(inputs.target, highest) if inputs.is_window_full else inputs.target
+        bound = DOWN_WINDOW if target > required else bound
+    if target > most:
+        target, bound = most, MAX
+    if RULES[inputs.version].rests_at_zero and target and not inputs.target and bound != MAX:
+        bound = FROM_ZERO
+    if target < settings.min:
+        target, bound = settings.min, MIN
+    return target, bound
 
 
 class Goal(NamedTuple):

@@ -28,12 +28,25 @@ class ScaleRules(NamedTuple):
     """The present number of workers stays while its prediction misses the goal by at most so much."""
     spends_surplus: bool
     """The goal sinks where more requests attained the bounds than was asked."""
+    goes_round_whole: bool
+    """In the prediction of times between tokens, arrivals repeat themselves after the time in which so many come. Else
+    it is the time from the first to the last one and a mean time between two, which is none at all for a single one."""
+    rests_at_zero: bool
+    """A fleet that may be at zero ends at once when its time without an arrival is over, also where the forecast
+    expects demand. It stays at zero until a request comes, and the decision that ends that says so."""
 
 
-RULES: dict[int, ScaleRules] = {
-    1: ScaleRules(4096, lanes_in_turn, hold_bp=70, spends_surplus=False),
-    2: ScaleRules(2048, lanes_by_caches, hold_bp=100, spends_surplus=True),
-}
+_V1 = ScaleRules(
+    4096,
+    lanes_in_turn,
+    hold_bp=70,
+    spends_surplus=False,
+    goes_round_whole=False,
+    rests_at_zero=False,
+)
+_V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
+_V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
+RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3}
 """By the version that a decision records (`ScaleDecided.version`).
 
 A share of 95 % among 1024 arrivals deviates by 70 hundredths of a percent, and by some more where the sizes are a

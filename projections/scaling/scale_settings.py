@@ -9,7 +9,9 @@ import msgspec
 
 from core.errors import CallerError, did_you_mean
 
-CONSTANT, KALMAN, SEASONAL = PREDICTORS = ("constant", "kalman", "seasonal")
+CONSTANT, KALMAN, SEASONAL, ARIMA, PROPHET = PREDICTORS = ("constant", "kalman", "seasonal", "arima", "prophet")
+LIBRARY_PREDICTORS = (ARIMA, PROPHET)
+"""Those of other libraries, which run in a process of their own. Where that has no answer, `seasonal` stands in."""
 SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""
@@ -63,6 +65,11 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     def attainment_bp(self) -> int:
         """The attainment in hundredths of a percent."""
         return round(self.attainment * 100)
+
+    @property
+    def least(self) -> int:
+        """Fewest workers that a hand leaves: one, unless the fleet may end at zero."""
+        return min(1, self.min)
 
     def workers_max(self, devices: int) -> int:
         """Most workers, of so many devices each; at least `min`."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from core.events import (
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     BlocksRemoved,
@@ -200,7 +201,7 @@ def _of_worker(worker: str, change: Event, event: RequestRouted | RequestRejecte
     match change:
         case WorkerJoined() | WorkerLeft() | WorkerLost() | PoolJoined() | PoolLeft() | PoolLost():
             return f"{worker}: {type(change).__name__}"
-        case AdapterLoaded() | AdapterUnloaded():
+        case AdapterLoaded() | AdapterEvicted() | AdapterUnloaded():
             return f"{worker}: {type(change).__name__} {change.name}"
         case BlocksStored() | BlocksRemoved() | CacheRestated():
             return _blocks(change, worker, event)

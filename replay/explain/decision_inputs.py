@@ -13,6 +13,7 @@ from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
 from core.settings import TIERS, RoutingSettings
 from projections.folds.in_flight import WorkerLoad
+from projections.folds.kv_fold import is_cold
 from projections.folds.state import PoolReader
 from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
 from projections.policy.decide import Decision
@@ -56,6 +57,8 @@ class DecisionInputs(NamedTuple):
     """Outstanding prefills, where the policy uses them."""
     pools: Sequence[PoolReader] = ()
     """Pools that counted for workers; none if the state was not folded."""
+    loads_adapter: bool | None = None
+    """True if the chosen worker had to load the request's adapter first; None if the state was not folded."""
 
     @property
     def stale(self) -> set[WorkerId]:
@@ -111,7 +114,13 @@ def inputs_of_decision(
         unverifiable=[],
         backlog=decision.backlog,
         pools=view.state.pool_readers() if decision.version >= POOLS_VERSION else (),
+        loads_adapter=_loads_adapter(view, request, decision),
     )
+
+
+def _loads_adapter(view: View, request: RouteRequest, decision: Decision) -> bool:
+    member = None if decision.worker is None else view.state.member(decision.worker)
+    return bool(request.adapter) and member is not None and is_cold(member, request.adapter)
 
 
 def in_flight(view: View, candidate: Candidate) -> WorkerInFlight:

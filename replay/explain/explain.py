@@ -140,6 +140,8 @@ def _attempt(
         session=session_order(on, names.worker),
         session_key=event.session,
         session_parent=event.session_parent,
+        adapter=event.adapter or "",
+        loads_adapter=on.loads_adapter,
         drawn_two=[scored.candidate.worker for scored in drawn_pair(on)],
         hold=explain_hold(recording, tried, event),
         doubts=on.unverifiable,

@@ -22,8 +22,8 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     outstanding_ms: float
     """The wait for prefills that the worker had …"""
     held_ms: float
-    """… for those that the router held to send there first, or that it computed for other replicas when it declined a
-    request, and for room for the prompt's blocks."""
+    """… and for those that the router held to send there first, or that it computed for other replicas when it declined
+    a request; with the wait for room for the prompt's blocks, and the load of the request's adapter."""
     decode_tokens: int
     """Tokens in the active blocks there."""
     reuse: int = 0
@@ -124,7 +124,7 @@ class QueueWait(msgspec.Struct, frozen=True, kw_only=True):
     time: str
     """When the log stored that."""
     why: str
-    """Of `core.events.routing.WAITS_FOR`, or `prefill`: it was held."""
+    """Of `core.events.routing.WAITS_FOR`, `no_worker`, or `prefill`: it was held."""
     priority: int
     tenant: str
     depth: int
@@ -451,6 +451,10 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     """The keyed hash of the session that the client named; empty if it named none."""
     session_parent: str = ""
     """That of the session which began it, such as a sub-agent's parent."""
+    adapter: str = ""
+    """The id of the adapter that it is for; empty if it is for the model itself."""
+    loads_adapter: bool | None = None
+    """True if the worker had to load it first, which `held_ms` of candidates counts; None if that is not known."""
     drawn_two: list[str] = msgspec.field(default_factory=list)
     """The two workers that `power-of-two` drew, the first one first; empty if the record does not tell."""
     hold: HoldExplanation | None = None

@@ -12,6 +12,12 @@ from replay.explain.scale_explanation import ScaleOutcome, ScaleWindow
 from replay.verify.scale_checks import CUT, ScaleVerdict, differing_field
 
 MILLI = 1000
+_PLAIN_REASONS = {
+    rules.MAX: "more are required, and the settings allow no more (max, devices_max)",
+    rules.IDLE: "there is no demand",
+    rules.FROM_ZERO: "requests came while there was no worker",
+    rules.NO_HISTORY: "no size of a request is known yet, so the fleet stays as it is",
+}
 
 
 def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWindow | None) -> str:
@@ -31,18 +37,12 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
             )
         case rules.BURST:
             why = f"{decided.burst_m / MILLI:.2f} requests a second came in the last moments, which is a burst"
-        case rules.MAX:
-            why = "more are required, and the settings allow no more (max, devices_max)"
         case rules.MIN:
             why = f"{decided.required} would be enough, and the settings ask for so many (min)"
         case rules.DOWN_WINDOW:
             why = _window_reason(decided, settings, window)
-        case rules.IDLE:
-            why = "there is no demand"
-        case rules.NO_HISTORY:
-            why = "no size of a request is known yet, so the fleet stays as it is"
         case _:
-            why = decided.bound
+            why = _PLAIN_REASONS.get(decided.bound, decided.bound)
     return f"{_workers(decided.target)}: {why}."
 
 

@@ -12,6 +12,7 @@ WAITED_FOR = {
     "full": "workers had all that they may have",
     "overloaded": "too much waited in the workers' engines",
     "behind": "others came first",
+    "no_worker": "no worker was there, and one was started",
     "prefill": "its worker computed other prompts",
 }
 """The words of `core.events.routing.WAITS_FOR` as phrases."""

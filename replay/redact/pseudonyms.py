@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from core.events.routing import EXPIRED, HELD, RESERVED, TURNED_AWAY, WAITS_FOR
+from core.events.routing import EXPIRED, HELD, NO_WORKER, RESERVED, TURNED_AWAY, WAITS_FOR
 from core.ids import LOST_SUFFIX
 from core.settings import POLICIES
 
@@ -32,6 +32,7 @@ PLAIN_TEXTS = frozenset(
         "overloaded",
         "no_workers",
         *WAITS_FOR,
+        NO_WORKER,
         HELD,
         RESERVED,
         *TURNED_AWAY,

@@ -12,6 +12,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import (
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     AnswerDelayed,
@@ -60,7 +61,7 @@ from core.events.jobs import (
     PrefillStarted,
 )
 from core.events.routing import QueueEvent, RequestQueued, RequestTurnedAway
-from core.events.scale import LEARNED, PROFILE, ScaleEvent
+from core.events.scale import ORIGINS, ScaleEvent
 from core.generation import PrefillReport
 from core.kv_transfer import TRANSPORTS
 from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
@@ -123,6 +124,7 @@ def redact_event(event: Event | UnknownEvent, names: Pseudonyms) -> Event | None
             | LocalChanged()
             | JobsRestated()
             | AdapterLoaded()
+            | AdapterEvicted()
             | AdapterUnloaded()  # with their names, as models: digests of decisions rest on them
         ):
             return event
@@ -187,7 +189,8 @@ def _of_planner(event: ScaleEvent, names: Pseudonyms) -> Event:
                 event, forecast=replace(event.forecast, predictor=predictor), bound=_known(event.bound, BOUNDS)
             )
         case CapacityLearned():
-            return replace(event, origin=_known(event.origin, (PROFILE, LEARNED)))
+            profile = UNSET if event.profile is UNSET else names.text(event.profile)
+            return replace(event, origin=_known(event.origin, ORIGINS), profile=profile)
         case ScaleFailed():
             return replace(event, reason=names.text(event.reason))
         case ScaleSettingsChanged():

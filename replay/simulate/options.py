@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
+from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS = 8
@@ -87,6 +88,10 @@ class Options:
     """The report counts requests within them, and worker-hours; None for neither."""
     planner: ScaleSettings | None = None
     """A planner sizes the fleet, which begins with `workers`; its bounds of service are those of the report."""
+    learns: bool = False
+    """The planner learns the engine's speed from the ends of requests, as a live one does; else it is told."""
+    profile: CapacityLearned | None = None
+    """The speed with which a planner that learns begins; None for none."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -103,10 +108,15 @@ class Options:
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
         if self.planner is not None and (self.stays or self.failures_per_hour or self.prefill_workers):
             raise CallerError("planner: it sizes one kind of workers: leave prefill workers, failures and stays out")
-        if self.planner is not None and not 1 <= self.planner.min <= self.workers <= self.planner.max:
+        if self.planner is not None and not self.planner.min <= self.workers <= self.planner.max:
             raise CallerError(
                 f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
-                f"{self.planner.max}, and min must be 1 at least: routers refuse requests without any worker"
+                f"{self.planner.max}"
+            )
+        if self.planner is not None and self.planner.predictor in LIBRARY_PREDICTORS:
+            raise CallerError(
+                f"planner.predictor: {self.planner.predictor} answers beside a live planner alone: take constant, "
+                "kalman or seasonal"
             )
         if self.lag_ms and self.replica_lags_ms:
             raise CallerError(TWO_LAGS)

@@ -39,6 +39,7 @@ from core.machine import Machine
 from core.subjects import JOBS, ROUTING, SCALE, answered_token, asked_token, job_kind
 from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.speed_model import EngineBounds, SpeedModel
 from replay.simulate.options import FOREVER, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
@@ -320,7 +321,7 @@ class SimulatedFleet:
 
 
 PlannerMachine = Machine[PlannerEvent, PlannerCommand]
-MakePlanner = Callable[[ScaleSettings, CapacityLearned], PlannerMachine]
+MakePlanner = Callable[[ScaleSettings, CapacityLearned | None], PlannerMachine]
 US_PER_S = 1_000_000
 
 
@@ -328,9 +329,17 @@ class SimulatedPlanner:
     """Ends each period, feeds the machine, and executes its commands."""
 
     def __init__(
-        self, settings: ScaleSettings, machine: PlannerMachine, agenda: Agenda, log: SimulatedLog, fleet: SimulatedFleet
+        self, options: Options, machine: PlannerMachine, agenda: Agenda, log: SimulatedLog, fleet: SimulatedFleet
     ) -> None:
+        """The options have settings of a planner."""
+        settings = options.planner
+        assert settings is not None
+        engine = options.engine
         self._settings = settings
+        self._speed = SpeedModel(MODEL, options.profile) if options.learns else None
+        self._bounds = EngineBounds(
+            engine.capacity_blocks * engine.block_size, engine.max_seqs, engine.batched_tokens_max
+        )
         self._agenda = agenda
         self._log = log
         self._fleet = fleet
@@ -352,12 +361,15 @@ class SimulatedPlanner:
             if frame.stream == ROUTING and frame.message is not None:
                 for event in frame.message.events:
                     self._demand.apply(event)
+                    if self._speed is not None:
+                        self._speed.apply(event)
 
     def _end_period(self) -> None:
         self._count()
         cursor: dict[str, tuple[int, int]] = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
         rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
-        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts))
+        speed = None if self._speed is None else self._speed.learned(self._bounds, self._log.now_ms)
+        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts, speed))
         self._put_period()
 
     def _execute(self, command: PlannerCommand) -> None:

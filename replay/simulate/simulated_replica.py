@@ -65,10 +65,12 @@ class SimulatedReplica:
         clock: ClockError | None = None,
         clock_is_corrected: bool = True,
         continues: bool = False,
+        from_zero: bool = False,
     ) -> None:
         """With `continues`, decisions are recorded as ones that continue others, and events in their latest version.
         Each engine runs so many requests as `slots` at once; `gone` are workers that have no connection any more.
-        `clock` is the error of the clocks, None where no clock of the run has any.
+        With `from_zero`, requests wait while there is no worker. `clock` is the error of the clocks, None where no
+        clock of the run has any.
         `freed` is called when the log has first tokens or ends from here: a worker may be free for what others
         hold."""
         self.id = id
@@ -76,6 +78,7 @@ class SimulatedReplica:
         self.scheduler = RequestScheduler(self, settings, REVISION, seed=seed, wall_offset_ms=START_MS)
         self._shell: VirtualShell[SchedulerEvent, SchedulerCommand] = VirtualShell(self.scheduler, agenda, execute)
         self._slots = slots
+        self._from_zero = from_zero
         self._gone = gone
         self._freed = freed
         self._agenda = agenda
@@ -163,6 +166,10 @@ class SimulatedReplica:
     def awaits_join(self, _model: str) -> bool:
         """A simulated log loses nothing."""
         return False
+
+    def starts_from_zero(self, _model: str) -> bool:
+        """There is one model."""
+        return self._from_zero
 
     def is_log_away(self) -> bool:
         """A simulated log never is."""

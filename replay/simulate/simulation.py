@@ -105,8 +105,9 @@ class Simulation:
             on_verdict=self._on_verdict,
         )
         if options.planner is not None:
-            machine = make_planner(options.planner, profile(options.engine))
-            self._planner = SimulatedPlanner(options.planner, machine, self._agenda, self.log, self._fleet)
+            speed = options.profile if options.learns else profile(options.engine)
+            machine = make_planner(options.planner, speed)
+            self._planner = SimulatedPlanner(options, machine, self._agenda, self.log, self._fleet)
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Requests under way, in the order of their arrivals."""
         self._arrived = self._ended = 0
@@ -157,8 +158,9 @@ class Simulation:
             freed=partial(self._on_worker_freed, number),
             execute=partial(self._execute, number),
             clock=options.clock(number),
+            from_zero=options.planner is not None and not options.planner.min,
             clock_is_corrected=options.clocks_corrected,
-            continues=options.continues,
+            continues=options.continues or options.learns,  # ends have their stages in the latest version alone
         )
 
     # --- requests ----------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from projections.scaling.scale_decision import (
 )
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_rules import RULES
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 from replay.parallel import parallel_results
 from replay.recording.moment import Moment
 from replay.recording.scale_stream import NO_DECISION, ScalePlace, read_scale, scale_place
@@ -233,7 +233,9 @@ class _FleetRun:
         workers, ready = fleet.workers, fleet.ready
         fleet.advance(now_ms)
         horizon_s = -(-startup_ms // MILLI) + fold.settings.period_s
-        foreseen = forecast(fold.history, fold.settings, now_ms, horizon_s)
+        # a library's forecast is a recorded input, and cannot be made again here
+        is_recorded = event.forecast.predictor == fold.settings.predictor in LIBRARY_PREDICTORS
+        foreseen = event.forecast if is_recorded else forecast(fold.history, fold.settings, now_ms, horizon_s)
         inputs = fold.inputs(now_ms, FleetCounts(fleet.ready, fleet.starting), foreseen)
         if self._before is not None:
             self._end_period(workers, ready, self._before, inputs)
@@ -250,7 +252,15 @@ class _FleetRun:
         if period is None:
             return
         self.figures.add_period(period.period_s, workers)
-        model = QueueModel(inputs.demand, inputs.cells, inputs.capacity, inputs.settings, RULES[inputs.version].lanes)
+        rules = RULES[inputs.version]
+        model = QueueModel(
+            inputs.demand,
+            inputs.cells,
+            inputs.capacity,
+            inputs.settings,
+            rules.lanes,
+            goes_round_whole=rules.goes_round_whole,
+        )
         if not period.arrivals or not model.is_known:
             return
         attainment_bp = 0

@@ -9,9 +9,10 @@ import msgspec
 from msgspec.structs import asdict
 
 from core.errors import CallerError
-from projections.scaling.scale_settings import WORKERS_MAX, ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, WORKERS_MAX, ScaleSettings
 from replay.whatif.scenario import combinations, settings_text
 
+PREDICTOR = "predictor"
 PERIOD = "period_s"
 """The setting that a recording fixes."""
 
@@ -26,6 +27,11 @@ class ScaleScenario(msgspec.Struct, frozen=True):
         """CallerError names the key, and what it may be."""
         if PERIOD in given:
             raise CallerError(f"{PERIOD}: the recorded periods have their length; leave it out")
+        if given.get(PREDICTOR) in LIBRARY_PREDICTORS:
+            raise CallerError(
+                f"planner.{PREDICTOR}: {given[PREDICTOR]} answers beside a live planner alone: take constant, kalman "
+                "or seasonal"
+            )
         widest = {"min": 0, "max": WORKERS_MAX}  # a bound alone contradicts no default
         found = {key: ScaleSettings.parse({**widest, key: value}) for key, value in given.items()}
         return ScaleScenario({key: getattr(settings, key) for key, settings in found.items()})

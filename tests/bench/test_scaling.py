@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import pytest
 
 from actors.planning.planner import CancelStart, DrainWorker, PeriodEnded, PlannerEvent, StartWorker, WorkerReady
-from bench.scaling import Fleet, hours_at
+from bench.scaling import Fleet, hours_at, measure, requests_within
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
@@ -44,3 +47,19 @@ def test_the_rate_rule_follows_the_last_minute() -> None:
     stopped = fed(*quiet[:40])
     assert stopped[:5] == [CancelStart(number) for number in (6, 5, 4, 3, 2)]
     assert set(stopped[5:]) == {DrainWorker()}
+
+
+def test_the_first_hours_of_a_trace_are_counted(tmp_path: Path) -> None:
+    """By the times of its requests; without a bound all of them count, which 0 stands for."""
+    trace = tmp_path / "day.jsonl"
+    trace.write_text("".join(f'{{"timestamp": {at_ms}}}\n' for at_ms in (0, 1_799_999, 1_800_000, 3_600_000)))
+
+    assert [requests_within(trace, hours) for hours in (0.5, 1.0, 2.0, 0.0)] == [2, 3, 4, 0]
+
+
+def test_a_measured_fleet_needs_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sentence has the command that writes one."""
+    options = argparse.Namespace(fleets="measured:95", profile=None, trace=tmp_path, quick=True, hours=0.0)
+    with pytest.raises(SystemExit):
+        next(measure(options))
+    assert "`contrail profile --out FILE` writes" in capsys.readouterr().err

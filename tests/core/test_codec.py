@@ -111,6 +111,11 @@ BY_TYPE[DecisionCounts | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(De
 BY_TYPE[int | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.integers(-(2**40), 2**40)
 BY_TYPE[bool | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.booleans()
 BY_TYPE[PoolAccess | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PoolAccess)
+_numbers = st.lists(st.integers(0, 2**40), max_size=4).map(tuple)
+BY_TYPE[tuple[int, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | _numbers
+BY_TYPE[tuple[tuple[int, ...], ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.lists(_numbers, max_size=3).map(
+    tuple
+)
 BY_TYPE[str | msgspec.UnsetType] = st.just(msgspec.UNSET) | words
 BY_TYPE[tuple[Adapter, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.lists(any_of(Adapter), max_size=2).map(
     tuple

@@ -8,14 +8,19 @@ import os
 import random
 import signal
 from asyncio.subprocess import DEVNULL
+from itertools import pairwise
 from pathlib import Path
+from urllib.error import URLError
 
 import httpx
+import pytest
 from msgspec import UNSET
 
-from core.events import DemandRolled, ScaleApplied, ScaleDecided
+from api.config.profile_file import read_profile
+from core.events import CapacityLearned, DemandRolled, RequestQueued, ScaleApplied, ScaleDecided
+from core.events.scale import MEASURED
 from core.keys import DeploymentKey
-from core.subjects import SCALE
+from core.subjects import ROUTING, SCALE
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from streams.embedded.loopback_ports import free_port
@@ -38,6 +43,9 @@ PLANNER = {
 }
 WORKERS = [{"engine": "simulated", "count": 1, "engine_args": ENGINE}]
 LEASE_S = 10
+STARTS_MAX_S = 12.0
+"""From a request to its answer, where a worker is started for it: a period, the start of a process on a busy machine,
+and its first report."""
 
 
 class Load:
@@ -73,6 +81,15 @@ class Load:
 def ready(running: Running) -> int:
     found: int = running.state("planner-0")["ready"]
     return found
+
+
+def frontend_since(running: Running, killed: int) -> bool:
+    """True if a front end of a later process listens."""
+    there = [part for part in running.run()["parts"] if part["name"] == "frontend-0" and part["pid"] != killed]
+    try:
+        return bool(there and running.get(there[0]["ops"], "/ready")["ready"])
+    except URLError:
+        return False
 
 
 async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
@@ -117,6 +134,51 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         assert applied[-1].target == 1
         assert sum(event.started for event in applied) >= 2
         assert all(isinstance(event.decision, int) for event in applied), "the supervisor answers"
+
+
+async def test_a_fleet_ends_at_zero_and_begins_with_a_request(tmp_path: Path) -> None:
+    """So does one whose front end has been started again meanwhile: the model is listed, the request is taken, and a
+    worker is started for it. Every decision says why, and is made again from the log."""
+    file = tmp_path / "zero.yaml"
+    planner = {**PLANNER, "min": 0, "zero_after_s": 4, "down_window_s": 2}
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS, "planner": planner}))
+    async with up(tmp_path / "data", "-f", str(file)) as running, httpx.AsyncClient(timeout=60) as client:
+
+        async def ask(text: str) -> float:
+            begin_s = asyncio.get_running_loop().time()
+            body = {"model": "tiny", "prompt": text, "max_tokens": 4}
+            answer = await client.post(f"{running.url}/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 4
+            return asyncio.get_running_loop().time() - begin_s
+
+        async def at_zero() -> None:
+            await eventually(lambda: not running.workers() and not ready(running), "a fleet at zero", 30)
+            found = await client.get(f"{running.url}/v1/models")
+            assert [(each["id"], each["workers"]) for each in found.json()["data"]] == [("tiny", 0)]
+
+        await ask("the first worker is there at the start")
+        await at_zero()
+        assert await ask("nobody is there") < STARTS_MAX_S
+        await at_zero()
+        killed = running.part("frontend-0")["pid"]
+        os.kill(killed, signal.SIGKILL)
+        await eventually(lambda: frontend_since(running, killed), "the next front end", 20)
+        assert not running.workers()
+        assert await ask("the front end knows no worker") < STARTS_MAX_S
+        await at_zero()
+
+        data = ("--data", str(running.data))
+        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
+        assert verified.returncode == 0, verified.stdout
+        scale = json.loads(verified.stdout)["scale"]
+        assert scale["decisions"] == scale["verified"] > 15
+        assert scale["periods"] == scale["periods_verified"]
+        decided = [event for event in await running.events(SCALE) if isinstance(event, ScaleDecided)]
+        changes = [(after.bound, after.target) for last, after in pairwise(decided) if last.target != after.target]
+        assert changes == [("idle", 0), ("from_zero", 1)] * 2 + [("idle", 0)]
+        queued = [event for event in await running.events(ROUTING) if isinstance(event, RequestQueued)]
+        assert [event.why for event in queued] == ["no_worker"] * 2
 
 
 async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
@@ -188,3 +250,36 @@ async def test_a_planner_alone_sizes_pods(tmp_path: Path, nats_server: EmbeddedN
         status = await asyncio.wait_for(process.wait(), 30)
         await cluster.close()
     assert status == 0
+
+
+async def test_a_running_worker_is_measured_and_the_planner_begins_with_it(tmp_path: Path) -> None:
+    """Requests of others fail no more for it; the profile is the first speed in the log, which is proved."""
+    profile, file = tmp_path / "profile.json", tmp_path / "planned.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        words = ("profile", "--data", str(running.data), "--seconds", "6", "--prompt-max", "512", "--out", str(profile))
+        wrong = await asyncio.to_thread(contrail, *words, "--worker", "decode-7")
+        assert wrong.returncode == 2
+        assert wrong.stderr.endswith("there is no worker 'decode-7'; there are decode-0\n")
+        load = Load(running)
+        under_load = asyncio.create_task(load.run(1))
+        measured = await asyncio.to_thread(contrail, *words)
+        await under_load
+        assert measured.returncode == 0, measured.stderr
+        assert not load.failed
+    found = read_profile(profile)
+    assert (found.model, found.room_tokens) == ("tiny", 32 * 4096)
+    prefill = {point.tokens: point.us for point in found.prefill}
+    assert prefill[512] == pytest.approx(512 * 400, rel=0.1)
+
+    planner = {**PLANNER, "mode": "advise", "profile": str(profile)}
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS, "planner": planner}))
+    async with up(tmp_path / "planned", "-f", str(file)) as running:
+        await eventually(lambda: (running.state("planner-0")["decision"] or {}).get("periods", 0) > 2, "decisions", 20)
+        first = next(event for event in await running.events(SCALE) if isinstance(event, CapacityLearned))
+        assert (first.origin, first.profile) == (MEASURED, found.digest)
+        assert first.decode_requests == found.capacity().decode_requests
+        verified = await asyncio.to_thread(contrail, "replay", "verify", "--data", str(running.data), "--json")
+        assert verified.returncode == 0, verified.stdout
+        scale = json.loads(verified.stdout)["scale"]
+        assert scale["decisions"] == scale["verified"] > 2

@@ -19,9 +19,13 @@ from tests.actors.planning.planner_run import PlannerRun
 from tests.projections.scaling.demands import cell, poisson
 
 FOLDER = Path(__file__).parent
-SETTINGS = ScaleSettings(ttft_ms=400, itl_ms=12, attainment=90, max=12, down_window_s=40, startup_s=20)
-RATES = (10, 40, 130, 60, 15, 0)
+SETTINGS = ScaleSettings(
+    ttft_ms=400, itl_ms=12, attainment=90, min=0, max=12, down_window_s=40, startup_s=20, zero_after_s=60
+)
+RATES = (10, 40, 130, 60, 15, 0, 1)
 """Arrivals of a period, one level after the other …"""
+MISSED = (0, 0, 0.4, 0.3, 0, 0, 0)
+"""… of which such a share misses the bounds of service …"""
 LEVEL_PERIODS = 18
 """… each for so many periods."""
 
@@ -32,12 +36,13 @@ def path_of(version: int) -> Path:
 
 
 def lines() -> list[bytes]:
-    """Events of one run: requests of several sizes, of whose prompts three quarters are cached."""
+    """Events of one run: requests of several sizes, of whose prompts three quarters are cached. The fleet ends at zero,
+    and begins again."""
     random_, run = random.Random(1), PlannerRun(SETTINGS)
-    for rate in RATES:
+    for rate, missed in zip(RATES, MISSED, strict=True):
         for _ in range(LEVEL_PERIODS):
             arrivals = poisson(random_, rate)
-            run.period(arrivals, _sizes(arrivals))
+            run.period(arrivals, _sizes(arrivals), missed=round(missed * arrivals))
     return [msgspec.json.encode(event) for event in run.events]
 
 

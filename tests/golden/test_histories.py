@@ -42,6 +42,8 @@ ADDED = {
     "host_blocks",
     "host_us_per_block",
     "fetch",
+    "adapter",
+    "loads_adapter",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

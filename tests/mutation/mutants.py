@@ -97,11 +97,14 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/engines/kv_events/test_sglang_events.py",
         "tests/actors/engines/attached/test_sglang_server.py",
         "tests/actors/engines/attached/test_silent_servers.py",
+        "tests/actors/engines/attached/test_server_adapters.py",
     ),
     "adapters": (
         "tests/projections/folds/test_adapters.py",
         "tests/actors/engines/test_engine_adapters.py",
         "tests/actors/worker/test_adapter_placement.py",
+        "tests/actors/worker/test_adapter_slots.py",
+        "tests/actors/router/test_adapter_loads.py",
         "tests/api/test_adapters.py",
     ),
     "fetches": (
@@ -117,6 +120,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/planning/test_planner_service.py",
         "tests/api/deployment/test_fleet_scaler.py",
         "tests/projections/scaling/test_scale_fold.py",
+        "tests/projections/scaling/test_measured_profile.py",
         "tests/projections/scaling/test_speed_model.py",
         "tests/projections/scaling/test_request_demand.py",
         "tests/projections/scaling/test_queue_model.py",
@@ -131,6 +135,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_blocks/test_shared_pool_folder.py",
         "tests/actors/kv_pool/test_shared_pool.py",
     ),
+    "objects": ("tests/actors/kv_objects/test_object_pool.py",),
     "disk tier": ("tests/actors/engines/vllm/test_sealed_disk_tier.py",),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
@@ -178,6 +183,7 @@ NO_POOLS = "In the log each pool has one source, which never ends, and is read b
 SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device than a worker takes from a pool at once."
 NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
+NO_EVICTION = "No worker of the log lets an adapter go that it serves further."
 NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
 NO_FETCHES = "No worker of the log fetches blocks."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
@@ -2666,6 +2672,51 @@ MUTANTS: tuple[Mutant, ...] = (
         },
     ),
     *_mutants(
+        "objects",
+        "actors/kv_objects/object_pool.py",
+        {
+            "objects-credit-lowered-at-once": (
+                "            totals.may_write - totals.finished_bytes,\n",
+                "",
+                NO_DISK,
+            ),
+            "objects-of-the-dead-free": ("self._lost += ", "self._lost += 0 * ", NO_DISK),
+            "objects-newest-go": (
+                "in self._blocks.items():\n            if excess",
+                "in reversed(self._blocks.items()):\n            if excess",
+                NO_DISK,
+            ),
+            "objects-removed-unfenced": (
+                "left[REMOVED_AT_ONCE:]\n            self._fence.check()\n",
+                "left[REMOVED_AT_ONCE:]\n",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "objects",
+        "actors/kv_objects/pool_objects.py",
+        {
+            "objects-of-any-seal": (
+                "return body if hmac.compare_digest(digest, self._digest(key, body)) else None",
+                "return body",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
+        "objects",
+        "actors/kv_objects/object_block_store.py",
+        {
+            "objects-beyond-credit": ("if self._begun + size > may_write:", "if False:", NO_DISK),
+            "objects-refused-stay": (
+                "            self._ask(lambda: self._objects.delete([block_key(name)]))\n",
+                "            self._ask(lambda: self._objects.has(block_key(name)))\n",
+                NO_DISK,
+            ),
+        },
+    ),
+    *_mutants(
         "shared pool",
         "actors/kv_pool/shared_pool.py",
         {
@@ -2903,7 +2954,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/planning/fleet_target.py",
         {
             "old-target-followed": (" or target.order < self._order", "", NO_SCALE),
-            "target-unbounded": ("min(max(self.target.workers, 1), self._most)", "self.target.workers", NO_SCALE),
+            "target-unbounded": (
+                "min(max(self.target.workers, self._least), self._most)",
+                "self.target.workers",
+                NO_SCALE,
+            ),
             "lost-registry-ignored": ("change.value is None or change.revision < self._revision", "False", NO_SCALE),
             "registry-lost-between-two-looks": (" or change.revision < self._revision", "", NO_SCALE),
             "target-answered-again": ("if answer != self._acknowledged:", "if True:", NO_SCALE),
@@ -2981,6 +3036,16 @@ MUTANTS: tuple[Mutant, ...] = (
             "speed-of-remote-prompts": (" and not stages.remote", "", NO_SCALE),
             "speed-of-failed-requests": (" or event.outcome not in SERVED", "", NO_SCALE),
             "speed-without-held-tokens": ("held + event.output_tokens // 2", "event.output_tokens // 2", NO_SCALE),
+            "takeover-at-once": ("self._noted < TAKEOVER_SAMPLES or ", "", NO_SCALE),
+            "prompts-of-others-in-steps": (" - others_us)", ")", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/measured_profile.py",
+        {
+            "noise-takes-the-highest": ("(high + low) // 2", "high", NO_SCALE),
+            "more-requests-take-no-more": (" * number // fewer if column", " if column", NO_SCALE),
         },
     ),
     *_mutants(
@@ -2998,6 +3063,8 @@ MUTANTS: tuple[Mutant, ...] = (
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
+            "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
+            "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3006,7 +3073,13 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "answers-go-round-once": ("others_us + rounds * sums[-1]", "others_us", NO_SCALE),
             "own-prompt-delays-answer": ("-until_own_us", "0", NO_SCALE),
+            "single-request-follows-itself": (
+                "        if not self._goes_round_whole:\n",
+                "        if True:\n",
+                NO_SCALE,
+            ),
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
+            "measured-step-of-one-request": ("max(1, -(-resident // self._each_tokens))", "1", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3015,7 +3088,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "assumed-unbounded": ("while len(self._used) > self._blocks_max:", "while False:", NO_SERVERS),
             "assumed-head-goes-first": ("for name in reversed(chain):", "for name in chain:", NO_SERVERS),
-            "assumed-salts-mix": ("parent: int | str | None = salt", "parent: int | str | None = None", NO_SERVERS),
+            "assumed-salts-mix": ("scope = adapter, salt", "scope = adapter, None", NO_SERVERS),
             "assumed-parent-lost": ("parent=chain[first - 1] if first else None,", "parent=None,", NO_SERVERS),
             "assumed-beyond-room": (
                 "count = min(len(tokens) // size, self._blocks_max)",
@@ -3034,6 +3107,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SERVERS,
             ),
             "assumed-last-token": ("tokens_to_bytes(made[:-1])", "tokens_to_bytes(made)", NO_SERVERS),
+            "server-adapters-of-the-start": ("if self._adapters_loaded:", "if False:", NO_SERVERS),
+        },
+    ),
+    *_mutants(
+        "attached",
+        "actors/engines/attached/server_adapters.py",
+        {
+            "server-adapter-from-elsewhere": ('model.get("root") == str(copy.folder)', "True", NO_SERVERS),
         },
     ),
     *_mutants(
@@ -3088,7 +3169,8 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{FOLDS}/kv_fold.py",
         {
             "adapter-uncounted": ("(each.id, each.rank, each.loaded_ms)", "(each.name,)"),
-            "adapter-unloaded-stays": ("            del others[event.name]\n", "            pass\n"),
+            "adapter-unloaded-stays": ("                del others[event.name]\n", "                pass\n"),
+            "adapter-evicted-ends": ("if isinstance(event, AdapterEvicted):", "if False:", NO_EVICTION),
             "adapter-of-any-digest-ends": (" and others[event.name].digest == event.digest", ""),
         },
     ),
@@ -3108,9 +3190,17 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "adapter-number-again": ("next(self._numbers))", "len(self._entries) + 1)", NO_ADAPTERS),
             "adapter-goes-under-requests": ("while entry.requests:", "while False:", NO_ADAPTERS),
-            "adapter-unloaded-takes-requests": ("if entry is None or entry.retired:", "if entry is None:", NO_ADAPTERS),
+            "adapter-unloaded-takes-requests": (
+                "if entry is None or entry.retired or not entry.attached:",
+                "if entry is None or not entry.attached:",
+                NO_ADAPTERS,
+            ),
             "adapter-path-moves": ("_folder_name(copy)))", 'f"copy-{copy.number}"))', NO_ADAPTERS),
-            "adapters-unbounded": ("if len(self._entries) >= ADAPTERS_MAX:", "if False:", NO_ADAPTERS),
+            "adapters-unbounded": (
+                "for entry in self._entries.values()) >= ADAPTERS_MAX\n",
+                "for entry in ()) >= 64\n",
+                NO_ADAPTERS,
+            ),
         },
     ),
     *_mutants(
@@ -3131,6 +3221,22 @@ MUTANTS: tuple[Mutant, ...] = (
                 "_ = msgspec.structs.replace(self._joined, adapters",
                 NO_ADAPTERS,
             ),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/worker/adapter_slots.py",
+        {
+            "adapter-newest-goes": ("self._requests.move_to_end(adapter)", "pass", NO_ADAPTERS),
+            "adapter-goes-with-requests": ("if not requests), None)", "if True), None)", NO_ADAPTERS),
+        },
+    ),
+    *_mutants(
+        "adapters",
+        "actors/router/adapter_loads.py",
+        {
+            "load-pushes-out-none": ("self._load_us * (2 if _is_full(member) else 1)", "self._load_us", NO_ADAPTERS),
+            "load-counts-in-full": ("self._load_us - (now_us - begun_us)", "self._load_us", NO_ADAPTERS),
         },
     ),
     *_mutants(

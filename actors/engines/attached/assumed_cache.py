@@ -14,8 +14,10 @@ from typing import NamedTuple
 from actors.engines.engine import CacheChange, CacheRemoved, CacheStored
 from core.prompt import TOKEN_BYTES, tokens_from_bytes
 
-_Key = tuple[int | str | None, bytes]
-"""The name of the block before it, or the salt of its prompt, and its tokens."""
+_Scope = tuple[str | None, str | None]
+"""The adapter and the salt of a prompt."""
+_Key = tuple[int | _Scope, bytes]
+"""The name of the block before it, or the scope of its prompt, and its tokens."""
 
 
 class _Block(NamedTuple):
@@ -38,14 +40,15 @@ class AssumedCache:
     def __repr__(self) -> str:
         return f"<AssumedCache {len(self._used)} of at most {self._blocks_max} blocks>"
 
-    def add(self, tokens: bytes, salt: str | None) -> list[CacheChange]:
+    def add(self, tokens: bytes, salt: str | None, adapter: str | None = None) -> list[CacheChange]:
         """The changes by which the whole blocks of these tokens, canonical bytes, are in the cache and used last.
 
         Of more blocks than the cache has only the first are kept. A known block costs 0.3 us, a new one some 7 us.
         """
         size = self._block_size * TOKEN_BYTES
         count = min(len(tokens) // size, self._blocks_max)
-        parent: int | str | None = salt
+        scope = adapter, salt
+        parent: int | _Scope = scope
         chain, new = [], []
         for at in range(count):
             key = (parent, tokens[at * size : (at + 1) * size])
@@ -60,14 +63,15 @@ class AssumedCache:
         for name in reversed(chain):
             self._used.move_to_end(name)
         removed = self._shrink()
-        return [*removed, *self._stored(chain, new, tokens, salt)]
+        return [*removed, *self._stored(chain, new, tokens, scope)]
 
-    def _stored(self, chain: list[int], new: list[int], tokens: bytes, salt: str | None) -> list[CacheChange]:
+    def _stored(self, chain: list[int], new: list[int], tokens: bytes, scope: _Scope) -> list[CacheChange]:
         """New blocks are the last of a chain, for none is kept without those before it."""
         if not new:
             return []
         first = len(chain) - len(new)
         size = self._block_size * TOKEN_BYTES
+        adapter, salt = (None, None) if first else scope
         return [
             CacheStored(
                 blocks=tuple(new),
@@ -75,8 +79,8 @@ class AssumedCache:
                 tokens=tuple(tokens_from_bytes(tokens[first * size : len(chain) * size])),
                 block_size=self._block_size,
                 tier="device",
-                adapter=None,
-                cache_salt=None if first else salt,
+                adapter=adapter,
+                cache_salt=salt,
                 indexable=True,
             )
         ]

@@ -11,19 +11,21 @@
 6. Of a data-parallel server, one rank is the engine: its events, its numbers, and requests that name it.
 7. What differs between kinds of servers is in their profiles (`server_profile`).
 8. The cache of a server without events is assumed (`assumed_cache`), if that is asked for; its facts say so.
+9. Adapters are loaded to the server before it serves here, again at each of its starts (`server_adapters`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import aclosing
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Protocol
 
 from actors.engines.attached.assumed_cache import AssumedCache
 from actors.engines.attached.call_checks import refusal
 from actors.engines.attached.profile_choice import choose_profile
+from actors.engines.attached.server_adapters import ServerAdapters, home_of
 from actors.engines.attached.server_discovery import several_servers
 from actors.engines.attached.server_profile import (
     ServerCall,
@@ -41,10 +43,11 @@ from actors.engines.engine import (
     EngineLoad,
     TransferFailed,
 )
-from actors.engines.engine_adapters import EngineAdapters
+from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.kv_events.kv_batch import KvBatchReader, batch_handler
-from actors.engines.kv_events.kv_endpoints import KvEndpoints
-from actors.transport.server_client import ServerAddress, ServerClient, ServerGone
+from actors.engines.kv_events.kv_endpoints import KvEndpoints, PolledEvents
+from actors.engines.kv_events.polled_event_feed import PolledEventFeed
+from actors.transport.server_client import ServerAddress, ServerClient, ServerGone, ServerStream
 from core.errors import CallerError, EngineDead, PeerError, Unavailable
 from core.generation import GenerateRequest, Output, Sampling
 from core.ids import RequestId, new_id
@@ -70,6 +73,8 @@ TRIAL_EVENTS_S = 4.0
 """Bound on the time from that answer to its cache event …"""
 TRIALS = 3
 """… and the number of trials: a subscription may not stand yet at the first one."""
+POLL_TIMEOUT_S = 10.0
+"""Bound on an answer with polled cache events."""
 ABORTS_MAX = 64
 """Calls at once that abort requests."""
 ABORT_TIMEOUT_S = 2.0
@@ -83,22 +88,50 @@ SALTS_MIX = (
     "server whose cache events have it"
 )
 
+NO_ADAPTERS = "a server of this kind serves no adapters here"
+
 if TYPE_CHECKING:
     from actors.engines.kv_events.kv_event_feed import KvEventFeed
 
 _logger = logging.getLogger(__name__)
 
 
+class EventFeed(Protocol):
+    """Follows the cache events of one start of a server."""
+
+    def start(self) -> None:
+        """Events are passed on as they come."""
+
+    async def reread(self) -> None:
+        """Events that were lost without another behind them have been taken. EngineDead if the server was started
+        again; another PeerError if it does not answer."""
+
+    async def catch_up(self) -> None:
+        """Events of steps that had ended before the call have been taken, or told as a gap."""
+
+    def check(self) -> None:
+        """Raises EngineDead if events are not followed any more."""
+
+    async def stop(self) -> None:
+        """Nothing is read any more."""
+
+
 class AttachedEngine:
-    """One start of one server. `model` is the name that clients ask for."""
+    """One start of one server. `model` is the name that clients ask for, `adapters` maps names of adapters (LoRA) to
+    their folders: all are served once it is up."""
 
     info: EngineInfo
     transfer: BlockTransfer | None = None
-    adapters: EngineAdapters | None = None
 
-    def __init__(self, model: str, options: ServerOptions) -> None:
+    def __init__(self, model: str, options: ServerOptions, adapters: Mapping[str, str] | None = None) -> None:
         self._model = model
         self._options = options
+        self._adapter_paths = dict(adapters or {})
+        """Those of the start; behind the end those that were served then."""
+        self.adapters: EngineAdapters | None = None
+        self._server_adapters: ServerAdapters | None = None
+        """Both None of a server that serves none."""
+        self._adapters_loaded = False
         self._client = ServerClient(ServerAddress.parse(options.url), options.key)
         self._facts: ServerFacts | None = None
         self._before: ServerFacts | None = None
@@ -112,7 +145,7 @@ class AttachedEngine:
         self._assumed: AssumedCache | None = None
         """In place of cache events, if the server has none."""
         self._on_cache: Callable[[CacheChange], None] | None = None
-        self._feed: KvEventFeed | None = None
+        self._feed: EventFeed | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._aborts: set[asyncio.Task[None]] = set()
         """Calls under way that abort requests."""
@@ -134,7 +167,7 @@ class AttachedEngine:
 
     def successor(self) -> AttachedEngine:
         """An engine for the server's next start."""
-        after = AttachedEngine(self._model, self._options)
+        after = AttachedEngine(self._model, self._options, self._adapter_paths)
         after._before = self._facts or self._before
         after._past_starts = self._past_starts
         if self._before is not None and self._facts is not None and self._facts.start != self._before.start:
@@ -172,11 +205,12 @@ class AttachedEngine:
                 self._assumed = AssumedCache(facts.block_size, facts.capacity_blocks)
                 self._keeps_salts_apart = bool(profile.keeps_salts_apart)
             else:
-                self._feed = self._make_feed(profile, facts.endpoints)
+                self._feed = self._make_feed(profile, facts, facts.endpoints)
                 self._feed.start()
                 await self._feed.reread()
                 await self._try_out(profile, facts, facts.endpoints)
             await self._read_numbers(profile, facts)
+            await self._load_adapters(profile, facts)
         except BaseException:  # a cancelled start, too, leaves nothing behind
             await self.stop()
             raise
@@ -184,13 +218,46 @@ class AttachedEngine:
         if self._feed is not None:
             self._tasks.append(self._spawn(self._follow_events(self._feed)))
 
-    def _make_feed(self, profile: ServerProfile, endpoints: KvEndpoints) -> KvEventFeed:
+    async def _load_adapters(self, profile: ServerProfile, facts: ServerFacts) -> None:
+        """Those of the start are served. CallerError if this server serves none, or refuses one."""
+        refused = NO_ADAPTERS if not profile.serves_adapters else ""
+        if facts.ranks > 1:
+            refused = "a server with several data-parallel ranks serves no adapters here"
+        if refused:
+            if self._adapter_paths:
+                raise CallerError(f"{refused}: leave them out for {self._client.address}")
+            return
+        # a client of its own: it is asked when all requests have been hung up
+        server = self._server_adapters = ServerAdapters(ServerClient(self._client.address, self._options.key))
+        home = home_of(self._client.address, self._options.adapter_folder)
+        self.adapters = EngineAdapters(server.attach, server.detach, home)
+        for name, path in self._adapter_paths.items():
+            await self.adapters.load(name, path)
+        self._adapters_loaded = True
+
+    def _make_feed(
+        self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints | PolledEvents
+    ) -> EventFeed:
         def on_change(change: CacheChange) -> None:
             self._watch(change)
             self._report(change)
 
-        self._reader = profile.batch_reader()
-        return _feed(batch_handler(self._reader, on_change), lambda detail: on_change(CacheGap(detail)), endpoints)
+        def on_gap(detail: str) -> None:
+            reader.forget()
+            on_change(CacheGap(detail))
+
+        reader = self._reader = profile.batch_reader(facts)
+        on_batch = batch_handler(reader, on_change)
+        if isinstance(endpoints, KvEndpoints):
+            return _feed(on_batch, on_gap, endpoints)
+        return PolledEventFeed(lambda: self._poll(endpoints), on_batch, on_gap)
+
+    async def _poll(self, endpoints: PolledEvents) -> bytes:
+        """The events since the last call; PeerError if there is no answer."""
+        reply = await self._client.post(endpoints.events, b"", POLL_TIMEOUT_S)
+        if reply.status != 200:
+            raise PeerError(f"POST {endpoints.events} gives status {reply.status}")
+        return reply.body
 
     def _report(self, change: CacheChange) -> None:
         assert self._on_cache is not None
@@ -219,7 +286,7 @@ class AttachedEngine:
         """Groups of layers that stored blocks so far."""
         return 0 if self._reader is None else self._reader.groups
 
-    async def _try_out(self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints) -> None:
+    async def _try_out(self, profile: ServerProfile, facts: ServerFacts, endpoints: KvEndpoints | PolledEvents) -> None:
         """One block and a token were computed, and the block's event arrived."""
         for _ in range(TRIALS):
             salt = await self._try_once(profile, facts)
@@ -229,7 +296,7 @@ class AttachedEngine:
         else:
             raise CallerError(
                 f"{self._client.address} answers, but no cache event of it arrived at {endpoints.events} within "
-                f"{TRIAL_EVENTS_S:g} s: open that port to this machine, and attach each server by its own address"
+                f"{TRIAL_EVENTS_S:g} s: {_hint(endpoints, facts)}, and attach each server by its own address"
             )
         if self._groups > 1 or not stored.indexable:
             raise CallerError(f"{self._client.address} cannot be attached: {UNTOLD}")
@@ -298,15 +365,16 @@ class AttachedEngine:
         made: list[int] = []
         self._own += 1
         try:
-            async with self._client.request("POST", call.path, call.body, {**headers, **call.headers}) as answer:
-                if answer.status != 200:
-                    raise refusal(answer.status, await answer.body())
-                async with aclosing(answer.events()) as events:
-                    async for event in events:
-                        output = reader.read(event)
-                        if output is not None:
-                            self._assume(request, made, output)
-                            yield output
+            with self._adapter_of(request) as adapter:
+                async with self._asked(call, headers, adapter) as answer:
+                    if answer.status != 200:
+                        raise refusal(answer.status, await answer.body())
+                    async with aclosing(answer.events()) as events:
+                        async for event in events:
+                            output = reader.read(event)
+                            if output is not None:
+                                self._assume(request, made, output)
+                                yield output
         except ServerGone as error:
             if reader.last is None:
                 raise EngineDead(f"the server broke off: {error}") from error
@@ -319,6 +387,28 @@ class AttachedEngine:
             raise PeerError("the server ended an answer without a reason")
         self._assume(request, made, reader.last)
         yield reader.last
+
+    def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
+        if not request.adapter:
+            return nullcontext()
+        if self.adapters is None:
+            raise CallerError(f"{NO_ADAPTERS}: {request.adapter} is none of its models")
+        return self.adapters.using(request.adapter)
+
+    @asynccontextmanager
+    async def _asked(
+        self, call: ServerCall, headers: Mapping[str, str], adapter: AdapterCopy | None
+    ) -> AsyncIterator[ServerStream]:
+        """The server's answer. An adapter that others unloaded there is loaded again, once."""
+        sent = {**headers, **call.headers}
+        if adapter is not None and self._server_adapters is not None:
+            async with self._client.request("POST", call.path, call.body, sent) as answer:
+                if answer.status != 404:
+                    yield answer
+                    return
+            await self._server_adapters.attach(adapter)
+        async with self._client.request("POST", call.path, call.body, sent) as answer:
+            yield answer
 
     def _call(self, request: GenerateRequest) -> tuple[ServerProfile, ServerCall]:
         """The request for the server. EngineDead if this start is over, CallerError if the server cannot do it."""
@@ -356,7 +446,7 @@ class AttachedEngine:
 
     def _add(self, tokens: bytes, request: GenerateRequest) -> None:
         assert self._assumed is not None
-        for change in self._assumed.add(tokens, request.cache_salt):
+        for change in self._assumed.add(tokens, request.cache_salt, request.adapter):
             self._report(change)
 
     def load(self) -> EngineLoad:
@@ -422,7 +512,9 @@ class AttachedEngine:
             raise Unavailable(f"the server did not settle within {SETTLE_TIMEOUT_S:.0f} s") from error
 
     async def stop(self) -> None:
-        """Requests under way have failed with EngineDead, and the server goes on without us; again: nothing to do."""
+        """Requests under way have failed with EngineDead, and the server goes on without us and without our adapters;
+        again: nothing to do."""
+        lives = not self._dead
         self._dead = self._dead or "the server is not attached any more"
         self._client.hang_up()
         tasks = [*self._tasks, *self._aborts]
@@ -432,6 +524,13 @@ class AttachedEngine:
         feed, self._feed = self._feed, None
         if feed is not None:
             await feed.stop()
+        if self.adapters is not None:
+            adapters, self.adapters = self.adapters, None
+            if self._adapters_loaded:
+                self._adapter_paths = adapters.sources()
+            if lives:
+                await adapters.detach_all()
+            adapters.close()
 
     async def _follow_numbers(self, profile: ServerProfile, facts: ServerFacts) -> None:
         """The numbers are at most METRICS_EVERY_S old while the server answers, and its start is this one."""
@@ -449,7 +548,7 @@ class AttachedEngine:
             return
         self._numbers, self._own_then = numbers, self._own
 
-    async def _follow_events(self, feed: KvEventFeed) -> None:
+    async def _follow_events(self, feed: EventFeed) -> None:
         """Cache events that were lost are found within REREAD_EVERY_S."""
         failures = 0
         while not self._dead:
@@ -471,6 +570,16 @@ class AttachedEngine:
 def trial_tokens(salt: str, block_size: int) -> tuple[int, ...]:
     """The prompt of a trial, one token longer than a block; other salts have others, as some servers ignore salts."""
     return tuple(ord(salt[-1 - at % len(salt)]) % TRIAL_TOKENS_MAX for at in range(block_size + 1))
+
+
+def _hint(endpoints: KvEndpoints | PolledEvents, facts: ServerFacts) -> str:
+    """The likely remedy if no event of a trial arrives."""
+    if isinstance(endpoints, KvEndpoints):
+        return "open that port to this machine"
+    return (
+        f"see that it keeps events (event_buffer_max_size), that nothing else reads them, and that its blocks have "
+        f"{facts.block_size} tokens (--block-size)"
+    )
 
 
 def _feed(on_batch: Callable[[bytes], float], on_gap: Callable[[str], None], endpoints: KvEndpoints) -> KvEventFeed:

@@ -21,7 +21,9 @@ class AnswerError(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    error: AnswerError | None = None
+    error: AnswerError | str | None = None
+    message: str = ""
+    """The sentence of a server that has it outside of `error`."""
 
 
 _refusal = msgspec.json.Decoder(_Refusal)
@@ -32,8 +34,6 @@ def answer_room(request: GenerateRequest, context_max: int) -> int:
     request asks for."""
     if request.task != TASK_GENERATE:
         raise CallerError("an attached server makes no embeddings here: ask a worker of Contrail's own for them")
-    if request.adapter:
-        raise CallerError(f"an attached server serves no adapters yet: {request.adapter} is none of its models here")
     if request.sampling.prompt_logprobs >= 0:
         raise CallerError("an attached server streams no logprobs of prompts: leave prompt_logprobs out")
     tokens = len(request.tokens) // TOKEN_BYTES
@@ -60,11 +60,7 @@ def stream_error(error: AnswerError, sampling: Sampling) -> ContrailError:
 
 def refusal(status: int, body: bytes) -> ContrailError:
     """The error for an answer that has another status than 200."""
-    try:
-        error = _refusal.decode(body).error or AnswerError()
-    except msgspec.DecodeError:
-        error = AnswerError()
-    text = one_line(error.message) or f"status {status}"
+    text = objection(status, body)
     if status in {400, 413, 422}:
         return CallerError(text)
     if status in {401, 403}:
@@ -74,6 +70,16 @@ def refusal(status: int, body: bytes) -> ContrailError:
     if status in {429, 503}:
         return Unavailable(f"the server takes no more requests now: {text}")
     return GenerationFailed(f"the server failed on this request: {text}")
+
+
+def objection(status: int, body: bytes) -> str:
+    """The server's words in an answer that has another status than 200."""
+    try:
+        found = _refusal.decode(body)
+    except msgspec.DecodeError:
+        found = _Refusal()
+    said = found.error.message if isinstance(found.error, AnswerError) else found.error
+    return one_line(said or found.message) or f"status {status}"
 
 
 def one_line(text: str) -> str:

@@ -55,13 +55,14 @@ _event = msgspec.json.Decoder(_Event)
 
 
 def completion_body(request: GenerateRequest, model: str, context_max: int, *, priorities: bool) -> bytes:
-    """The request for the server's model of that name; CallerError if it asks for what the server cannot do.
+    """The request for the server's model of that name, or for the request's adapter, which the server knows by its id.
+    CallerError if it asks for what the server cannot do.
 
     `priorities` is true if the server schedules by priority; else priorities are left out, as they have no effect.
     """
     room = answer_room(request, context_max)
     body: dict[str, Any] = {
-        "model": model,
+        "model": request.adapter or model,
         "prompt": tokens_from_bytes(request.tokens),
         "request_id": request.id,
         "stream": True,
@@ -77,8 +78,8 @@ def completion_body(request: GenerateRequest, model: str, context_max: int, *, p
     return orjson.dumps(body)
 
 
-def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
-    """All of them by the server's names; those of which None or an empty list means nothing are left out."""
+def common_fields(sampling: Sampling) -> dict[str, Any]:
+    """Those that several kinds of servers know by these names; a seed or a bias that is not asked for is left out."""
     fields: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -90,12 +91,17 @@ def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
         "ignore_eos": sampling.ignore_eos,
         "min_tokens": sampling.min_tokens,
         "stop_token_ids": sampling.stop_token_ids,
-        "bad_words": sampling.bad_words,
     }
     if sampling.seed is not None:
         fields["seed"] = sampling.seed
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return fields
+
+
+def _sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    """All of them by the server's names; those of which None or an empty list means nothing are left out."""
+    fields = {**common_fields(sampling), "bad_words": sampling.bad_words}
     if sampling.allowed_token_ids:
         fields["allowed_token_ids"] = sampling.allowed_token_ids
     if sampling.logprobs >= 0:

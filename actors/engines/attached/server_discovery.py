@@ -19,6 +19,8 @@ ASK_TIMEOUT_S = 10.0
 """Bound on each answer to a question about the server."""
 PROBES = 6
 """Connections over which the server must be one process. Two behind a balancer that draws are missed once in 32."""
+OR_ASSUMED = "or attach it with `cache: assumed` (--cache assumed)"
+"""The other remedy for a server without cache events."""
 ANY_HOST = ("*", "0.0.0.0", "[::]", "::")  # noqa: S104 - a server that listens there is reached by its URL's host
 TOKENIZER_FILE = "tokenizer.json"
 SAMPLE = "Contrail: naïve 123 456 — λ 😀\n\tdef f(x): return x"
@@ -66,7 +68,7 @@ def choose_model(client: ServerClient, name: str, models: list[dict[str, Any]]) 
         if chosen is None:
             raise CallerError(f"{client.address} serves no model {name!r}; it serves {names}")
         if chosen.get("parent"):
-            raise CallerError(f"{name!r} is an adapter, and adapters of an attached server are not served yet")
+            raise CallerError(f"{name!r} is an adapter: name its model, and load the adapter through Contrail")
         return chosen
     whole = [each for each in models if not each.get("parent")]
     if len({each.get("root") or each["id"] for each in whole}) != 1:
@@ -86,6 +88,13 @@ def certain_context(client: ServerClient, model: dict[str, Any]) -> int:
     if not found:
         raise CallerError(f"{client.address} does not say how long a prompt may be (max_model_len in /v1/models)")
     return found
+
+
+def certain_size(client: ServerClient, given: int, what: str, option: str) -> int:
+    """The size that was given for a server that does not say it."""
+    if not given:
+        raise CallerError(f"{client.address} does not say how {what}: give it, {option}")
+    return given
 
 
 def choose_rank(client: ServerClient, rank: int | None, ranks: int) -> int:

@@ -19,6 +19,7 @@ from actors.engines.attached.generate_call import GENERATE_PATH, GenerateReader,
 from actors.engines.attached.prometheus_samples import Sample, SampleReader
 from actors.engines.attached.server_discovery import (
     ASK_TIMEOUT_S,
+    OR_ASSUMED,
     PROBES,
     ask_certainly,
     ask_models,
@@ -36,6 +37,7 @@ from actors.engines.attached.server_profile import (
     ServerFacts,
     ServerNumbers,
     ServerOptions,
+    ServerProfile,
 )
 from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
@@ -59,11 +61,12 @@ _STEPS, _SLIDING = "sglang:realtime_tokens_total", "sglang:max_total_num_tokens_
 _SAMPLES = SampleReader(_RUNNING, _WAITING, _SHARE, _STEPS, _SLIDING)
 
 
-class SglangProfile:
+class SglangProfile(ServerProfile):
     """One server of SGLang."""
 
     health_path = "/model_info"
     keeps_salts_apart: bool | None = None
+    serves_adapters = False
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""
@@ -111,7 +114,7 @@ class SglangProfile:
         """As of `ServerProfile`."""
         return GenerateReader(sampling)
 
-    def batch_reader(self) -> KvBatchReader:
+    def batch_reader(self, facts: ServerFacts) -> KvBatchReader:  # noqa: ARG002 (its events say all)
         """As of `ServerProfile`."""
         return SglangEventReader()
 
@@ -197,10 +200,7 @@ def _sockets(info: dict[str, Any]) -> _Sockets:
 
 def _endpoints(client: ServerClient, sockets: _Sockets, rank: int) -> KvEndpoints:
     if not sockets.host:
-        raise CallerError(
-            f"{client.address} tells no cache events: start it with {EVENT_FLAGS}, or attach it with `cache: assumed` "
-            "(--cache assumed)"
-        )
+        raise CallerError(f"{client.address} tells no cache events: start it with {EVENT_FLAGS}, {OR_ASSUMED}")
     if not sockets.replay_port:
         raise CallerError(f"{client.address} cannot replay its cache events: start it with {EVENT_FLAGS}")
     ports = (sockets.events_port, sockets.replay_port)

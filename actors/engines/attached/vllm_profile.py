@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from actors.engines.attached.completion_call import PATH, CompletionReader, completion_body
+from actors.engines.attached.completion_call import PATH, completion_body
 from actors.engines.attached.prometheus_samples import SampleReader
 from actors.engines.attached.server_discovery import (
     ASK_TIMEOUT_S,
+    OR_ASSUMED,
     PROBES,
     ask,
     ask_certainly,
@@ -27,19 +28,16 @@ from actors.engines.attached.server_discovery import (
 )
 from actors.engines.attached.server_profile import (
     ASSUMED,
-    AnswerReader,
     ServerCall,
     ServerFacts,
     ServerNumbers,
     ServerOptions,
+    ServerProfile,
 )
-from actors.engines.kv_events.kv_batch import KvBatchReader
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
-from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.transport.server_client import ServerClient
 from core.errors import CallerError, PeerError, Unavailable
-from core.generation import GenerateRequest, Sampling
-from core.ids import RequestId
+from core.generation import GenerateRequest
 
 KIND = "vLLM"
 RANK_HEADER = "X-data-parallel-rank"
@@ -49,7 +47,6 @@ EVENT_FLAGS = (
     '"replay_endpoint": "tcp://*:5558"}\''
 )
 """Flags with which a server tells its cache."""
-OR_ASSUMED = "or attach it with `cache: assumed` (--cache assumed)"
 _START, _CACHE = "process_start_time_seconds", "vllm:cache_config_info"
 _RUNNING, _WAITING, _SHARE = "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"
 _STEPS = "vllm:iteration_tokens_total_count"
@@ -88,11 +85,12 @@ def read_metrics(text: bytes, rank: int = 0) -> VllmMetrics:
     return VllmMetrics(read, cache)
 
 
-class VllmProfile:
+class VllmProfile(ServerProfile):
     """One `vllm serve`."""
 
     health_path = "/health"
     keeps_salts_apart: bool | None = True
+    serves_adapters = True
 
     async def find_facts(self, client: ServerClient, options: ServerOptions) -> ServerFacts:
         """As of `ServerProfile`."""
@@ -128,18 +126,6 @@ class VllmProfile:
         """As of `ServerProfile`."""
         body = completion_body(request, facts.model, facts.context_max, priorities=priorities)
         return ServerCall(PATH, body, {RANK_HEADER: str(rank)} if facts.ranks > 1 else {})
-
-    def abort(self, request: RequestId) -> ServerCall | None:  # noqa: ARG002 (hanging up does)
-        """As of `ServerProfile`."""
-        return None
-
-    def answer_reader(self, sampling: Sampling) -> AnswerReader:
-        """As of `ServerProfile`."""
-        return CompletionReader(sampling)
-
-    def batch_reader(self) -> KvBatchReader:
-        """As of `ServerProfile`."""
-        return KvEventReader()
 
 
 async def _version(client: ServerClient) -> str:

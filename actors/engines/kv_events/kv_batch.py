@@ -35,6 +35,9 @@ class KvBatchReader(Protocol):
     def read(self, payload: bytes) -> KvBatch:
         """The changes of one batch; Corrupt if it is no batch."""
 
+    def forget(self) -> None:
+        """The reader keeps nothing of blocks that were stored before the call: events were missed."""
+
 
 class _AnyBatch(msgspec.Struct, array_like=True):
     time: float

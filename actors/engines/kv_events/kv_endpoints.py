@@ -1,4 +1,4 @@
-"""KvEndpoints: the sockets of the cache events of an engine that runs already."""
+"""The places of the cache events of an engine that runs already: its sockets, or a path that is polled."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ class KvEndpoints(NamedTuple):
     """It publishes there."""
     replay: str
     """It answers replays there."""
+
+
+class PolledEvents(NamedTuple):
+    """A path at which a server gives, and forgets, the events since it was last asked. It has one reader."""
+
+    events: str

@@ -73,6 +73,9 @@ class KvEventReader:
         made_s, events = _FORM.decode(payload)
         return KvBatch(made_s, [change for event in events for change in self._changes(event)])
 
+    def forget(self) -> None:
+        """As of `KvBatchReader`: it keeps nothing of blocks."""
+
     def _changes(self, event: _Stored | _Removed | _Cleared | CacheGap) -> Iterator[CacheChange]:
         match event:
             case _Stored():

@@ -58,6 +58,9 @@ class SglangEventReader:
         made_s, events = _FORM.decode(payload)
         return KvBatch(made_s, [change for event in events for change in _changes(event)])
 
+    def forget(self) -> None:
+        """As of `KvBatchReader`: it keeps nothing of blocks."""
+
 
 def _changes(event: _Stored | _Removed | _Cleared | CacheGap) -> Iterator[CacheChange]:
     match event:

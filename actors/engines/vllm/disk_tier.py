@@ -11,8 +11,9 @@ queues are bounded.
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
    takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
-4. Of a folder on a network file system the scheduler asks nothing: a request's blocks are looked up in a thread, and
-   the request waits for that (`RemoteBlockStore`). A load that is not done in LOAD_S ends; blocks not read are misses.
+4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
+   request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
+   done in the store's `load_s` ends; blocks that were not read are misses.
 5. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
@@ -54,20 +55,24 @@ from actors.engines.vllm.host_tier import HostTierWorker, check_room
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
-from actors.kv_blocks.bounded_calls import BoundedCalls
+from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls
 from actors.kv_blocks.disk_counts import COUNTS_FILE, DiskCounts
 from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
-from actors.kv_blocks.remote_block_store import PrefixLookup, RemoteBlockStore
+from actors.kv_blocks.pool_folder import ObjectPlace
+from actors.kv_blocks.remote_block_store import RemoteBlockStore, SlowStore
 from actors.kv_blocks.shared_block_store import SharedBlockStore
+from actors.kv_blocks.tier_store import BlockLookup, TierStore
+from actors.kv_objects.object_block_store import ObjectBlockStore
+from actors.kv_objects.s3_objects import S3Objects
 from core.clock import SystemClock
 
 LOAD_THREADS, STORE_THREADS = 4, 2
+OBJECTS_AT_ONCE = 2
+"""So many times as many threads for a store of objects, whose calls wait longer than they work."""
 LOADS_SHARE, STORES_SHARE = 2, 2
 """Blocks that are read at once, and those that are written, are at most this part of the host: one half each."""
 STAMPS_MAX = 64
 """Ended requests whose blocks are still to be marked as used; more are not."""
-LOAD_S = 10
-"""So long after its begin a load from a network file system reads no further block."""
 
 _logger = logging.getLogger(__name__)
 
@@ -151,8 +156,8 @@ class RequestBlocks:
     """Blocks that it was to load from the disk: each once."""
     stamped: bool = False
     """Its blocks on the disk are marked as used."""
-    lookup: PrefixLookup | None = None
-    """On a network file system: which of its blocks lie there, once it was asked."""
+    lookup: BlockLookup | None = None
+    """Says which of its blocks lie on the disk, once the tier was asked."""
 
 
 @dataclass
@@ -182,6 +187,7 @@ class SealedDiskTier(SecondaryTierManager):
         shared: str,
         writer: str = "",
         remote: bool = False,
+        objects: dict[str, str] | None = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -198,9 +204,14 @@ class SealedDiskTier(SecondaryTierManager):
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
         seal, self._clock = self._seal(digest), SystemClock()
         more = self._counts, Path(shared), self._clock
-        self._store: BlockStore | SharedBlockStore | RemoteBlockStore
+        self._store: TierStore
         if remote:
-            inner = SharedBlockStore(Path(folder), writer, seal, *more, remote=True)
+            if objects is not None:
+                # a call that its caller has left ends soon after
+                place = S3Objects(ObjectPlace(**objects), 2 * CALL_S)
+                inner: SlowStore = ObjectBlockStore(place, seal, *more)
+            else:
+                inner = SharedBlockStore(Path(folder), writer, seal, *more, remote=True)
             calls = BoundedCalls(self._counts, self._clock)
             self._store = RemoteBlockStore(inner, self._counts, self._clock, calls)
         elif writer:
@@ -209,8 +220,9 @@ class SealedDiskTier(SecondaryTierManager):
             # before the keeper, which comes once the engine serves, announces what lies there
             self._store = BlockStore(Path(folder), size, seal, *more)
         write_pool(Path(shared, FACTS_FILE), PoolFacts(digest.hex(), self._loads_max, len(config.groups)))
-        self._loaders = ThreadPoolExecutor(LOAD_THREADS, "disk tier loads")
-        self._storers = ThreadPoolExecutor(STORE_THREADS, "disk tier stores")
+        at_once = OBJECTS_AT_ONCE if objects is not None else 1
+        self._loaders = ThreadPoolExecutor(at_once * LOAD_THREADS, "disk tier loads")
+        self._storers = ThreadPoolExecutor(at_once * STORE_THREADS, "disk tier stores")
         self._changed = Condition()
         self._loading = self._storing = self._stamping = 0
         """Blocks that are read and written, and requests whose blocks are marked, in threads or in their queues."""
@@ -261,7 +273,7 @@ class SealedDiskTier(SecondaryTierManager):
         blocks = []
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
             name = block_name(self._key, key)
-            if isinstance(self._store, RemoteBlockStore) or not self._store.holds(name):  # its `put` looks, in a thread
+            if self._store.may_store(name):
                 blocks.append((key, name, chunk, self._stamp_of(key, job_metadata.req_context, request)))
         room = self._stores_max - self._storing
         if len(blocks) > room:
@@ -276,10 +288,10 @@ class SealedDiskTier(SecondaryTierManager):
     def submit_load(self, job_metadata: TransferJob) -> None:
         """The blocks will be read; those that are refused are misses."""
 
-        until_ms = self._clock.monotonic_ms() + LOAD_S * 1000
+        until_ms = self._clock.monotonic_ms() + self._store.load_s * 1000
 
         def load(name: bytes, chunk: int) -> bool:
-            if isinstance(self._store, RemoteBlockStore) and self._clock.monotonic_ms() > until_ms:
+            if self._clock.monotonic_ms() > until_ms:
                 return False
             return self._store.load(name, self._row(chunk))
 
@@ -313,19 +325,16 @@ class SealedDiskTier(SecondaryTierManager):
         """Writes and reads that have begun have ended, the others are given up; files carry their stamps."""
         for pool in (self._loaders, self._storers):
             pool.shutdown(wait=True, cancel_futures=True)
-        if isinstance(self._store, RemoteBlockStore):
-            self._store.close()
         self._store.save_stamps()
+        self._store.close()
         self._counts.close()
         self._bytes.release()
 
     def _find(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool | None:
         """True if the block lies on the disk, None if a network file system is being asked."""
-        if not isinstance(self._store, RemoteBlockStore):
-            return self._store.holds(block_name(self._key, key))
         if request.lookup is None:
             rest = islice(dropwhile(lambda each: each != key, _prefix(req_context)), self._loads_max)
-            request.lookup = self._store.find_prefix([block_name(self._key, each) for each in rest])
+            request.lookup = self._store.find_prefix(block_name(self._key, each) for each in rest)
         return request.lookup.holds(block_name(self._key, key))
 
     def _row(self, chunk: int) -> memoryview:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.engines.engine_adapters import adapter_rank
+from actors.kv_blocks.pool_folder import ObjectPlace
 from core.errors import CallerError
 from core.ids import new_id
 
@@ -204,7 +205,10 @@ class DiskTier(NamedTuple):
     writer: str = ""
     """Of a folder that several workers use, this one's name there: 16 hex digits, new with each engine."""
     local: Path | None = None
-    """If the folder lies on a network file system: one of this machine, for what counts on this machine alone."""
+    """If the folder lies on a network file system, or there is none: one of this machine, for what counts on this
+    machine alone."""
+    objects: ObjectPlace | None = None
+    """The blocks lie in a store of objects; `folder` is not used."""
 
     @property
     def digests(self) -> Path:
@@ -222,6 +226,8 @@ def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, 
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
     sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared), "writer": tier.writer}
     sealed |= {"remote": tier.local is not None}
+    if tier.objects is not None:
+        sealed |= {"objects": tier.objects._asdict()}
     more["secondary_tiers"] = [{"type": "SealedDiskTier", "module_path": DISK_TIER_MODULE, "facts": "", **sealed}]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 

@@ -293,10 +293,11 @@ class VllmEngine:
     def _claim_disk(self, tier: DiskTier | None) -> BlockFolderLock | None:
         """The tier's folder, if there is one, is ours, or that of workers that share it. Nothing of killed engines is
         left in memory. A folder of several machines has no lock: locks of files are another matter on each network
-        file system. CallerError if it cannot be had, or if the model is none in a folder."""
+        file system. A store of objects has no folder.
+        CallerError if it cannot be had, or if the model is none in a folder."""
         self._check_folder("an engine that fetches blocks" if tier is None else "a disk tier")
         shared_memory.remove_leftovers()
-        if tier is None:
+        if tier is None or tier.objects is not None:
             return None
         if tier.local is not None:
             make_folder(tier.folder)
@@ -327,7 +328,7 @@ class VllmEngine:
             return None
         kind = bytes.fromhex(facts.kind)
         hash_bytes = HASH_BYTES[algorithm]
-        share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None) if tier.writer else None
+        share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None, tier.objects) if tier.writer else None
         return PoolDescription(
             tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared, share
         )

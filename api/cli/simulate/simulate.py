@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import click
 
 from actors.engines.simulated.simulated_settings import LINEAR, MOCKER, TIMINGS, SimulatedSettings, mocker_settings
+from actors.planning.planner_settings import PROFILE_FILE
 from api.cli.options import pairs, slo_settings, sweeps
 from api.cli.output import json_text, print_result, show_progress
 from api.cli.simulate.simulate_text import run_json, run_text, setup_line, sweep_json, sweep_text
 from api.config.data_folder import draft
 from api.config.loading import read_file
+from api.config.profile_file import read_profile
 from core.errors import CallerError
+from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
 from projections.scaling.scale_settings import SLO, ScaleSettings
 from replay.simulate.charts import run_plot, sweep_plot
@@ -138,6 +141,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             failures_per_hour=failures_per_hour,
             seed=seed,
             planner=None if planner_file is None else planner_settings(planner_file, slo_settings(slo)),
+            learns=(profile := None if planner_file is None else planner_profile(planner_file)) is not None,
+            profile=profile,
             bounds=_bounds(slo_settings(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
@@ -150,12 +155,26 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def planner_settings(file: Path, slo: Mapping[str, Any]) -> ScaleSettings:
     """The settings of the file, alone or below `planner`, with other bounds of service if any are given. CallerError
     names what is wrong."""
+    found = _planner_section(file)
+    within = found.get(SLO, {})
+    settings = {key: value for key, value in found.items() if key != PROFILE_FILE}
+    return ScaleSettings.parse({**settings, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
+
+
+def planner_profile(file: Path) -> CapacityLearned | None:
+    """The speed in the measured profile that the file names; None if it names none. CallerError if it is none."""
+    name = _planner_section(file).get(PROFILE_FILE, "")
+    if not isinstance(name, str):
+        raise CallerError(f"{file}: {PROFILE_FILE}: {name!r} is no name of a file")
+    return read_profile(Path(name)).capacity() if name else None
+
+
+def _planner_section(file: Path) -> Mapping[str, Any]:
     found = read_file(file)
     found = found.get(PLANNER_SECTION, found)
     if not isinstance(found, Mapping):
         raise CallerError(f"{file}: {PLANNER_SECTION} has no settings: it is {found!r}")
-    within = found.get(SLO, {})
-    return ScaleSettings.parse({**found, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
+    return found
 
 
 def _bounds(slo: Mapping[str, Any]) -> ServiceBounds:

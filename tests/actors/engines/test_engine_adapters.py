@@ -138,6 +138,44 @@ async def test_they_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await adapters.load("a", adapter_folder(tmp_path / "a", b"one"))
     with pytest.raises(CallerError, match="has 1 adapters, and may have no more"):
         await adapters.load("b", adapter_folder(tmp_path / "b", b"two"))
+    staged = await adapters.stage("b", str(tmp_path / "b"))
+    with pytest.raises(Unavailable, match="has 1 adapters"):
+        await adapters.attach(staged.id)
+    adapters.close()
+
+
+async def test_staged_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are read by the engine when they are attached, under one number, and stay when they are detached."""
+    done: list[str] = []
+
+    async def attach(copy: AdapterCopy) -> None:
+        done.append(f"+{copy.number}")
+
+    async def detach(copy: AdapterCopy) -> None:
+        done.append(f"-{copy.number}")
+
+    adapters = EngineAdapters(attach, detach)
+    copy = await adapters.stage("sql", adapter_folder(tmp_path / "a", b"one"))
+    assert (adapters.served(), adapters.sources(), done) == ([], {}, [])
+    with pytest.raises(Unavailable, match="not served here any more"), adapters.using(copy.id):
+        pass
+    for _ in range(2):
+        await adapters.attach(copy.id)
+        await adapters.attach(copy.id)
+        with adapters.using(copy.id) as used:
+            assert used == copy
+        await adapters.detach(copy.id)
+        await adapters.detach(copy.id)
+    assert (done, copy.folder.exists()) == (["+1", "-1", "+1", "-1"], True)
+    loaded = await adapters.load("law", adapter_folder(tmp_path / "b", b"two"))
+    assert await adapters.stage("law", str(tmp_path / "b")) == loaded
+    assert (adapters.served(), done[4:]) == ([], [f"+{loaded.number}", f"-{loaded.number}"])
+    monkeypatch.setattr(engine_adapters, "STAGED_MAX", 2)
+    with pytest.raises(CallerError, match="has copies of 2 adapters"):
+        await adapters.stage("tax", adapter_folder(tmp_path / "c", b"three"))
+    await adapters.attach(copy.id)
+    await adapters.detach_all()
+    assert done[-1] == "-1"
     adapters.close()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.kv_objects.write_credit import read_local
 from actors.kv_pool.shared_pool import CLAIMS, SharedPool
 from actors.router.router import Router
 from actors.worker.worker import Worker
@@ -25,6 +26,7 @@ from tests.actors.world import KEY, World, collect, world
 from tests.contracts.engine import answer_to, prompt, request
 from tests.fixtures.engines import RecordedEngine
 from tests.fixtures.eventually import eventually
+from tests.fixtures.s3_server import S3Server
 
 PROMPTS = 4
 
@@ -59,26 +61,31 @@ async def kill(it: World, name: str) -> None:
     it.store.expire(f"{CLAIMS}{pool.id}")
 
 
-@pytest.mark.parametrize("locality", ["local", "remote"])
+@pytest.mark.parametrize("locality", ["local", "remote", "s3"])
 async def test_the_other_worker_has_the_blocks_of_a_killed_one(
-    tiny_checkpoint: Path, tmp_path: Path, locality: str
+    tiny_checkpoint: Path, tmp_path: Path, locality: str, s3: S3Server
 ) -> None:
     """The first computes prompts, and is killed while it computes another one. The second keeps the pool then; it finds
     what is predicted, its texts are those of cold, and what it writes is announced, too."""
-    local = tmp_path if locality == "remote" else None
+    local = tmp_path if locality != "local" else None
+    objects = s3.place() if locality == "s3" else None
     on_disk = 0 if local else BLOCKS
     async with world() as it:
         first = await it.worker(
-            "decode-0", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local)
+            "decode-0",
+            engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local, objects=objects),
         )
         router = await it.router(settings=RoutingSettings(policy="kv"))
         await it.ready(router)
+        if objects is not None:
+            await eventually(lambda: read_local(first.engine._shared) > 0, "it may write")  # type: ignore[attr-defined]
         asked = [request(prompt(LENGTH), 8) for _ in range(PROMPTS)]
         cold = [(await answer(router, each))[0] for each in asked]
         for _ in range((DEVICE_BLOCKS + SIZE) // BLOCKS):
             await answer(router, request(prompt(LENGTH), 2))
         second = await it.worker(
-            "decode-1", engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local)
+            "decode-1",
+            engine=engine_over(tiny_checkpoint, tmp_path / "kv", writer=new_id(), local=local, objects=objects),
         )
         await it.ready(router, workers=2)
         for each in asked:

@@ -20,6 +20,7 @@ from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool import entry_outbox, pool_keeper, shared_pool, waiting_entries
 from actors.kv_pool.entry_outbox import EntryOutbox
 from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_place import place_of
 from actors.kv_pool.shared_pool import CLAIMS, SharedPool
 from actors.router.router import Router
 from actors.worker.worker import Worker
@@ -247,7 +248,8 @@ async def test_a_worker_that_never_stood_takes_no_claim_away(tmp_path: Path, mon
     """As one whose start failed."""
     async with pair(tmp_path / "kv") as (it, _, first, second):
         monkeypatch.setattr(second, "registry", it.registry("decode-2"))
-        never = second._shared_pool(shared(tmp_path / "kv", 2), pool_of(first).id)
+        described = shared(tmp_path / "kv", 2)
+        never = second._shared_pool(described, place_of(described, second.clock), pool_of(first).id)
         await never.leave("it could not start")
         assert it.store.owner(f"{CLAIMS}{pool_of(first).id}") is it.registries["decode-0"]
 

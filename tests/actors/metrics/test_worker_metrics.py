@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from actors.kv_blocks.disk_counts import NAMES
-from actors.metrics.worker_metrics import DISK_LEVELS, DISK_TOTALS, REFUSED, WorkerMetrics
+from actors.metrics.worker_metrics import CALLS_FAILED, DISK_LEVELS, DISK_TOTALS, REFUSED, WorkerMetrics
 
 
 def shown(metrics: WorkerMetrics) -> list[str]:
@@ -17,7 +17,7 @@ def test_a_worker_without_a_disk_tier_shows_none() -> None:
 
 
 def test_each_number_is_shown() -> None:
-    """Each with its own value; refused files by reason."""
+    """Each with its own value; refused files and failed calls by reason."""
     metrics = WorkerMetrics("tiny", "decode-0")
     metrics.watch_disk(lambda: {name: number for number, name in enumerate(NAMES)})
     lines = shown(metrics)
@@ -25,9 +25,12 @@ def test_each_number_is_shown() -> None:
         if name.startswith(REFUSED):
             reason = name.removeprefix(REFUSED)
             series = f'contrail_worker_disk_refused_total{{model="tiny",reason="{reason}",worker="decode-0"}}'
+        elif name in CALLS_FAILED:
+            reason = name.removeprefix("calls_")
+            series = f'contrail_worker_disk_calls_failed_total{{model="tiny",reason="{reason}",worker="decode-0"}}'
         else:
             series = f"contrail_worker_disk_{name}{'' if name in DISK_LEVELS else '_total'}"
             series += '{model="tiny",worker="decode-0"}'
         assert f"{series} {number}.0" in lines
-    known = {*DISK_LEVELS, *DISK_TOTALS, *(name for name in NAMES if name.startswith(REFUSED))}
+    known = {*DISK_LEVELS, *DISK_TOTALS, *CALLS_FAILED, *(name for name in NAMES if name.startswith(REFUSED))}
     assert known == set(NAMES)

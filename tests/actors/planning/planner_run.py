@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from actors.planning.planner import (
     CancelStart,
     DrainWorker,
@@ -16,6 +18,7 @@ from actors.planning.planner import (
 )
 from core.events import ScaleDecided
 from core.events.scale import DemandCell, ScaleEvent
+from projections.scaling.forecast import ForeseenRates
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, START_MS, rolled
 
@@ -30,6 +33,8 @@ class PlannerRun:
         """Ready workers after each period."""
         self.cancelled: list[int] = []
         self.ready = ready
+        self.foreseen: ForeseenRates | None = None
+        """Answer of a library's forecaster, in each period from here on."""
         self._settings = settings
         self._starting: dict[int, int] = {}
         """By order, the time when the worker comes."""
@@ -46,14 +51,17 @@ class PlannerRun:
         """Of all decisions so far."""
         return [each.target for each in self.decisions]
 
-    def period(self, arrivals: int, cells: tuple[DemandCell, ...] | None = None, waiting: int = 0) -> None:
-        """One period more, with so many arrivals."""
+    def period(
+        self, arrivals: int, cells: tuple[DemandCell, ...] | None = None, waiting: int = 0, missed: int = 0
+    ) -> None:
+        """One period more, with so many arrivals, of which so many `missed` the bounds of service."""
         self._periods += 1
         now_ms = START_MS + self._periods * PERIOD_S * 1000
         for start in [start for start, at_ms in self._starting.items() if at_ms <= now_ms]:
             self._feed(WorkerReady(start, self._starting.pop(start)))
             self.ready += 1
-        self._feed(PeriodEnded(rolled(self._periods, arrivals, cells, waiting), self.ready, 0))
+        demand = replace(rolled(self._periods, arrivals, cells, waiting), attained=arrivals - missed)
+        self._feed(PeriodEnded(demand, self.ready, 0, foreseen=self.foreseen))
         self.fleet.append(self.ready)
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:

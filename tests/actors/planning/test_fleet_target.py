@@ -42,6 +42,14 @@ def test_the_newest_target_is_followed() -> None:
     assert follower.goal == 3
 
 
+def test_a_fleet_ends_at_zero_where_it_may() -> None:
+    """Else one worker stays, whatever the registry says."""
+    zero, one = TargetFollower("decode", 3, 0), TargetFollower("decode", 3)
+    assert zero.take(change(1, 5, 10, 0))
+    assert one.take(change(1, 5, 10, 0))
+    assert (zero.goal, one.goal) == (0, 1)
+
+
 def test_a_registry_that_lost_its_data_counts_anew() -> None:
     """It is seen by the key that is gone; or, where the next target was there before its watcher, by the revision."""
     follower = TargetFollower("decode", 9)

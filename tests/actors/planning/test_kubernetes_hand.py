@@ -36,6 +36,7 @@ class Cluster:
         self.store = MemoryRegistryStore()
         self.registry = MemoryRegistry(self.store)
         self.leads = True
+        self.least = 1
         self.token_file = folder / "token"
         self.token_file.write_text("secret\n")
 
@@ -50,7 +51,7 @@ class Cluster:
             token_file=self.token_file,
             authority=authority,
         )
-        hand = KubernetesHand(KubernetesScale(options), self.registry, "decode", 4, lambda: self.leads)
+        hand = KubernetesHand(KubernetesScale(options), self.registry, "decode", 4, lambda: self.leads, self.least)
         running = asyncio.create_task(hand.run())
         try:
             yield hand
@@ -109,6 +110,18 @@ async def test_the_scale_follows_the_target(cluster: Cluster) -> None:
         await cluster.answers(12, 1)
         assert (hand.replicas, hand.fault) == (1, "")
         assert len(cluster.server.names) == 1
+
+
+async def test_a_scale_may_be_zero(cluster: Cluster) -> None:
+    """Where the file lets the fleet end; the next request starts a pod."""
+    cluster.least = 0
+    async with cluster.running() as hand:
+        cluster.target(0, 10)
+        await cluster.answers(10, 0)
+        assert (cluster.server.replicas, hand.replicas) == (0, 0)
+        cluster.target(1, 11)
+        await cluster.answers(11, 1)
+        assert cluster.server.replicas == 1
 
 
 async def test_the_youngest_pods_go(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors.planning import planner as planner_module
@@ -12,11 +13,13 @@ from actors.planning.planner import OVERDUE_MAX, RESTATE_PERIODS, PeriodEnded, P
 from core.events import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
 from core.events.scale import LEARNED, ScaleEvent, ScaleSettingsChanged
 from projections.scaling import scale_fold
-from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.forecast import ForeseenRates
+from projections.scaling.scale_decision import FROM_ZERO, FleetCounts, decide_scale
 from projections.scaling.scale_fold import ScaleFold
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ARIMA, PROPHET, SEASONAL, ScaleSettings
 from tests.actors.planning.planner_run import PlannerRun, turns
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, cell, poisson, rolled
+from tests.projections.scaling.profiles import PROFILE
 
 SETTINGS = ScaleSettings(down_window_s=60, startup_s=30)
 PER_MINUTE = 60 // PERIOD_S
@@ -73,6 +76,25 @@ def test_without_traffic_the_minimum_is_reached() -> None:
 
     assert run.fleet[5 * PER_MINUTE - 1] > 1
     assert run.fleet[-1] == SETTINGS.min
+
+
+def test_a_fleet_goes_to_zero_and_back() -> None:
+    """It ends after `zero_after_s` without an arrival, begins with the first request, and stays small: a request now
+    and then takes one worker."""
+    run = PlannerRun(ScaleSettings(min=0, zero_after_s=60, startup_s=10, down_window_s=20))
+    for _ in range(2 * PER_MINUTE):
+        run.period(10)
+    for _ in range(3 * PER_MINUTE):
+        run.period(0)
+        fell_at = run.fleet.index(0) if 0 in run.fleet else 0
+    assert fell_at == 2 * PER_MINUTE - 1 + 60 // PERIOD_S
+    run.period(1, cells=(), waiting=1)
+    assert (run.decisions[-1].bound, run.targets[-1]) == (FROM_ZERO, 1)
+    for number in range(20 * PER_MINUTE):
+        run.period(int(number % 11 == 3))
+
+    assert set(run.targets[5 * PER_MINUTE :]) == {1}
+    assert run.ready == 1
 
 
 def test_a_worker_that_never_comes_blocks_nothing() -> None:
@@ -242,3 +264,52 @@ def test_without_a_speed_nothing_is_decided_until_one_is_learned() -> None:
     assert len(found) == 2
     assert found[0].decode_us == (9_000, 90_000)
     assert found[0].startup_ms == SETTINGS.startup_s * 1000
+
+
+def test_a_measured_profile_counts_from_the_first_period() -> None:
+    """With the start-up time of the settings. What is learned takes its place, and keeps its name."""
+    profile = PROFILE.capacity()
+    planner = Planner(SETTINGS, profile)
+
+    first = feed(planner, 0)
+    capacity = next(event for event in first if isinstance(event, CapacityLearned))
+    assert capacity == replace(profile, startup_ms=SETTINGS.startup_s * 1000)
+    assert any(isinstance(event, ScaleDecided) for event in first)
+    learned = replace(profile, origin=LEARNED, prefill_us=(1, 2, 3, 4))
+    later = [event for number in range(1, 1 + 2 * PER_MINUTE) for event in feed(planner, number, learned)]
+    found = [event for event in later if isinstance(event, CapacityLearned)]
+    assert {(each.origin, each.prefill_us, each.profile) for each in found} == {
+        (LEARNED, (1, 2, 3, 4), profile.profile)
+    }
+
+
+def test_a_successor_begins_with_a_profile_only_if_the_stream_does_not_know_it() -> None:
+    """What was learned since stays; a profile that was measured again counts, with the start-up time that is known."""
+    profile = PROFILE.capacity()
+    learned = replace(profile, origin=LEARNED, prefill_us=(1, 2, 3, 4), startup_ms=9_000, starts=3)
+    again = replace(profile, profile="another")
+
+    def capacities(known: CapacityLearned, given: CapacityLearned) -> list[CapacityLearned]:
+        fold = ScaleFold()
+        fold.apply(known)
+        return [event for event in feed(Planner(SETTINGS, given, fold), 1) if isinstance(event, CapacityLearned)]
+
+    assert capacities(learned, profile) == []
+    assert capacities(learned, again) == [replace(again, startup_ms=9_000, starts=3)]
+    assert capacities(replace(learned, profile=UNSET), profile) == [replace(profile, startup_ms=9_000, starts=3)]
+
+
+def test_the_answer_of_a_library_stands_in_the_decision() -> None:
+    """While there is none for the horizon, the seasonal forecast stands in, and is named."""
+    planner = Planner(replace(SETTINGS, predictor=ARIMA), CAPACITY)
+    minute = (rolled(1, 0).at_ms + 35_000) // 60_000
+
+    def forecasts(number: int, foreseen: ForeseenRates | None) -> list[tuple[str, int]]:
+        commands = planner.step(PeriodEnded(rolled(number, 50), 1, 0, foreseen=foreseen), number)
+        events = [each.event for each in commands if isinstance(each, RecordEvent)]
+        return [(each.forecast.predictor, each.forecast.rate_m) for each in events if isinstance(each, ScaleDecided)]
+
+    assert forecasts(1, None) == [(SEASONAL, 10_000)]
+    assert forecasts(2, ForeseenRates(ARIMA, minute, (7_000, 8_000))) == [(ARIMA, 7_000)]
+    assert forecasts(3, ForeseenRates(PROPHET, minute, (7_000, 8_000)))[0][0] == SEASONAL
+    assert forecasts(4, ForeseenRates(ARIMA, minute - 2, (7_000, 8_000)))[0][0] == SEASONAL

@@ -11,14 +11,19 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
+from actors.planning import planner as planner_module
 from actors.planning import planner_service
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
+from actors.planning.forecast_process import ForecastProcess
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
 from core.clock import Clock, SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, PeerError, Unavailable
+from core.events.request_stages import RequestStages
+from core.events.routing import PROGRESS_VERSION
 from core.events.scale import (
+    CapacityLearned,
     DemandRolled,
     ScaleApplied,
     ScaleDecided,
@@ -29,12 +34,15 @@ from core.events.scale import (
 )
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.forecast import ForeseenRates, RateHistory
+from projections.scaling.scale_settings import ARIMA, SEASONAL, ScaleSettings
+from projections.scaling.speed_model import SAMPLES_MIN
 from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
 from tests.fixtures.eventually import eventually
-from tests.projections.scaling.demands import CAPACITY
+from tests.projections.facts import routed, worker_id
+from tests.projections.scaling.demands import CAPACITY, end
 
 LEADS_IN_VAIN = 2
 SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
@@ -276,6 +284,30 @@ async def test_without_a_known_speed_demand_alone_is_counted(site: Site) -> None
     assert site.target is None
 
 
+async def test_a_fleet_at_zero_keeps_the_speed_that_it_had(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a worker no size of an engine's cache is known, and a worker without one could serve nothing."""
+    monkeypatch.setattr(planner_module, "LEARN_EVERY_MS", 0)
+    stages = RequestStages(prefill=2_000, decode=3_000)
+
+    async def serve(first: int) -> None:
+        for number in range(first, first + SAMPLES_MIN):
+            asked = routed(f"r{number}", worker_id(1), model="m")
+            await site.log.write(asked, replace(end(f"r{number}", stages=stages), v=PROGRESS_VERSION))
+
+    async with site.planner("a", profiled=False) as service:
+        site.worker_put("w1", capacity_blocks=1_000)
+        await eventually(lambda: service.rolled is not None, "a period")
+        await serve(0)
+        await eventually(decided(service), "a decision")
+        site.store.delete("workers/w1")
+        await eventually(lambda: service.last is not None and not service.last.ready, "no worker")
+        await serve(SAMPLES_MIN)
+        await next_decision(service)
+        await next_decision(service)
+    learned = [event for _, event in await site.events() if isinstance(event, CapacityLearned)]
+    assert {(each.room_tokens, each.slots) for each in learned} == {(16_000, 8)}
+
+
 async def test_workers_of_others_do_not_count(site: Site) -> None:
     """Those of another model, and those that compute prompts for others."""
     site.worker_put("other", model="n")
@@ -377,3 +409,26 @@ def test_a_target_that_is_none_is_refused() -> None:
     for value in (b"[]", b"{", FleetTarget(1, 1, "decode", -1).encode(), FleetTarget(1, 1, "decode", 1 << 20).encode()):
         with pytest.raises(PeerError, match="no target"):
             FleetTarget.parse(value)
+
+
+async def test_a_decision_has_the_newest_answer_of_a_library(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked each period for the horizon. Until it has answered, the seasonal forecast stands in."""
+    asked: list[tuple[str, int]] = []
+
+    def ask(_self: ForecastProcess, settings: ScaleSettings, _history: RateHistory, horizon_s: int) -> None:
+        asked.append((settings.predictor, horizon_s))
+
+    monkeypatch.setattr(ForecastProcess, "ask", ask)
+    site.store.put(PLANNER_SETTINGS_KEY, orjson.dumps({"predictor": ARIMA}))
+    async with site.planner("a", acts=False) as service:
+        await eventually(decided(service), "a decision")
+        assert service.last is not None
+        assert service.last.forecast.predictor == SEASONAL
+        minute = service.last.at_ms // 60_000
+        service.forecasts.foreseen = ForeseenRates(ARIMA, minute, (7_000,) * 10)
+        await next_decision(service)
+        await next_decision(service)
+        assert (service.last.forecast.predictor, service.last.forecast.rate_m) == (ARIMA, 7_000)
+        assert service.describe()["forecasts"] == {"failures": 0, "fault": ""}
+    assert set(asked) == {(ARIMA, SETTINGS.startup_s + SETTINGS.period_s)}
+    assert len(asked) >= 2

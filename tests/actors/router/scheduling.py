@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
@@ -80,9 +81,11 @@ class Scheduling:
         self.replica.feed(event)
         return self.commands[before:]
 
-    def arrive(self, name: str, tokens: int = 20, first: int = 0, **options: object) -> RoutedRequest:
+    def arrive(
+        self, name: str, tokens: int = 20, first: int = 0, adapter: str | None = None, **options: object
+    ) -> RoutedRequest:
         """A request with the tokens from `first` on."""
-        asked: GenerateRequest = request(range(first, first + tokens), 4, name)
+        asked: GenerateRequest = replace(request(range(first, first + tokens), 4, name), adapter=adapter)
         routed = RoutedRequest(
             id=RequestId(name), model=MODEL, prompt_tokens=tokens, answer_max=4,
             answer=AnswerProgress(asked, 8192, BLOCK_SIZE, HashColumns(DigestStore(), 7)), **options,  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.router import request_scheduler
+from actors.router.adapter_loads import LOAD_US
 from actors.router.request_scheduler import (
     AttemptBroke,
     ClientGone,
@@ -27,16 +28,17 @@ from actors.router.request_scheduler import (
 from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
+from core.events import AdapterEvicted, AdapterLoaded, BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
 from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
-from core.ids import RequestId
-from core.models import GenerationFailed, NoWorkers
+from core.ids import RequestId, WorkerId
+from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
 from projections.policy.prefill_time import PrefillTime
 from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
+from tests.projections.facts import worker_id
 
 HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
 
@@ -197,6 +199,83 @@ def test_a_decline_counts_until_the_worker_should_be_done(monkeypatch: pytest.Mo
             seen.append((only.phase, only.attempt))
     running = [(Phase.RUNNING, 0), (Phase.HELD, 1), (Phase.RUNNING, 1), (Phase.RUNNING, 2), (Phase.RUNNING, 2)]
     assert seen == running
+
+
+def test_a_decline_of_a_request_without_condition_is_the_loss_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a request that no worker can load the adapter of has an end."""
+    monkeypatch.setattr(request_scheduler, "DECLINED_MAX", 2)
+    it = Scheduling(RoutingSettings(policy="time", hold_max_ms=60_000))
+    only = it.arrive("only")
+    for attempt in range(10):
+        if only.phase is Phase.ENDED:
+            break
+        it.feed(AttemptBroke(only.id, attempt, WorkerDeclined("the adapter sql@1 cannot be loaded")))
+        it.ticks(10_000_000)
+    outcomes = [event.outcome for event in it.published(RequestFinished)]  # type: ignore[union-attr]
+    assert outcomes[:3] == ["declined", "declined", "worker_lost"]
+    assert set(outcomes[2:]) == {"worker_lost"}
+    assert only.phase is Phase.ENDED
+    details = {event.detail for event in it.published(RequestFinished)}  # type: ignore[union-attr]
+    assert details == {"the adapter sql@1 cannot be loaded"}
+
+
+@pytest.mark.parametrize("policy", ["time", "session"])
+def test_a_load_is_counted_where_an_adapter_is_cold(policy: str) -> None:
+    """In the record of the decision, held or not, with what is left of it for the next request; a first token behind
+    it teaches no price."""
+    it = Scheduling(RoutingSettings(policy=policy), workers=0)
+    for number, changes in enumerate(([], [AdapterEvicted(name="sql", digest="01")])):
+        source = Scheduling.join(it.log, number)
+        source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1), *changes])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    first = it.arrive("first", adapter="sql@01")
+    it.ticks()
+    assert first.routed is not None
+    assert (first.worker, first.routed.held) == (worker_id(0), {worker_id(1): LOAD_US})
+    it.output(first, 1, finish="stop")
+    assert noted == [20]
+    plain = it.arrive("plain")
+    it.ticks()
+    assert plain.routed is not None
+    assert plain.routed.held == {}
+
+
+def test_a_request_that_waits_for_a_load_teaches_no_price() -> None:
+    """Its first token comes late, and the next request for the adapter finds the load under way."""
+    it = Scheduling(RoutingSettings(policy="time"), workers=0)
+    source = Scheduling.join(it.log, 0)
+    source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1)])
+    source.append([AdapterEvicted(name="sql", digest="01")])
+    it.ticks(1_000_000)
+    noted: list[int] = []
+    it.scheduler.learned.note = lambda _model, tokens, *_times: noted.append(tokens)  # type: ignore[method-assign]
+    first = it.arrive("first", adapter="sql@01")
+    it.ticks(LOAD_US // 5)
+    second = it.arrive("second", adapter="sql@01")
+    it.ticks()
+    assert first.routed is not None
+    assert second.routed is not None
+    assert first.routed.held == {worker_id(0): LOAD_US}
+    assert second.routed.held == {worker_id(0): LOAD_US - LOAD_US // 5}
+    it.output(first, 1, finish="stop")
+    assert noted == []
+    source.append([AdapterLoaded(name="sql", digest="01", rank=8, loaded_ms=1)])
+    it.output(second, 1, finish="stop")
+    it.ticks(1_000_000)
+    third = it.arrive("third", adapter="sql@01")
+    it.ticks()
+    assert third.routed is not None
+    assert third.routed.held == {}
+    it.output(third, 1, finish="stop")
+    assert len(noted) == 1
+    source.append([AdapterEvicted(name="sql", digest="01")])
+    it.ticks(1_000_000)
+    fourth = it.arrive("fourth", adapter="sql@01")
+    it.ticks()
+    assert fourth.routed is not None
+    assert 0.75 * LOAD_US < fourth.routed.held[worker_id(0)] < LOAD_US  # the first one's took a fifth
 
 
 def test_the_time_stands_while_a_clock_is_set_back_once_a_request_has_read_it() -> None:
@@ -391,3 +470,81 @@ def test_a_request_waits_so_long_for_a_join(
     it.ticks(1 + request_scheduler.RETRY_US)
     assert [*phases, waiting.phase] == [Phase.WAITING, Phase.ENDED]
     assert len(it.published(RequestRejected)) == len(it.done(Fail)) == 1
+
+
+def test_without_any_worker_the_request_waits_where_a_planner_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has the requests that wait, in their order. The first worker gets them as soon as it has joined."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda model: model == "sim")
+    both = [it.arrive("first"), it.arrive("second")]
+    assert [each.phase for each in both] == [Phase.QUEUED] * 2
+    queued = cast(list[RequestQueued], it.published(RequestQueued))
+    assert [(each.request, each.why, each.depth) for each in queued] == [
+        ("first", "no_worker", 0),
+        ("second", "behind", 1),
+    ]
+    it.join(it.log, 0)
+    it.ticks(request_scheduler.REFRESH_EVERY_US)
+    assert [each.phase for each in both] == [Phase.RUNNING, Phase.QUEUED], "the worker has one slot"
+    assert it.done(Fail) == []
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "bound_ms", "error"), [(None, 30_000, Overloaded), (300, 300, DeadlineExceeded)]
+)
+def test_a_request_waits_so_long_for_the_first_worker(
+    monkeypatch: pytest.MonkeyPatch, deadline_ms: int | None, bound_ms: int, error: type[Exception]
+) -> None:
+    """As long as in any queue."""
+    it = Scheduling(workers=0)
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    waiting = it.arrive("waiting", deadline_ms=deadline_ms)
+    it.ticks(1000 * bound_ms - 1)
+    assert waiting.phase == Phase.QUEUED
+    it.ticks(1)
+    assert waiting.phase == Phase.ENDED
+    (failed,) = it.done(Fail)
+    assert isinstance(cast(Fail, failed).error, error)
+
+
+def test_as_many_wait_for_the_first_worker_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow answers of before make the queue of a busy fleet short, and not this one."""
+    it = Scheduling(RoutingSettings(policy="kv", active_max=1, queue_max=3))
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    before = it.arrive("before")
+    it.ticks(20_000_000)
+    it.output(before, 1, finish="stop")
+    it.gone.add(WorkerId(worker_id(0)))
+    waiting = [it.arrive(f"waiting {number}") for number in range(3)]
+    assert [each.phase for each in waiting] == [Phase.QUEUED] * 3
+    assert it.arrive("one more").phase is Phase.ENDED
+
+
+def test_a_request_whose_only_worker_ended_waits_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log has that it waits: a planner counts it."""
+    it = Scheduling()
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    lost = it.arrive("lost")
+    it.gone.add(WorkerId(worker_id(0)))
+    it.feed(AttemptBroke(lost.id, 0, WorkerLeaving("it ends")))
+    it.ticks(request_scheduler.RETRY_US)
+    assert lost.phase is Phase.WAITING
+    it.ticks(5_000_000)
+    assert [(each.why, each.depth) for each in cast(list[RequestQueued], it.published(RequestQueued))] == [
+        ("no_worker", 0)
+    ]
+    it.join(it.log, 1)
+    it.ticks(request_scheduler.RETRY_US)
+    assert (lost.phase, it.done(Fail)) == (Phase.RUNNING, [])
+
+
+def test_a_begun_answer_waits_for_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client would have nothing for as long as a worker starts."""
+    it = Scheduling()
+    monkeypatch.setattr(it.replica, "starts_from_zero", lambda _: True)
+    begun = it.arrive("begun")
+    it.output(begun, 1)
+    it.gone.add(WorkerId(worker_id(0)))
+    it.feed(AttemptBroke(begun.id, 0, WorkerDisconnected("it died")))
+    it.ticks(request_scheduler.RESUME_WAIT_US + 2 * request_scheduler.RETRY_US)
+    assert begun.phase is Phase.ENDED

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
 from core.codec import decode_message
 from core.events import RequestFinished, RequestMigrated, RequestPrefilled, RequestRejected, RequestRouted, WorkerLost
+from core.events.routing import RequestQueued
 from core.ids import StreamSeq
 from core.models import GenerationFailed, NoWorkers, UnknownModel
 from core.settings import RoutingSettings
@@ -239,6 +242,40 @@ async def test_a_request_waits_while_the_log_has_lost_the_joins() -> None:
         tokens, _ = await asked
         assert len(tokens) == 8
         assert not [event for event in await events_of(it, ROUTING) if isinstance(event, RequestRejected)]
+
+
+async def test_a_model_without_workers_is_served_where_a_planner_starts_them() -> None:
+    """Also by a replica that never saw a worker: it is ready, it lists the model by all its names, and requests wait
+    for the first worker."""
+    from_zero: dict[str, Any] = {"from_zero": frozenset({"sim"})}
+    async with world() as it:
+        early = await it.router("frontend-0", **from_zero)
+        with pytest.raises(NoWorkers, match="start one"):
+            await collect(early, request(range(40)))
+        assert not early.ready().ready
+        await it.worker("a", aliases=("other",))
+        await it.ready(early)
+        await eventually(lambda: any(key.endswith("/card") for key in it.store._keys), "the model is kept")
+        await it.workers.pop("a").stop("the fleet is idle")
+        router = await it.router("frontend-1", **from_zero)
+        stranger = await it.router("frontend-2")
+        await eventually(lambda: router.ready()[0] and not early.state.alive(), "ready")
+        assert not early.ready().degraded
+        assert not stranger.ready().ready
+        for each in (early, router):
+            (card,) = each.models()
+            assert (card.name, card.workers, card.further_names) == ("sim", 0, ("other",))
+            assert each.model_of("other") == "sim"
+            assert card.files == early.card("sim").files
+        asked = [asyncio.create_task(collect(each, request(range(40)))) for each in (early, router)]
+        await eventually(lambda: early.scheduler.waiting == router.scheduler.waiting == 1, "both wait")
+        await it.worker("b", settings=dataclasses.replace(FAST, context_max=4096))
+        for tokens, _ in await asyncio.gather(*asked):
+            assert len(tokens) == 8
+        await eventually(lambda: router.card("sim").context_max == 4096, "the model is learned from the worker")
+        assert [each.why for each in await events_of(it, ROUTING) if isinstance(each, RequestQueued)] == [
+            "no_worker"
+        ] * 2
 
 
 async def test_log_away_fails_no_request() -> None:

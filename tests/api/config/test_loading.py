@@ -99,6 +99,21 @@ def test_routing_for_proxies_is_asked_for_and_bounded(tmp_path: Path) -> None:
         ("workers: [{kv_tiers: {host: 8GiB, disk: {path: '', size: 1GiB}}}]", "path: name a folder"),
         ("workers: [{kv_tiers: {host: 8GiB, disk: {path: kv, size: 8}}}]", 'write "200GiB"'),
         ("workers: [{kv_tiers: {disk: {path: kv, size: 1GiB}}}]", "a disk tier lies behind a host tier"),
+        ("workers: [{kv_tiers: {remote: {s3: {bucket: kv}, size: 1GiB}}}]", "a disk tier lies behind a host tier"),
+        ("workers: [{kv_tiers: {host: 8GiB, remote: {s3: {bucket: kv}}}}]", "this key is missing: `size`"),
+        ("workers: [{kv_tiers: {host: 8GiB, remote: {s3: {bucket: a/b}, size: 1GiB}}}]", "bucket: name a bucket"),
+        (
+            "workers: [{kv_tiers: {host: 8GiB, remote: {s3: {bucket: kv, endpoint: 'host:9'}, size: 1GiB}}}]",
+            "give https://HOST:PORT",
+        ),
+        (
+            "workers: [{kv_tiers: {host: 8GiB, remote: {s3: {bucket: kv, endpoint: 'https://a:b@c'}, size: 1GiB}}}]",
+            "credentials stand in the environment",
+        ),
+        (
+            "workers: [{kv_tiers: {host: 8GiB, disk: {path: kv, size: 1GiB}, remote: {s3: {bucket: kv}, size: 1GiB}}}]",
+            "behind the host lies one tier",
+        ),
         (
             "workers: [{engine: simulated, kv_tiers: {host: 1GiB, disk: {path: kv, size: 1GiB}}}]",
             "simulated workers have no disk tier yet: leave it out",

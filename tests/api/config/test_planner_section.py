@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
+from actors.planning import forecast_process
+from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DeploymentRef
 from api.config.loading import load
 from api.deployment.preflight import check_workers
+from api.deployment.process_specs import planner_spec
 from api.process.planner import PASS_TOKENS, kubernetes_resource, planner_options
 from core.errors import CallerError
-from core.events.scale import PROFILE
+from core.events.scale import PROFILE as EXACT
 from core.keys import DeploymentKey
 from core.subjects import SCALE
+from tests.projections.scaling.profiles import PROFILE
 
 RESOURCE = {"resource": "deployment/decode"}
 SIMULATED = {"engine": "simulated", "count": 2, "engine_args": {"decode_us_per_step": 7000}}
@@ -45,7 +50,7 @@ def test_a_simulated_group_has_its_profile(tmp_path: Path) -> None:
     assert SCALE in found.topology.names()
     assert (options.group, options.model, options.acts, options.settings.ttft_ms) == ("decode", "tiny", True, 700)
     assert options.profile is not None
-    assert (options.profile.origin, options.profile.decode_us[0]) == (PROFILE, 7000)
+    assert (options.profile.origin, options.profile.decode_us[0]) == (EXACT, 7000)
 
 
 def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:
@@ -86,11 +91,12 @@ def test_pods_are_sized_where_the_file_says_so(tmp_path: Path) -> None:
     [
         ({"mode": "on"}, [], "there are off, advise, act"),
         ({"mode": "act", "max": 1}, [], "begins with 2 workers"),
-        ({"mode": "act", "min": 0}, [], "planner.min: at least 1"),
+        ({"mode": "act", "min": 0}, [], "planner.min: with 0, .* 65000 ms .*queue_wait_max_ms: 30000"),
         ({"mode": "act", "maximum": 3}, [], "planner.maximum: no such setting"),
         ({"slo": {"ttft_ms": 0}}, [], "planner.ttft_ms"),
         ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "name": "two"}], "one worker group"),
         ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "role": "prefill"}], "one worker group"),
+        ({"mode": "advise", "profile": 3}, [], "planner.profile: 3 is no name of a file"),
         ({"hand": "robot"}, [], "there are supervisor, kubernetes, virtual"),
         ({"hand": "kubernetes"}, [], "planner.kubernetes: .*resource"),
         ({"hand": "kubernetes", "kubernetes": {"resource": "pod/a"}}, [], "neither `statefulset/NAME` nor"),
@@ -108,3 +114,43 @@ def test_a_planner_that_cannot_be_is_one_sentence(
     """It names the key, and the remedy."""
     with pytest.raises(CallerError, match=told):
         deployed(tmp_path, planner, *workers)
+
+
+def test_a_measured_profile_is_the_first_speed(tmp_path: Path) -> None:
+    """That of the file, or of the option; also of a simulated group. `contrail up` hands its absolute path on, and
+    checks it before anything is started."""
+    file = tmp_path / "m.json"
+    file.write_bytes(PROFILE.encode())
+    large = deployed(tmp_path, {"mode": "advise", "profile": str(file)}, {"engine_args": {"tensor_parallel_size": 2}})
+    found = deployed(tmp_path, {"mode": "advise", "profile": str(file)})
+    options = planner_options(found, "planner-0")
+
+    assert options.profile == PROFILE.capacity()
+    assert options.learns
+    assert planner_options(large, "planner-0").profile == PROFILE.capacity(devices=2)
+    other = tmp_path / "other.json"
+    other.write_bytes(replace(PROFILE, seconds=1.0).encode())
+    given = planner_options(found, "planner-0", other).profile
+    assert given is not None
+    assert given.profile == replace(PROFILE, seconds=1.0).digest
+    assert f"--profile={file}" in planner_spec(found.deployment, DataFolder(tmp_path)).command
+    check_workers(found.deployment)
+    file.write_text("{}")
+    with pytest.raises(CallerError, match=r"m\.json is no profile of an engine"):
+        check_workers(found.deployment)
+    file.unlink()
+    with pytest.raises(CallerError, match=r"cannot read the profile in .*m\.json: No such file"):
+        planner_options(found, "planner-0")
+
+
+def test_a_forecaster_that_is_not_installed_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started."""
+    monkeypatch.setattr(forecast_process, "find_spec", lambda _name: None)
+    found = deployed(tmp_path, {"mode": "advise", "predictor": "prophet"})
+
+    with pytest.raises(CallerError, match="prophet needs prophet, which is not installed here: `pip install"):
+        planner_options(found, "planner-0")
+    with pytest.raises(CallerError, match=r"planner\.predictor: prophet needs"):
+        check_workers(found.deployment)
+    check_workers(deployed(tmp_path, {"mode": "advise"}).deployment)
+    check_workers(deployed(tmp_path, {"predictor": "prophet"}).deployment)

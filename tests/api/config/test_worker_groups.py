@@ -18,9 +18,10 @@ from click.testing import CliRunner
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.engines.vllm.vllm_args import DiskTier, FetchTier
 from actors.engines.vllm.vllm_engine import VllmEngine
+from actors.kv_blocks.pool_folder import ObjectPlace
 from api.cli.main import contrail
 from api.cli.up import describe
-from api.cli.worker_commands import _disk_tier
+from api.cli.worker_commands import _cache_folder, _disk_tier, _object_place, _remote_tier
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded, load
 from api.config.schema import Deployment
@@ -97,6 +98,53 @@ def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: 
     (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     assert spec.command[at + 4 : at + 6] == ("--disk-shared", "--disk-remote")
+
+
+def test_a_remote_tier_is_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prefix is a part of the URL; what is not given is the library's own."""
+    place = {"bucket": "kv", "prefix": "/tiny/", "endpoint": "https://10.0.0.9:9000", "region": "here"}
+    words = []
+    for s3 in ({"bucket": "kv"}, place):
+        remote = {"s3": s3, "size": "20GiB"}
+        (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "remote": remote}}).deployment.workers
+        (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+        at = spec.command.index("--remote-tier")
+        words.append(spec.command[at : at + 8])
+    assert words[0][:4] == ("--remote-tier", "s3://kv/", "--remote-size", "20GiB")
+    assert "--remote-endpoint" not in words[0]
+    assert words[1] == (
+        *("--remote-tier", "s3://kv/tiny", "--remote-size", "20GiB"),
+        *("--remote-endpoint", "https://10.0.0.9:9000", "--remote-region", "here"),
+    )
+    assert _object_place(words[1][1], words[1][5], words[1][7]) == ObjectPlace(
+        "kv", "tiny", "https://10.0.0.9:9000", "here"
+    )
+    tier = _remote_tier(ObjectPlace("kv"), "1GiB", b"key", tmp_path)
+    assert (tier.size_bytes, tier.digests, tier.objects) == (1 << 30, tmp_path, ObjectPlace("kv"))
+    assert tier.writer
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _cache_folder() == tmp_path / ".cache" / "contrail"
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "said"),
+    [
+        ("kv/tiny", "", "--remote-tier kv/tiny: give s3://BUCKET/PREFIX"),
+        ("s3:///tiny", "", "give s3://BUCKET/PREFIX"),
+        ("s3://kv", "10.0.0.9:9000", "--remote-endpoint: give https://HOST:PORT"),
+        ("s3://kv", "https://me:secret@10.0.0.9", "credentials stand in the environment"),
+    ],
+)
+def test_a_place_that_is_none_is_one_sentence(url: str, endpoint: str, said: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        _object_place(url, endpoint, "")
+    assert said in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_remote_tier_has_a_size(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="--remote-tier and --remote-size go together"):
+        _remote_tier(ObjectPlace("kv"), None, b"key", tmp_path)
 
 
 def test_workers_that_fetch_say_so_with_their_speed(tmp_path: Path) -> None:
@@ -417,6 +465,7 @@ def test_a_part_starts_with_what_it_needs_only(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == ""
 
 
+LORA = {"name": "sql", "path": "loras/sql"}
 SERVERS = {
     "name": "gpu",
     "served_name": ["qwen", "q"],
@@ -456,16 +505,54 @@ def test_a_worker_for_each_server_that_runs_already(tmp_path: Path, monkeypatch:
         command.make_context("attach", list(words[1:]), resilient_parsing=False)
 
 
-def test_servers_of_no_known_kind(tmp_path: Path) -> None:
+def test_servers_with_adapters(tmp_path: Path) -> None:
+    """Their workers load them, from copies in a folder that the servers see."""
+    attach = {**SERVERS["attach"], "adapter_folder": "copies"}  # type: ignore[dict-item]
+    adapters = {"adapters": [{"name": "sql", "path": "loras/sql"}], "adapter_replicas": 1}
+    (group,) = loaded(tmp_path, {**SERVERS, "attach": attach, **adapters}).deployment.workers
+    source = model_source(group, tmp_path / "tiny", print)
+    for spec in worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("attach") :]
+        assert words[words.index("--adapter-folder") + 1] == str(Path("copies").resolve())
+        assert f"--adapter=sql={Path('loras/sql').resolve()}" in words
+        assert words[words.index("--adapter-replicas") + 1] == "1"
+        command: Any = contrail.get_command(click.Context(contrail), "attach")
+        command.make_context("attach", list(words[1:]), resilient_parsing=False)
+
+
+def test_adapters_that_are_loaded_at_requests(tmp_path: Path) -> None:
+    """The group's workers have the number of slots; it goes with adapters alone, and not with placement."""
+    group = {"adapters": [LORA], "adapter_slots": 2}
+    (found,) = loaded(tmp_path, group).deployment.workers
+    source = model_source(found, tmp_path / "tiny", print)
+    for spec in worker_specs(found, source, DataFolder(tmp_path / "data"), GpuAssignment(())):
+        words = spec.command[spec.command.index("worker") :]
+        assert words[words.index("--adapter-slots") + 1] == "2"
+        command: Any = contrail.get_command(click.Context(contrail), "worker")
+        command.make_context("worker", list(words[1:]), resilient_parsing=False)
+    for wrong, sentence in (
+        ({"adapter_slots": 2}, "adapter_slots: there are no `adapters`"),
+        ({**group, "adapter_replicas": 1}, "loaded at requests or placed; give one"),
+        ({**group, "adapter_slots": 65}, "adapter_slots"),
+    ):
+        with pytest.raises(CallerError) as raised:
+            loaded(tmp_path, wrong)
+        assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(("engine", "cache"), [("openai", "assumed"), ("trtllm", "reported")])
+def test_servers_that_do_not_say_their_sizes(tmp_path: Path, engine: str, cache: str) -> None:
     """The command has the sizes of their cache, which only they have."""
-    attach = {"urls": ["http://a"], "engine": "openai", "cache": "assumed", "context": 4096, "cache_blocks": 900}
+    attach = {
+        "urls": ["http://a"], "engine": engine, "cache": cache, "context": 4096, "cache_blocks": 900, "tokenizer": "t",
+    }  # fmt: skip
     (group,) = loaded(tmp_path, {**SERVERS, "attach": attach}).deployment.workers
     source = model_source(group, tmp_path / "tiny", print)
     (spec,) = worker_specs(group, source, DataFolder(tmp_path / "data"), GpuAssignment(()))
     words = spec.command[spec.command.index("attach") :]
     for flag, value in (
-        ("--engine", "openai"),
-        ("--cache", "assumed"),
+        ("--engine", engine),
+        ("--cache", cache),
         ("--context", "4096"),
         ("--cache-blocks", "900"),
     ):
@@ -504,14 +591,17 @@ def test_a_printed_group_of_servers_can_be_read_again(tmp_path: Path) -> None:
         ({"remote_prefill": True}, "computes no prompts for others"),
         ({"count": 3}, "count: there is a worker for each rank of each URL, 2; leave it out"),
         ({"attach": {"urls": ["http://a"], "ranks": 0}}, "ranks"),
-        ({"attach": {"urls": ["http://a"], "engine": "tgi"}}, "is one of auto, vllm, sglang, openai"),
+        ({"attach": {"urls": ["http://a"], "engine": "tgi"}}, "is one of auto, vllm, sglang, trtllm, openai"),
         ({"attach": {"urls": ["http://a"], "cache": "known"}}, "cache 'known': there are reported, assumed"),
-        ({"attach": {"urls": ["http://a"], "context": 9}}, "a server of another kind than `openai` says them"),
+        ({"attach": {"urls": ["http://a"], "context": 9}}, "another kind than `openai` and `trtllm` says them"),
+        ({"attach": {"urls": ["http://a"], "engine": "trtllm"}}, "add `context`, `cache_blocks` and `tokenizer`"),
         ({"attach": {"urls": ["http://a"], "engine": "openai"}}, "add `cache: assumed` and `cache_blocks`"),
         ({"attach": {"urls": []}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["http://a", "http://a"]}}, "urls: give the address of each server once"),
         ({"attach": {"urls": ["host:8000"]}}, "urls: 'host:8000' is no address of a server"),
         ({"attach": None, "engine": "attached"}, "there are vllm, simulated"),
+        ({"attach": {"urls": ["http://a"], "ranks": 2}, "adapters": [LORA]}, "if they are of vLLM and of one rank"),
+        ({"attach": {"urls": ["http://a"], "engine": "sglang"}, "adapters": [LORA]}, "if they are of vLLM and of one"),
     ],
 )
 def test_groups_of_servers_that_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) -> None:

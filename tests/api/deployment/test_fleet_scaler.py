@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ LINGER = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: time.sle
 class Fleet:
     """Workers of the group `decode`, of which none is started at first."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, least: int = 1) -> None:
         self.data = DataFolder(folder)
         self.data.make()
         self.told: list[str] = []
@@ -40,7 +41,7 @@ class Fleet:
         self.fault = ""
         self.store = MemoryRegistryStore()
         self.supervisor = Supervisor(self.told.append)
-        settings = ScaleSettings(min=1, max=3)
+        settings = ScaleSettings(min=least, max=3)
         report, beside = self.told.append, self.beside
         self.scaler = FleetScaler("decode", settings, self.workers, beside, self.supervisor, self.make, report)
 
@@ -71,9 +72,10 @@ class Fleet:
         await eventually(lambda: self.names == list(names) and not self.beside, f"{names}, not {self.names}")
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    fleet = Fleet(tmp_path)
+@asynccontextmanager
+async def fleet_of(folder: Path, least: int) -> AsyncIterator[Fleet]:
+    """Its targets are followed."""
+    fleet = Fleet(folder, least)
     await fleet.scaler.follow(MemoryRegistry(fleet.store))
     yield fleet
     await fleet.scaler.stop()
@@ -82,6 +84,12 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         await fleet.supervisor.release(part)
     for part in parts:
         await part.kill()
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with fleet_of(tmp_path, 1) as fleet:
+        yield fleet
 
 
 async def test_the_fleet_follows_its_target(fleet: Fleet) -> None:
@@ -102,6 +110,19 @@ async def test_a_target_stays_within_the_bounds_of_the_file(fleet: Fleet, asked:
     """Whatever stands in the registry."""
     fleet.target(asked, 1)
     await fleet.has(*(f"decode-{number}" for number in range(given)))
+
+
+async def test_a_fleet_ends_at_zero_and_begins_again(tmp_path: Path) -> None:
+    """Where the file lets it. The first worker is drained as any other, and its number is used again."""
+    async with fleet_of(tmp_path, 0) as fleet:
+        fleet.target(1, 1)
+        await fleet.has("decode-0")
+        fleet.target(0, 2)
+        await fleet.has()
+        await fleet.answers(1, 2, 0)
+        fleet.target(1, 3)
+        await fleet.has("decode-0")
+        assert fleet.made == [0, 0]
 
 
 async def test_older_targets_are_not_followed(fleet: Fleet) -> None:

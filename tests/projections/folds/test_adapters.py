@@ -6,11 +6,11 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from core.events import Adapter, AdapterLoaded, AdapterUnloaded, Event, WorkerJoined
+from core.events import Adapter, AdapterEvicted, AdapterLoaded, AdapterUnloaded, Event, WorkerJoined
 from core.events.kv import adapter_id
 from core.ids import RequestId, WorkerId
 from core.settings import RoutingSettings
-from projections.folds.kv_fold import adapters_of, serving_adapter
+from projections.folds.kv_fold import adapters_of, is_cold, serving_adapter
 from projections.folds.snapshot import decode, encode
 from projections.policy.decide import decide
 from projections.policy.view import RouteRequest
@@ -109,3 +109,51 @@ def test_a_decision_leaves_out_workers_without_it() -> None:
     assert (len(plain.ranked), plain.digest != found.digest) == (3, True)
     absent = decide(site.view, asked._replace(adapter="sql@03"), RoutingSettings(), 1000, 0)
     assert (absent.worker, absent.excluded) == (None, {"other_adapter": [A, B, C]})
+
+
+def test_an_evicted_adapter_is_served_further() -> None:
+    """Its worker stays a candidate, and is known to have to load it until it says that it did. That is no part of the
+    digest, and another digest under the name evicts nothing."""
+    site = Site()
+    site.say(KV, A, served("decode-0", ("law", "02"), ("sql", "01")))
+    member = site.state.kv[KV].members[WorkerId(A)]
+    identity, seen = member.identity, []
+    for event in (
+        AdapterEvicted(name="sql", digest="03"),
+        AdapterEvicted(name="sql", digest="01"),
+        loaded("sql", "01"),
+        AdapterEvicted(name="tax", digest="01"),
+    ):
+        before = site.state.serving()
+        site.say(KV, A, event)
+        seen.append(is_cold(member, "sql@01"))
+        assert (of(site, A), member.identity) == (["law@02", "sql@01"], identity)
+        assert not is_cold(member, "law@02")
+        assert (site.state.serving() is before) == (len(seen) in {1, 4})
+    assert seen == [False, True, False, False]
+
+
+def test_a_restatement_and_a_snapshot_have_it() -> None:
+    """The join that is restated says which are cold, and how many are loaded at a time."""
+    site = Site()
+    cold = replace(joined(), adapters=(Adapter("sql", "01", 8, 1, cold=True),), adapter_slots=2)
+    site.say(KV, A, cold)
+    again = decode(CHAIN_KEY, b"".join(encode(site.state)))
+    for state in (site.state, again):
+        member = state.kv[KV].members[WorkerId(A)]
+        assert is_cold(member, "sql@01")
+        assert member.joined == cold
+        assert serving_adapter(state.serving(), "sql@01") == {A}
+    assert again.digest_of(KV) == site.state.digest_of(KV)
+
+
+def test_a_decision_counts_the_load() -> None:
+    """A worker that has to load it is a candidate, whose wait is the recorded one."""
+    site = Site()
+    site.say(KV, A, replace(joined(), adapters=(Adapter("sql", "01", 8, 1, cold=True),)))
+    site.say(KV, B, served("decode-1", ("sql", "01")))
+    asked = RouteRequest(RequestId("r"), 0, "tiny", prompt(1, 2), adapter="sql@01", held={WorkerId(A): 500_000})
+    found = decide(site.view, asked, RoutingSettings(), 1000, 0)
+    assert (found.worker, found.excluded) == (B, {})
+    costs = {each.candidate.worker: each.cost for each in found.ranked}
+    assert costs[WorkerId(A)] - costs[WorkerId(B)] >= 500_000

@@ -14,6 +14,7 @@ import pytest
 from core.codec import decode_message
 from core.events import (
     EVENT_TYPES,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     AnswerDelayed,
@@ -47,7 +48,7 @@ V1_DIGEST = 0x960D255F65E4F292
 LATER = {
     AnswerDelayed, RequestMigrated, ReplicaReported, DivergenceFound, JobsRestated, *get_args(JobEvent),
     *get_args(QueueEvent), PoolJoined, PoolLeft, PoolLost, *SCALE_EVENTS,
-    AdapterLoaded, AdapterUnloaded,
+    AdapterLoaded, AdapterEvicted, AdapterUnloaded,
 }  # fmt: skip
 """Types that came after version 1."""
 STEADY, SHAKY = WorkerId("a1" * 8), WorkerId("b2" * 8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from core.events.scale import ScaleForecast
-from projections.scaling.forecast import ERRORS_MIN, RateHistory, forecast
-from projections.scaling.scale_settings import CONSTANT, KALMAN, SEASONAL, ScaleSettings
+from projections.scaling.forecast import ERRORS_MIN, ForeseenRates, RateHistory, forecast
+from projections.scaling.scale_settings import ARIMA, CONSTANT, KALMAN, PROPHET, SEASONAL, ScaleSettings
 from tests.projections.scaling.demands import PERIOD_S, START_MS, rolled
 
 PER_MINUTE = 60 // PERIOD_S
@@ -73,3 +73,20 @@ def test_recent_errors_raise_a_forecast_by_their_quantile() -> None:
     assert plain.upper_m == plain.rate_m
     assert 1.8 * raised.rate_m < raised.upper_m < 2.2 * raised.rate_m
     assert foreseen(history([10] * PER_MINUTE), PER_MINUTE, quantile=95).upper_m == 2_000
+
+
+def test_a_library_foresees_whole_minutes() -> None:
+    """Its answer counts for the minute of the horizon; where it does not reach it, the seasonal forecast is named."""
+    found = history([10] * PER_MINUTE * 3)
+    at_ms = START_MS + 180_000
+    number = (at_ms + 60_000) // 60_000
+    answer = ForeseenRates(ARIMA, number - 1, (1_000, 2_500, 3_000))
+    settings = ScaleSettings(predictor=ARIMA)
+
+    assert forecast(found, settings, at_ms, 60, answer) == ScaleForecast(
+        predictor=ARIMA, rate_m=2_500, upper_m=2_500, quantile=50, horizon_s=60
+    )
+    for other in (None, answer._replace(predictor=PROPHET), answer._replace(first=number + 1)):
+        stood_in = forecast(found, settings, at_ms, 60, other)
+        assert stood_in == forecast(found, ScaleSettings(predictor=SEASONAL), at_ms, 60)
+    assert forecast(found, ScaleSettings(predictor=KALMAN), at_ms, 60, answer).predictor == KALMAN

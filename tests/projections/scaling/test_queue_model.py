@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.events.scale import DemandCell, DemandRolled
+from core.events.scale import DemandCell, DemandRolled, ScaleCandidate
 from projections.scaling.queue_model import (
     ALL_BP,
     FOLLOWING_BP,
     SAMPLE,
+    DecodeSteps,
     QueueModel,
     interpolate,
     lanes_by_caches,
@@ -20,12 +21,13 @@ from projections.scaling.queue_model import (
 )
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, cell, rolled, summed
+from tests.projections.scaling.profiles import PROFILE
 
 BOUNDS = ScaleSettings()
 
 
 def model(demand: list[DemandRolled], bounds: ScaleSettings = BOUNDS) -> QueueModel:
-    return QueueModel(demand, summed(demand), CAPACITY, bounds, lanes_by_caches)
+    return QueueModel(demand, summed(demand), CAPACITY, bounds, lanes_by_caches, goes_round_whole=True)
 
 
 def test_values_lie_on_the_lines_between_points() -> None:
@@ -63,8 +65,8 @@ def test_other_prompts_lengthen_the_time_between_tokens() -> None:
     found = model([rolled(1, 4)])
     found._sizes = found._sizes._replace(outputs=[11, 1, 1, 1])
 
-    within = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_000, 1], 6_000)
-    beyond = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], [1, 220_000, 220_001, 1], 6_000)
+    within = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], 12_000_000, [1, 220_000, 220_000, 1], 6_000)
+    beyond = found._between_tokens([range(4)], [0, 100, 200, 9_000_000], 12_000_000, [1, 220_000, 220_001, 1], 6_000)
 
     assert (within[0], beyond[0]) == (True, False)
 
@@ -74,9 +76,9 @@ def test_an_answer_that_outlasts_the_arrivals_meets_the_first_ones_again() -> No
     found = model([rolled(1, 2)])
     found._sizes = found._sizes._replace(outputs=[31, 31])
 
-    assert found._between_tokens([[0, 1]], [0, 1_000_000], [200_000, 1_320_000], 6_000) == [True, True]
-    assert found._between_tokens([[0, 1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [True, False]
-    assert found._between_tokens([[0], [1]], [0, 1_000_000], [1_320_001, 200_000], 6_000) == [
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], 2_000_000, [200_000, 1_320_000], 6_000) == [True, True]
+    assert found._between_tokens([[0, 1]], [0, 1_000_000], 2_000_000, [1_320_001, 200_000], 6_000) == [True, False]
+    assert found._between_tokens([[0], [1]], [0, 1_000_000], 2_000_000, [1_320_001, 200_000], 6_000) == [
         True,
         True,
     ]  # a worker each
@@ -108,6 +110,15 @@ def _in_turn(lanes: Sequence[Sequence[int]]) -> int:
     return sum(number % len(lanes) == place for place, lane in enumerate(lanes) for number in lane)
 
 
+@pytest.mark.parametrize(("goes_round_whole", "attained_bp"), [(True, ALL_BP), (False, 0)])
+def test_a_single_request_is_alone(goes_round_whole: bool, attained_bp: int) -> None:
+    """At 0.1 requests a second no other prompt falls into its answer. Earlier rules had it follow itself at once."""
+    alone = [rolled(1, 1, (cell(1, uncached=1_000, output=100, prompt=1_000),))]
+    model = QueueModel(alone, summed(alone), CAPACITY, BOUNDS, lanes_by_caches, goes_round_whole=goes_round_whole)
+
+    assert [model.predict(workers, 100, 0, 0).between_tokens_bp for workers in (1, 4)] == [attained_bp] * 2
+
+
 def test_a_spread_by_caches_lengthens_answers() -> None:
     """Some workers get more prompts than in turn. Answers of 40 tokens bear one prompt of 78 ms at 8 ms a token."""
     demand, bounds = (
@@ -116,7 +127,9 @@ def test_a_spread_by_caches_lengthens_answers() -> None:
     )
 
     found = (
-        QueueModel(demand, summed(demand), CAPACITY, bounds, lanes).predict(4, 6_000, 7_500, 7_500)
+        QueueModel(demand, summed(demand), CAPACITY, bounds, lanes, goes_round_whole=True).predict(
+            4, 6_000, 7_500, 7_500
+        )
         for lanes in (lanes_in_turn, lanes_by_caches)
     )
     in_turn, by_caches = (each.between_tokens_bp for each in found)
@@ -197,3 +210,37 @@ def test_a_decision_costs_the_same_at_any_rate() -> None:
     assert found._offsets_us == sorted(found._offsets_us)
     enough, few = found.predict(150, 1_000_000, 0, 0), found.predict(101, 1_000_000, 0, 0)
     assert enough.attainment_bp > few.attainment_bp
+
+
+def test_a_measured_step_is_one_of_so_many_requests() -> None:
+    """550 tokens lie in the middle between 100 and 1 000: steps take 5 450, 7 100 and 13 700 us there. 2.5 requests of
+    550 tokens are three, two thirds of the way from one to four; 28 are twice as far beyond 16 as that is beyond 4."""
+    steps = DecodeSteps(PROFILE.capacity(), 550)
+
+    assert [steps.us(requests * 550) for requests in (0, 1, 4, 16)] == [5_450, 5_450, 7_100, 13_700]
+    assert steps.us(1_375) == 5_450 + 1_650 * 2 // 3
+    assert steps.us(28 * 550) == 13_700 + 6_600
+    assert DecodeSteps(CAPACITY, 550).us(500_001) == 21_000  # without a table the tokens of all count
+
+
+@given(st.integers(1, 5_000), st.lists(st.integers(0, 200_000), min_size=2, max_size=6))
+def test_measured_steps_never_fall_with_the_tokens(each: int, tokens: list[int]) -> None:
+    """For requests of any size, beyond the measured ones, too."""
+    found = [DecodeSteps(PROFILE.capacity(), each).us(at) for at in sorted(tokens)]
+
+    assert found == sorted(found)
+    assert found[0] > 0
+
+
+def test_the_prediction_has_the_measured_step() -> None:
+    """At 20 requests a second with 1 000 tokens each, a step on one of eight workers takes longer than its bound."""
+    demand = [rolled(number, 100, (cell(100, uncached=10, output=1_000, prompt=500),)) for number in range(1, 13)]
+    bounds = ScaleSettings(itl_ms=40, max=64)
+
+    def found(workers: int) -> ScaleCandidate:
+        model = QueueModel(demand, summed(demand), PROFILE.capacity(), bounds, lanes_by_caches)
+        return model.predict(workers, 20_000, 0, 0)
+
+    few, many = found(8), found(64)
+    assert few.step_us > 40_000 > many.step_us
+    assert (few.between_tokens_bp, many.between_tokens_bp) == (0, ALL_BP)

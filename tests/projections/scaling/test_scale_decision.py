@@ -13,6 +13,7 @@ from projections.scaling.scale_decision import (
     CEILING,
     CEILING_GAIN_BP,
     DOWN_WINDOW,
+    FROM_ZERO,
     GOAL,
     IDLE,
     MAX,
@@ -198,6 +199,37 @@ def test_an_idle_fleet_ends_only_with_a_minimum_of_zero() -> None:
     assert (kept.target, kept.bound) == (1, IDLE)
 
 
+def test_an_idle_fleet_ends_at_once_also_before_demand() -> None:
+    """Yesterday's demand of this hour starts no worker, and the window for shrinking has no say. Without a whole window
+    of decisions it stays: history is missing. By earlier rules both kept the fleet."""
+    quiet = [*steady(10, 20), *(rolled(number, 0) for number in range(20, 140))]
+    base = inputs(quiet, ScaleSettings(min=0), 4_000, ready=3)._replace(
+        target=3, required=[RequiredWorkers(START_MS, 3)], is_window_full=True
+    )
+
+    ended, early = decide_scale(base), decide_scale(base._replace(is_window_full=False))
+    assert (ended.target, ended.required, ended.bound) == (0, 0, IDLE)
+    assert early.target == decide_scale(base._replace(version=2)).target == 3
+
+
+def test_a_fleet_at_zero_begins_with_a_request() -> None:
+    """And only with one: whether its time without an arrival is over, or its start is not in the stream any more."""
+    zero, never = ScaleSettings(min=0), [rolled(number, 0) for number in range(5)]
+    base = inputs(never, zero, 0, ready=0)
+    asleep = decide_scale(base)
+    assert (asleep.target, asleep.bound) == (0, IDLE)
+    assert decide_scale(base._replace(version=2)).target == 1
+
+    sized = [rolled(5, 1, (cell(1),)), *(rolled(number, 0) for number in range(6, 170)), rolled(170, 1, (), waiting=1)]
+    for demand in ([*never, rolled(5, 1, (), waiting=1)], [*never, *sized]):
+        begun = decide_scale(inputs(demand, zero, 16, ready=0))
+        assert (begun.target, begun.bound) == (1, FROM_ZERO)
+    many = decide_scale(inputs(steady(100), ScaleSettings(min=0, max=2), 40_000, ready=0))
+    assert (many.target, many.bound) == (2, MAX)
+    asked = decide_scale(inputs(never, ScaleSettings(min=1), 0, ready=0))
+    assert (asked.target, asked.bound) == (1, MIN)
+
+
 def test_an_equal_decision_is_made_from_equal_inputs() -> None:
     """Field by field."""
     demand = steady(33)
@@ -249,7 +281,12 @@ def test_more_demand_never_wants_fewer_workers(
     bases = (inputs(demand, sought, rate, ready=ready) for rate in (rate_m, rate_m + more))
     low, high = (
         decide_scale(
-            each._replace(regretted=regretted, is_window_full=True, surplus_bp=surplus * 10_000, version=version)
+            each._replace(
+                regretted=regretted,
+                is_window_full=True,
+                surplus_bp=surplus * 10_000,
+                version=version,
+            )
         )
         for each in bases
     )

@@ -12,6 +12,7 @@ import pytest
 from core.codec import CHAIN_START, decode_message, digest, encode_event, encode_message
 from core.events import (
     EVENT_TYPES,
+    AdapterEvicted,
     AdapterLoaded,
     AdapterUnloaded,
     Event,
@@ -22,7 +23,7 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.events.routing import HELD, TURNED_AWAY, WAITS_FOR
+from core.events.routing import HELD, NO_WORKER, TURNED_AWAY, WAITS_FOR
 from core.ids import Epoch, SourceId, StreamName, StreamSeq
 from core.settings import RoutingSettings
 from core.snapshot_manifest import Manifest
@@ -68,7 +69,7 @@ def test_no_text_stays_that_need_not(kind: type[Event]) -> None:
     """A field that is new in an event is filled in here by itself, and fails until somebody decided about it."""
     hints = get_type_hints(kind)
     names = [name for name in kind.__struct_fields__ if name not in {"v", "base"}]  # numbers and hashes alone
-    adapts = kind in {AdapterLoaded, AdapterUnloaded}  # their name is in the id that decisions rest on
+    adapts = kind in {AdapterLoaded, AdapterEvicted, AdapterUnloaded}  # their name is in the id that decisions rest on
     event = kind(**{name: filled("adapter" if adapts and name == "name" else name, hints[name]) for name in names})
     after = redact_event(event, Pseudonyms())
     if after is not None:
@@ -102,7 +103,7 @@ def test_what_stays_of_settings() -> None:
     assert after == SettingsChanged(revision=3, settings={**settings, "later": "redacted"})
 
 
-@pytest.mark.parametrize("why", [*WAITS_FOR, HELD, *TURNED_AWAY])
+@pytest.mark.parametrize("why", [*WAITS_FOR, NO_WORKER, HELD, *TURNED_AWAY])
 def test_why_requests_wait_stays(why: str) -> None:
     """It names nobody."""
     assert Pseudonyms.text(why) == why

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
+from actors.engines.simulated.engine_profile import profile as exact
 from core.errors import CallerError
-from core.events import ScaleDecided, ScaleEvent, WorkerJoined, WorkerLeft, WorkerStarting
+from core.events import CapacityLearned, ScaleDecided, ScaleEvent, WorkerJoined, WorkerLeft, WorkerStarting
+from core.events.scale import LEARNED, MEASURED
 from core.ids import StreamName
 from core.subjects import SCALE
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ARIMA, ScaleSettings
 from replay.recording.recording import Recording
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.setup import scaling_of
 from replay.simulate.simulated_fleet import DRAIN_US
 from replay.simulate.simulated_log import KEY, KV, START_MS
 from replay.simulate.simulation import simulate
+from replay.verify.scale_checks import verify_scale
 from tests.replay.simulate.planned import ENGINE, SETTINGS, arrivals, planned
 
 RISE_AND_FALL = arrivals((20, 2), (40, 20), (60, 2))
@@ -81,6 +87,24 @@ def test_answers_that_outlast_a_drain_go_on_elsewhere() -> None:
     assert all(life.until_us - life.drained_us <= DRAIN_US for life in drained)
 
 
+def test_a_fleet_ends_at_zero_and_requests_wait_for_the_next_worker(tmp_path: Path) -> None:
+    """The first one waits for a period and the start of a worker; none is refused, and decisions follow."""
+    settings = replace(SETTINGS, min=0, zero_after_s=30)
+    found, figures = planned(arrivals((20, 2), (60, 0), (20, 2)), settings, archive=tmp_path / "log")
+
+    targets = [event.target for _, event in events(tmp_path / "log", SCALE) if isinstance(event, ScaleDecided)]
+    assert [target for target, _ in groupby(targets)][:3] == [1, 0, 1]
+    assert not any(each.why for each in found.served)
+    waited_us = max(each.first_us - each.arrival_us for each in found.served)
+    assert waited_us < (settings.startup_s + settings.period_s + 2) * 1_000_000
+    assert figures.worker_hours * 3600 < 20 + 30 + settings.period_s + 20 + settings.startup_s + 60
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        verified = verify_scale(recording)
+    assert verified is not None
+    assert verified.decisions == verified.verified > 10
+    assert verified.periods == verified.periods_verified
+
+
 def test_equal_runs_are_equal(tmp_path: Path) -> None:
     """Byte by byte, events of the planner included."""
     digests = {planned(RISE_AND_FALL, archive=tmp_path / name)[0].digest for name in ("one", "two")}
@@ -104,7 +128,7 @@ def test_a_demand_event_has_a_bounded_size(tmp_path: Path) -> None:
         ({"workers": 9}, "workers, 9"),
         ({"prefill_workers": 1}, "one kind of workers"),
         ({"failures_per_hour": 1}, "one kind of workers"),
-        ({"planner": ScaleSettings(min=0)}, "min must be 1"),
+        ({"planner": ScaleSettings(min=2)}, "workers, 1"),
     ],
 )
 def test_fleets_that_cannot_be_planned_are_refused(given: dict[str, object], named: str) -> None:
@@ -122,3 +146,35 @@ def test_the_stream_of_a_planner_stands_in_its_runs_alone(tmp_path: Path) -> Non
     assert kinds
     with Recording.open(tmp_path / "plain", KEY) as recording:
         assert SCALE not in recording.archive.streams
+
+
+def test_a_planner_that_learns_begins_with_its_profile(tmp_path: Path) -> None:
+    """It decides from its first period on, and what it learns takes over; all decisions are made again. Without a
+    profile nothing is decided before requests have taught a speed."""
+    profile = replace(exact(ENGINE), origin=MEASURED, profile="measured")
+
+    def decisions(name: str, given: CapacityLearned | None) -> tuple[list[CapacityLearned], list[int]]:
+        options = Options(workers=1, engine=ENGINE, planner=SETTINGS, learns=True, profile=given)
+        simulate(options, RISE_AND_FALL, archive=tmp_path / name)
+        found = events(tmp_path / name, SCALE)
+        with Recording.open(tmp_path / name, KEY) as recording:
+            verified = verify_scale(recording)
+        assert verified is not None
+        assert verified.decisions == verified.verified > 0
+        return (
+            [event for _, event in found if isinstance(event, CapacityLearned)],
+            [at_ms for at_ms, event in found if isinstance(event, ScaleDecided)],
+        )
+
+    measured, with_profile = decisions("with", profile)
+    learned, without = decisions("without", None)
+    assert with_profile[0] == 1000 * SETTINGS.period_s < without[0]
+    assert (measured[0].origin, measured[-1].origin) == (MEASURED, LEARNED)
+    assert {each.profile for each in measured} == {"measured"}
+    assert {each.profile for each in learned} == {UNSET}
+
+
+def test_no_simulation_waits_for_a_library(tmp_path: Path) -> None:
+    """A planner with such a predictor is refused."""
+    with pytest.raises(CallerError, match="take constant, kalman or seasonal"):
+        Options(workers=1, engine=ENGINE, planner=replace(SETTINGS, predictor=ARIMA))

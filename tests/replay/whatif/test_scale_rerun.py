@@ -12,7 +12,8 @@ from core.events import ScaleDecided
 from core.events.scale import DemandRolled, ScaleEvent, ScaleSettingsChanged
 from core.ids import StreamSeq
 from core.subjects import SCALE
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.forecast import ForeseenRates
+from projections.scaling.scale_settings import ARIMA, PROPHET, SEASONAL, ScaleSettings
 from replay.recording.moment import AtSequence, AtTime
 from replay.whatif import scale_rerun
 from replay.whatif.scale_figures import ScaleFigures, ScaleWhatIf
@@ -20,7 +21,7 @@ from replay.whatif.scale_rerun import read_range, what_if_scale
 from replay.whatif.scale_scenario import scale_scenarios
 from tests.actors.planning.planned_log import PlannedLog
 from tests.actors.planning.planner_run import PlannerRun
-from tests.projections.scaling.demands import PERIOD_S
+from tests.projections.scaling.demands import PERIOD_S, START_MS
 from tests.replay.explain.test_scale_explainer import logged
 
 SETTINGS = ScaleSettings(startup_s=10, down_window_s=20, max=8)
@@ -203,3 +204,24 @@ async def test_decisions_without_their_settings_are_left_out() -> None:
     assert found.decisions == total - found.left_out
     with pytest.raises(CallerError, match="the log lacks the settings"):
         await answer(await logged(events[: later + 1]))
+
+
+async def test_a_recorded_forecast_of_a_library_counts_again() -> None:
+    """It cannot be made again here: the seasonal one would require fewer workers. Under other settings, too."""
+    run = PlannerRun(replace(SETTINGS, predictor=ARIMA))
+    run.foreseen = ForeseenRates(ARIMA, START_MS // 60_000, (60_000,) * 20)
+    for _ in range(PERIODS):
+        run.period(20)
+    found = await answer(await logged(run.events), {"down_window_s": 30}, {"predictor": SEASONAL})
+    same, other, seasonal = found.scenarios
+
+    assert [size.target for size in same.sizes] == [size.target for size in found.recorded.sizes]
+    assert max(size.target for size in other.sizes) == max(run.targets) > 1
+    assert max(size.target for size in seasonal.sizes) < max(run.targets)
+
+
+@pytest.mark.parametrize("predictor", [ARIMA, PROPHET])
+def test_a_library_forecasts_nothing_again(predictor: str) -> None:
+    """A scenario that asks for it is refused with a sentence."""
+    with pytest.raises(CallerError, match=f"planner.predictor: {predictor} .*take constant, kalman or seasonal"):
+        scale_scenarios({}, [{"predictor": predictor}], {})

@@ -176,6 +176,9 @@ def _setting(attempt: AttemptExplanation) -> Iterator[tuple[str, str]]:
     if attempt.session_key:
         below = f", begun by session {attempt.session_parent}" if attempt.session_parent else ""
         yield "session", f"{attempt.session_key}{below}"
+    if attempt.adapter:
+        loads = f", which {attempt.worker_name} had to load first" if attempt.loads_adapter else ""
+        yield "adapter", f"{attempt.adapter}{loads}"
     yield "prompt", size_text(attempt.prompt_tokens, attempt.prompt_blocks, attempt.block_size)
     inputs = POLICY_INPUTS.get(attempt.policy, "what this program does not know")
     yield "policy", f"{attempt.policy}, which looks at {inputs}"

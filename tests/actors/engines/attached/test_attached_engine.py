@@ -150,7 +150,6 @@ async def test_room_for_an_answer(server: FakeVllmServer, engine: AttachedEngine
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"adapter": "alpha"}, "no adapters"),
         ({"task": TASK_EMBED}, "no embeddings"),
         ({"sampling": Sampling(max_tokens=1, prompt_logprobs=0)}, "prompt_logprobs"),
         ({"sampling": Sampling(max_tokens=1, guided=Guided(regex="a", grammar="b"))}, "one thing"),

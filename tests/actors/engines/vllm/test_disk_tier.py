@@ -21,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from actors.engines.vllm import shared_memory
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.kv_blocks.block_file import FAILURES_MAX, PAUSE_S
+from actors.kv_blocks.pool_folder import ObjectPlace
 from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
@@ -57,10 +58,11 @@ def engine_over(
     disk_bytes: int = DISK_BYTES,
     writer: str = "",
     local: Path | None = None,
+    objects: ObjectPlace | None = None,
     **more: Any,
 ) -> RecordedEngine:
     arguments = {"max_model_len": CONTEXT, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
-    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer, local)
+    tier = DiskTier(folder, disk_bytes, b"k" * 32, writer, local, objects)
     return kind("tiny", str(model), arguments, host_tier_bytes=HOST_BLOCKS * BLOCK_BYTES, disk_tier=tier, **more)
 
 

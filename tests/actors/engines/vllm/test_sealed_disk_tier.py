@@ -203,7 +203,9 @@ async def test_half_of_the_host_is_written_at_once(tier: Tier, held: threading.E
     held.set()
     assert len(tier.finished()) == 2
     later = tier.request("b", keys, PLAIN.copy())
-    assert [tier.tier._store.holds(tier.module.block_name(b"k" * 32, key)) for key in keys] == [True] * 4 + [False] * 4
+    assert [tier.tier._store.find_prefix(()).holds(tier.module.block_name(b"k" * 32, key)) for key in keys] == [
+        True
+    ] * 4 + [False] * 4
     assert tier.hit(keys[3], later)
 
 

@@ -20,14 +20,17 @@ from typing import Any
 import msgspec
 import psutil  # type: ignore[import-untyped]
 import pytest
+from msgspec import UNSET
 from tokenizers import Tokenizer
 
 from actors.engines.engine import CacheGap, CacheRemoved, CacheStored, TransferFailed
+from actors.engines.engine_profiler import EngineFacts, EngineProfiler
 from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
 from actors.engines.vllm import vllm_args
 from actors.engines.vllm.vllm_engine import VllmEngine, parse_flags
 from actors.engines.vllm.vllm_side_channel import PORT_VARIABLE
 from actors.kv_cache.cache_mirror import CacheMirror
+from core.clock import SystemClock
 from core.errors import CallerError, EngineDead, Unavailable
 from core.ids import new_id
 from core.kv_transfer import KvAddress, KvBlocks, KvPull
@@ -106,6 +109,25 @@ async def test_other_weights_under_the_same_name_and_path(vllm_engine: RecordedE
     assert (back.id, back.number) == (first.id, twin.number + 1)
     assert (await answer(back.id)) == cold._replace(cached_tokens=3 * vllm_engine.info.block_size)
     await adapters.unload(back.id)
+
+
+async def test_an_adapter_that_goes_and_comes_back(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
+    """A staged one that is attached, detached and attached again has the same text, and finds its own blocks."""
+    adapters = vllm_engine.adapters
+    assert adapters is not None
+    copy = await adapters.stage("epsilon", str(make_adapter(tmp_path / "epsilon", 9)))
+    size = vllm_engine.info.block_size
+    asked = msgspec.structs.replace(request(prompt(2 * size + 1), 6), adapter=copy.id)
+    with pytest.raises(Unavailable):
+        await answer_to(vllm_engine, asked)
+    answers = []
+    for _ in range(2):
+        await adapters.attach(copy.id)
+        answers.append(await answer_to(vllm_engine, asked))
+        await adapters.detach(copy.id)
+    assert answers[0].tokens == answers[1].tokens
+    assert [answer.cached_tokens for answer in answers] == [0, 2 * size]
+    await adapters.unload(copy.id)
 
 
 async def test_an_adapter_that_does_not_fit(vllm_engine: RecordedEngine, tmp_path: Path) -> None:
@@ -359,3 +381,21 @@ async def test_abort_under_load(vllm_engine: RecordedEngine) -> None:
     told = len(vllm_engine.changes)
     await vllm_engine.settle()
     assert len(vllm_engine.changes) == told
+
+
+async def test_its_speed_can_be_measured(vllm_engine: RecordedEngine) -> None:
+    """Longer prompts take longer, none of them from the cache; nothing runs on behind the measurement."""
+    it = vllm_engine.info
+    facts = EngineFacts(it.engine, it.model, it.block_size, it.context_max, it.block_size * it.capacity_blocks, 4)
+    profiler = EngineProfiler(vllm_engine, facts, SystemClock(), prompt_max=1024)
+
+    found = await profiler.measure(12, "2026-11-29T20:00:00.000Z")
+
+    assert found.room_tokens == it.block_size * BLOCKS
+    prefill = {point.tokens: point.us for point in found.prefill}
+    assert prefill[1024] > 2 * prefill[32]
+    capacity = found.capacity()
+    assert capacity.decode_requests is not UNSET
+    assert capacity.decode_requests[:2] == (1, 2)
+    assert 0 < capacity.decode_us[0] < 1_000_000
+    await until_idle(vllm_engine)

@@ -83,7 +83,7 @@ def test_the_events_that_are_asked_for(log: Path, words: tuple[str, ...], found:
     [
         (
             ("--type", "Nothing"),
-            "--type Nothing: there is no such event; there are AdapterLoaded, AdapterUnloaded, AnswerDelayed, ",
+            "--type Nothing: there is no such event; there are AdapterEvicted, AdapterLoaded, AdapterUnloaded, ",
         ),
         (("--request", "nobody"), "no request that the log knows"),
         (("--worker", "z"), "the log has no worker 'z'; there are a, b"),

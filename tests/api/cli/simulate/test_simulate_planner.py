@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from api.cli.main import contrail
 from core.errors import CallerError
+from tests.projections.scaling.profiles import PROFILE
 from tests.replay.simulate.talks import talks, written
 
 
@@ -103,6 +105,8 @@ def test_wrong_bounds_are_refused(trace: Path, words: tuple[str, ...], named: st
         ("planner: {slo: 3}", "planner.slo"),
         ("planner: {min: 5, max: 4}", "planner.min"),
         ("planner: {predictor: magic}", "planner.predictor"),
+        ("planner: {predictor: arima}", "take constant, kalman or seasonal"),
+        ("planner: {profile: 3}", "profile: 3 is no name of a file"),
         ("planner: {slo: {attainment: 101}}", "planner.attainment"),
         ("planner: {period_s: 0}", "planner.period_s"),
         ("planner: 3", "planner has no settings"),
@@ -113,3 +117,21 @@ def test_wrong_settings_are_refused(trace: Path, tmp_path: Path, text: str, name
     (tmp_path / "wrong.yaml").write_text(text)
 
     assert named in refused(trace, "--workers", "2", "--planner", tmp_path / "wrong.yaml")
+
+
+def test_a_planner_begins_with_a_measured_profile(trace: Path, tmp_path: Path) -> None:
+    """The file is named beside the settings. A profile of a slow engine orders more workers at first."""
+    slow = replace(PROFILE, prefill=tuple(replace(point, us=20 * point.us) for point in PROFILE.prefill))
+    (tmp_path / "m.json").write_bytes(slow.encode())
+    (tmp_path / "with.yaml").write_text(f"planner: {{profile: {tmp_path / 'm.json'}, startup_s: 5, max: 4}}")
+    (tmp_path / "without.yaml").write_text("planner: {startup_s: 5, max: 4}")
+
+    measured, exact = (
+        found_json(trace, "--workers", "1", "--planner", tmp_path / name)["scaling"]
+        for name in ("with.yaml", "without.yaml")
+    )
+
+    assert measured["starts"] > exact["starts"]
+    assert measured["worker_hours"] > exact["worker_hours"]
+    (tmp_path / "m.json").write_text("[]")
+    assert "m.json is no profile" in refused(trace, "--workers", "1", "--planner", tmp_path / "with.yaml")
