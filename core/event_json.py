@@ -147,6 +147,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "adapters": _rows,
     "reads": _version,
     "stages": _stages,
+    "fetch": msgspec.structs.asdict,
 }
 """Fields with another form in the log than in JSON."""
 ABSENT = frozenset(
@@ -160,6 +161,7 @@ ABSENT = frozenset(
         "decode_requests",
         "decode_rows_us",
         "fence",
+        "fetch",
         "pools",
         "profile",
         "since",

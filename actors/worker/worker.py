@@ -494,6 +494,7 @@ class Worker:
             assumed=info.assumed or UNSET,
             adapters=(self.adapters.all() if self.adapters else ()) or UNSET,
             adapter_slots=options.adapter_slots or UNSET,
+            fetch=info.fetch or UNSET,
         )
         return WorkerMembership(
             options.namespace,

@@ -15,7 +15,7 @@ from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
-from actors.engines.vllm.vllm_args import DiskTier
+from actors.engines.vllm.vllm_args import FETCH_MB_PER_S, DiskTier, FetchTier
 from actors.kv_blocks.block_store import make_folder
 from actors.kv_blocks.pool_folder import ObjectPlace
 from actors.kv_objects.s3_objects import S3Objects
@@ -27,7 +27,15 @@ from actors.worker.worker import WorkerOptions
 from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.config.schema import ATTACHED, DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
+from api.config.schema import (
+    ATTACHED,
+    DRAIN_TIMEOUT_MAX_S,
+    ENGINES,
+    FETCH_GB_PER_S_MAX,
+    FETCH_GB_PER_S_MIN,
+    PREFILL_SLOTS,
+    SLOTS_MAX,
+)
 from api.config.units import size_bytes
 from api.config.worker_groups import ONE_TIER
 from api.deployment.process_specs import SUPERVISED
@@ -139,6 +147,14 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--remote-size", metavar="SIZE", help="Bytes of these objects, of all workers together.")
 @click.option("--remote-endpoint", default="", metavar="URL", help="URL of a store that is not that of AWS.")
 @click.option("--remote-region", default="", metavar="NAME", help="The bucket's region; else AWS_REGION.")
+@click.option("--fetch", is_flag=True, help="Starts of prompts are fetched from the host tiers of other such workers.")
+@click.option(
+    "--fetch-gb-per-s",
+    default=FETCH_MB_PER_S / 1000,
+    show_default=True,
+    type=click.FloatRange(FETCH_GB_PER_S_MIN, FETCH_GB_PER_S_MAX),
+    help="The speed at which they come, for decisions.",
+)
 @with_options(*ADAPTER_OPTIONS, *ENGINE_OPTIONS, *OPTIONS)
 def worker(
     connection: DeploymentRef,
@@ -162,6 +178,7 @@ def worker(
         --disk-tier data/kv --disk-size 20GiB
     contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
         --remote-tier s3://kv/tiny --remote-size 20GiB --remote-endpoint https://10.0.0.9:9000
+    contrail worker --data data --name decode-8 --model tiny --model-path data/models/tiny --host-tier 1GiB --fetch
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
 
@@ -306,6 +323,8 @@ def run_worker(
     disk_size: str | None = None,
     disk_shared: bool = False,
     disk_remote: bool = False,
+    fetch: bool = False,
+    fetch_gb_per_s: float = FETCH_MB_PER_S / 1000,
     remote_tier: str | None = None,
     remote_size: str | None = None,
     remote_endpoint: str = "",
@@ -378,6 +397,14 @@ def run_worker(
         reasoning_parser=chat_format.reasoning_parser,
         host_tier_bytes=0 if host_tier is None else _size("--host-tier", host_tier),
         disk_tier=tier,
+        fetch_tier=FetchTier(
+            block_host(host, given["advertise"]) or "127.0.0.1",
+            connection.key.transfer_key,
+            connection.data or _cache_folder(),
+            round(fetch_gb_per_s * 1000),
+        )
+        if fetch
+        else None,
         attached=attached,
         adapters=folders,
         adapters_placed=placed,

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from core.block_spans import Blocks, check_pieces
 from core.events.base import EventBase
+from core.kv_transfer import FetchAddress
 
 DECODE = "decode"
 """It answers requests, and computes their prompts unless another does."""
@@ -90,6 +91,8 @@ class WorkerJoined(EventBase, frozen=True):
     AdapterUnloaded change them."""
     adapter_slots: int | UnsetType = UNSET
     """The number of these that it has loaded at a time, if it loads each at the first request for it; else left out."""
+    fetch: FetchAddress | UnsetType = UNSET
+    """Left out if it neither fetches blocks nor has them fetched."""
 
 
 class AdapterLoaded(EventBase, frozen=True):

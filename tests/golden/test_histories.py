@@ -41,6 +41,7 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "fetch",
     "adapter",
     "loads_adapter",
 }

@@ -38,6 +38,8 @@ NOT_BELOW_ZERO = (
     "transfer_us_per_block",
     "host_blocks",
     "host_us_per_block",
+    "fetch_mb_per_s",
+    "fetch_us",
 )
 
 
@@ -104,6 +106,11 @@ class SimulatedSettings:
     """Blocks in the host's memory behind the cache; 0 for no host tier."""
     host_us_per_block: int = 100
     """Simulated microseconds to load a block from there; other requests go on meanwhile."""
+    fetch_mb_per_s: int = 0
+    """Speed at which starts of prompts are fetched from the hosts of other engines, in `contrail simulate` alone; 0 for
+    no fetches."""
+    fetch_us: int = 10_000
+    """Simulated microseconds that a fetch takes beside that."""
     side_channel_host: str = "127.0.0.1"
     """The address of the side channel, for other engines' pulls."""
     side_channel_port: int = 0
@@ -138,12 +145,18 @@ class SimulatedSettings:
     def _check_together(self) -> None:
         if self.host_blocks and self.transfer:
             raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
+        if self.fetch_mb_per_s and not self.host_blocks:
+            raise CallerError("engine_args: blocks are fetched into a host, and from one: give host_blocks, too")
         if self.replies and not self.model_path:
             raise CallerError("engine_args: replies are texts, which need model_path, a folder with tokenizer.json")
 
     def tokens_max(self, task: str) -> int:
         """Tokens of prompt and answer together; what is embedded needs no room for an answer."""
         return self.context_max + (task == TASK_EMBED)
+
+    def fetch_time_us(self, blocks: int) -> int:
+        """Time in which so many blocks come from another engine."""
+        return self.fetch_us + blocks * self.block_bytes // self.fetch_mb_per_s  # MB a second: bytes in a us
 
     def layout(self, model: str) -> str:
         """Blocks of engines of an equal layout and block size mean the same."""
