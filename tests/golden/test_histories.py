@@ -41,6 +41,10 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "disk_blocks",
+    "disk_us_per_block",
+    "pool_blocks",
+    "pool_us_per_block",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"
