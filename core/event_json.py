@@ -146,9 +146,10 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "adapters": _rows,
     "reads": _version,
     "stages": _stages,
+    "fetch": msgspec.structs.asdict,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "fence", "pools", "since"})
+ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "fence", "fetch", "pools", "since"})
 """Fields that JSON leaves out where the event does."""
 
 

@@ -18,21 +18,21 @@ from msgspec import UNSET
 from msgspec.structs import astuple, fields
 
 from core.events.base import before_array
-from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns, PromptBase, RequestRouted
+from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns, PrefixFetch, PromptBase, RequestRouted
 from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 
 COMPACT_DECISION, SHORT_DECISION = "RequestRouted3", "RequestR4"
 """The types on the wire. They begin like that of the other versions: journals count decisions by that."""
 COMPACT_TYPES = frozenset({COMPACT_DECISION, SHORT_DECISION})
-BASE, ADAPTER = "base", "adapter"
+BASE, ADAPTER, FETCH = "base", "adapter", "fetch"
 """The last values. One that the decision does not have is None, or left out where no later one stands."""
 VALUES: dict[str, Any] = {
-    field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, ADAPTER, "v"}
+    field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, ADAPTER, FETCH, "v"}
 }
 """The other values with their types, in the order of the wire: that of the fields of the class."""
 _BASE = (BASE, PromptBase | None, None)
-_LAST = (_BASE, (ADAPTER, str | None, None))
+_LAST = (_BASE, (ADAPTER, str | None, None), (FETCH, PrefixFetch | None, None))
 
 
 class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -172,7 +172,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def _with_unset(values: list[Any]) -> list[Any]:
     """The last values as the event has them."""
-    values[-2:] = [UNSET if each is None else each for each in values[-2:]]
+    values[-3:] = [UNSET if each is None else each for each in values[-3:]]
     return values
 
 
@@ -180,9 +180,7 @@ def _without_unset(values: list[Any]) -> list[Any]:
     """The last values as they stand on the wire."""
     while values[-1] is UNSET:
         values.pop()
-    if len(values) > len(VALUES) and values[-2] is UNSET:
-        values[-2] = None  # the base of a decision with an adapter
-    return values
+    return [None if each is UNSET else each for each in values] if len(values) > len(VALUES) + 1 else values
 
 
 def encode_compact(event: RequestRouted) -> bytes:

@@ -131,8 +131,8 @@ class ReplacedStates:
         return next((each for each in found if each is not None), None)
 
     def explains_digest(self) -> ReplacedHistory | None:
-        """The replaced history of requests in flight by which the whole decision comes out as it is recorded. They count
-        in what no column shows, too. O(PLACES_MAX) decisions and copies of a state."""
+        """The replaced history of requests in flight by which the whole decision comes out as it is recorded.
+        O(PLACES_MAX) decisions and copies of a state."""
         if not self._replaced and not self._late:
             return None
         return self._in_flight(self._is_decided_as_recorded)

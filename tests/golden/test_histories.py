@@ -45,6 +45,9 @@ ADDED = {
     "disk_us_per_block",
     "pool_blocks",
     "pool_us_per_block",
+    "fetch",
+    "fetch_mb_per_s",
+    "fetch_us",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from actors.engines.simulated.block_pool import NEVER_WRITTEN
 from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
 
@@ -50,8 +51,12 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         if not seq.thrown_out:
             seq.began_us = work.start_us
         seq.settle_in(found, state.pool)
-        if behind:
-            _load(state, seq, behind, work.start_us)
+        coming = [] if seq.pull or not state.fetching else _coming(state, seq, len(found) + len(behind), work.start_us)
+        here = len(found) + len(behind) + len(coming)
+        fetched = 0 if seq.pull else max(0, min(seq.fetchable, len(seq.names_reusable)) - here)
+        seq.fetchable = 0
+        if behind or coming or fetched:
+            _load(state, seq, behind, coming, fetched, work.start_us)
             continue
         if seq.pull:
             _fetch(state, seq)
@@ -154,13 +159,33 @@ def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int
     return True
 
 
-def _load(state: EngineState, seq: EngineSequence, contents: list[int], start_us: int) -> None:
-    """It has its place and its blocks, and waits for those that come from the host."""
+def _coming(state: EngineState, seq: EngineSequence, first: int, start_us: int) -> list[int]:
+    """When the blocks behind the first so many will be here that are fetched for other requests."""
+    found = []
+    for name in seq.names_reusable[first:]:
+        due_us = state.fetching.get(name, 0)
+        if due_us <= start_us:
+            break
+        found.append(due_us)
+    return found
+
+
+def _load(
+    state: EngineState, seq: EngineSequence, contents: list[int], coming: list[int], fetched: int, start_us: int
+) -> None:
+    """It has its place and its blocks, and waits for those that come from the host. Behind them are some that come for
+    other requests, and then `fetched` that come for it from another engine's host."""
+    settings, first = state.settings, len(seq.blocks) + len(contents) + len(coming)
     fits = seq.reserve(seq.length, state.pool)
     assert fits
-    seq.contents = tuple(contents)
+    seq.contents = (*contents, *(NEVER_WRITTEN,) * (len(coming) + fetched))
     state.moving[seq.request.id] = seq
-    state.landing.append((start_us + len(contents) * state.settings.host_us_per_block, seq.request.id))
+    here_us = max([start_us, *coming])
+    if fetched:
+        here_us = max(here_us, start_us + settings.fetch_time_us(fetched))
+        state.fetching = {name: due_us for name, due_us in state.fetching.items() if due_us > start_us}
+        state.fetching.update(dict.fromkeys(seq.names_reusable[first : first + fetched], here_us))
+    state.landing.append((here_us + len(seq.contents) * settings.host_us_per_block, seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:

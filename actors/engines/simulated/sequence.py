@@ -48,6 +48,7 @@ class EngineSequence(ABC):
         "computed",
         "contents",
         "decode_from",
+        "fetchable",
         "hold",
         "length",
         "nameless",
@@ -79,6 +80,8 @@ class EngineSequence(ABC):
         """Its prompt's blocks come from elsewhere, and have not come yet."""
         self.contents: tuple[int, ...] = ()
         """Fetched contents, or those from the host, on the way into the request's blocks."""
+        self.fetchable = 0
+        """Leading blocks of the prompt that another engine's host has; 0 once they were fetched."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens

@@ -218,6 +218,8 @@ def test_options_that_do_not_go_together() -> None:
         Options(pool_blocks=9, engine=ENGINE)
     with pytest.raises(CallerError, match="workers have one pool, or a disk each"):
         Options(pool_blocks=9, engine=dataclasses.replace(SMALL, disk_blocks=9))
+    with pytest.raises(CallerError, match="a pool and fetches do not go together yet"):
+        Options(pool_blocks=9, engine=dataclasses.replace(SMALL, fetch_mb_per_s=9))
     with pytest.raises(CallerError, match="disks and pools do not go together with them yet"):
         Options(pool_blocks=9, engine=SMALL, prefill_workers=1)
     with pytest.raises(CallerError, match="pool_blocks must be from 0 to"):

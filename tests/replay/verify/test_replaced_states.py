@@ -11,7 +11,7 @@ from msgspec import structs
 
 from core.events import LocalChanged, RequestRouted
 from core.events.routing import LOST_HISTORY, MADE_ANEW, ROLLED_BACK_TEXT
-from core.ids import ReplicaId, RequestId, StreamName, WorkerId
+from core.ids import Epoch, ReplicaId, RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
@@ -392,6 +392,18 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_report(
     stage.tell(structs.replace(stage.report(R), points={names: structs.replace(points, epoch=7)}))
     found = verified(stage, tmp_path)
     assert {each.request: each.term for each in found.differences} == ({} if names == KV else {"x": "cursor"})
+
+
+@pytest.mark.parametrize("later_ms", [1, 0])
+def test_a_stream_that_was_made_behind_a_message_is_evidence_for_what_it_names(
+    stage: Stage, tmp_path: Path, later_ms: int
+) -> None:
+    """An epoch is the broker's time at which a stream was made. A decision before has read another history. The first
+    one that named such an epoch was called different."""
+    stage.route("x", ASKED)
+    epoch = Epoch(stage._records[-1].time_ms + later_ms)
+    found = verified(stage, tmp_path, epochs={KV: epoch})
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if later_ms else (1, {}))
 
 
 def count_other_requests(stage: Stage, *, is_sent_again: bool) -> RequestRouted:

@@ -158,6 +158,8 @@ def test_settings() -> None:
     """A live engine has no simulated disk yet."""
     with pytest.raises(CallerError, match="goes through the host: give host_blocks, too"):
         SimulatedSettings.parse({"disk_blocks": 1})
+    with pytest.raises(CallerError, match="disk_blocks and fetch_mb_per_s do not go together yet"):
+        SimulatedSettings(host_blocks=8, disk_blocks=9, fetch_mb_per_s=9)
     with pytest.raises(CallerError, match="disk_us_per_block must not be negative"):
         SimulatedSettings.parse({"disk_us_per_block": -1})
     with pytest.raises(CallerError, match="only `contrail simulate` has simulated disks yet"):

@@ -153,3 +153,5 @@ def test_settings() -> None:
         SimulatedSettings.parse({"host_blocks": 1, "transfer": True})
     with pytest.raises(CallerError, match="host_us_per_block must not be negative"):
         SimulatedSettings.parse({"host_us_per_block": -1})
+    with pytest.raises(CallerError, match="fetched into a host, and from one: give host_blocks, too"):
+        SimulatedSettings.parse({"fetch_mb_per_s": 1})
