@@ -15,7 +15,7 @@ from actors.kv_fetch import block_server
 from actors.kv_fetch.block_client import SILENCE_S, BlockClient
 from actors.kv_fetch.block_server import CONNECTIONS_MAX, BlockServer
 from actors.kv_fetch.fetch_facts import FetchFacts, read_fetch, write_fetch
-from actors.kv_fetch.fetch_protocol import FOUND, HANDSHAKE_S, NONCE_BYTES, REQUEST, checksum, read
+from actors.kv_fetch.fetch_protocol import FOUND, HANDSHAKE_S, HELLO, NONCE_BYTES, PROOF_BYTES, REQUEST, checksum, read
 from core.clock import SystemClock
 from core.errors import CallerError
 
@@ -130,6 +130,26 @@ def test_a_client_without_the_key_is_served_nothing() -> None:
         channel.sendall(bytes(64))
         assert not channel.recv(1)
         assert server.served == 0
+
+
+def test_a_server_without_the_key_is_asked_for_nothing() -> None:
+    """It took the port of a source that is gone, and says the right kind: no name of a block reaches it."""
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            channel, _ = listener.accept()
+            with channel:
+                channel.sendall(bytes(NONCE_BYTES))
+                read(channel, NONCE_BYTES + PROOF_BYTES)
+                channel.sendall(HELLO.pack(bytes(PROOF_BYTES), KIND, SIZE))
+                got.append(channel.recv(1000))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        done, why, _ = fetch(client(), listener.getsockname()[1])
+        thread.join()
+    assert (done, why, got) == (0, "it does not hold the deployment's key", [b""])
 
 
 def test_a_source_that_is_gone_costs_no_time() -> None:
