@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
@@ -16,6 +16,9 @@ WORKERS = 8
 """Workers where nothing says another number."""
 WORKERS_MAX = 4096
 REPLICAS_MAX = 256
+POOL_BLOCKS_MAX = 16_777_216
+"""Some 15 GB of this program's memory."""
+POOL_US_MAX = 60_000_000
 LAG_MS_MAX = 3_600_000
 """An hour: a replica further behind than that decides on nothing."""
 CONCURRENCY_MAX = 1_000_000
@@ -61,6 +64,10 @@ class Options:
     """So many more, which compute long prompts for those that decode."""
     engine: SimulatedSettings = field(default_factory=SimulatedSettings)
     """Of every worker."""
+    pool_blocks: int = 0
+    """Blocks of one pool behind the host tiers of all workers; 0 for none."""
+    pool_us_per_block: int = 1000
+    """Time in which a worker reads a block from there, or writes it."""
     routing: RoutingSettings = field(default_factory=RoutingSettings)
     replicas: int = 1
     """Arrivals go to them in turn."""
@@ -98,12 +105,15 @@ class Options:
             ("workers", 1, WORKERS_MAX),
             ("prefill_workers", 0, WORKERS_MAX),
             ("replicas", 1, REPLICAS_MAX),
+            ("pool_blocks", 0, POOL_BLOCKS_MAX),
+            ("pool_us_per_block", 0, POOL_US_MAX),
             ("lag_ms", 0, LAG_MS_MAX),
             ("concurrency", 0, CONCURRENCY_MAX),
             ("failures_per_hour", 0, FAILURES_PER_HOUR_MAX),
             ("seed", 0, SEED_MAX),
         ):
             _check(name, getattr(self, name), least, most)
+        self._check_pool()
         if self.stays and (self.failures_per_hour or max(life.place for life in self.stays) >= self.workers):
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
         if self.planner is not None and (self.stays or self.failures_per_hour or self.prefill_workers):
@@ -130,6 +140,23 @@ class Options:
             raise CallerError(
                 f"replica_lags_ms has {len(self.replica_lags_ms)} lags for {self.replicas} replicas: give one for each"
             )
+
+    def _check_pool(self) -> None:
+        if self.pool_blocks and not self.engine.host_blocks:
+            raise CallerError("pool_blocks: what is read from a pool goes through the host: give engine.host_blocks")
+        if self.pool_blocks and self.engine.disk_blocks:
+            raise CallerError("pool_blocks: workers have one pool, or a disk each: leave engine.disk_blocks out")
+        if self.pool_blocks and self.engine.fetch_mb_per_s:
+            raise CallerError("pool_blocks: a pool and fetches do not go together yet: leave engine.fetch_mb_per_s out")
+        if self.prefill_workers and (self.pool_blocks or self.engine.disk_blocks):
+            raise CallerError("prefill_workers: disks and pools do not go together with them yet: leave them out")
+
+    @property
+    def worker_engine(self) -> SimulatedSettings:
+        """The engine of each worker, with the speed of its way to the pool."""
+        if not self.pool_blocks:
+            return self.engine
+        return replace(self.engine, disk_us_per_block=self.pool_us_per_block)
 
     def clock(self, replica: int) -> ClockError | None:
         """The error of that replica's clocks; None if no clock of the run has any."""

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.engines.simulated.simulated_pool_files import PoolCounts
 from core.ids import RequestId
 from projections.policy.prefill_choice import REMOTE
 
@@ -319,6 +320,19 @@ def is_attained(it: ServedRequest, ttft_us: int, itl_us: int) -> bool:
     return it.end_us - it.first_us <= itl_us * max(0, it.output_tokens - 1)
 
 
+class PoolReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of all disks, or of the pool."""
+
+    loads: int
+    """Read into a host …"""
+    loads_declined: int
+    """… and not read, because too many were being read."""
+    stores: int
+    stores_dropped: int
+    """Not stored: the keeper's grant was spent, or the disk lagged behind."""
+    evictions: int
+
+
 class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of one run."""
 
@@ -348,6 +362,8 @@ class SimulationReport(msgspec.Struct, frozen=True, kw_only=True):
     """None without prefill workers."""
     scaling: ScalingReport | msgspec.UnsetType = msgspec.UNSET
     """Left out without bounds of service."""
+    pool: PoolReport | msgspec.UnsetType = msgspec.UNSET
+    """Left out without disks and pools."""
     digest: str
     """Of every decision and of what became of every request; equal in equal runs."""
     wall_s: float = 0.0
@@ -362,6 +378,7 @@ def report(
     prefill: PrefillFleet | None = None,
     computed: Sequence[int] | None = None,
     scaled: ScalingReport | None = None,
+    pool: PoolCounts | None = None,
 ) -> SimulationReport:
     """The figures of these requests on so many workers; some 10 us per request. `computed` are the prompt tokens that
     each worker computed. Without it, each prompt counts once, for the worker that ended its answer."""
@@ -386,6 +403,7 @@ def report(
         held=hold_times(done),
         disaggregation=None if prefill is None else disaggregation(prefill),
         scaling=msgspec.UNSET if scaled is None else scaled,
+        pool=msgspec.UNSET if pool is None else PoolReport(**pool._asdict()),
         digest=digest,
         wall_s=wall_s,
     )

@@ -40,7 +40,10 @@ from replay.simulate.workload import Pace
 
 ENGINE = "engine."
 """Before the name of an engine's setting."""
-WORLD = ("workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour")
+WORLD = (
+    "workers", "prefill_workers", "replicas", "lag_ms", "concurrency", "failures_per_hour", "pool_blocks",
+    "pool_us_per_block",
+)  # fmt: skip
 """Options by name."""
 PACE = ("speed_up", "jitter_ms")
 PLANNER = "planner."
@@ -117,6 +120,7 @@ class Setup(NamedTuple):
             prefill,
             found.computed_tokens,
             scaling_of(options, found),
+            found.pool,
         )
         return SetupResult(found.served, found_report)
 

@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 import xxhash
 
+from actors.engines.simulated.simulated_pool_files import PoolCounts
 from actors.membership.failure_detector import (
     OBSERVE_EVERY_S,
     AliveWorker,
@@ -44,11 +45,14 @@ from replay.simulate.options import FOREVER, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
+from replay.simulate.simulated_pool import SimulatedPool
 from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillQueue, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
 from replay.simulate.virtual_time import Agenda, VirtualShell
 
+SHARED_POOL = -1
+"""In the place of a worker's place."""
 LEASE_MS = 10_000
 """Time from a worker's end until the registry removes it."""
 OBSERVE_EVERY_US = round(OBSERVE_EVERY_S * 1_000_000)
@@ -132,6 +136,8 @@ class SimulatedFleet:
         self._queue = SimulatedPrefillQueue(agenda)
         self._peers = SimulatedPeers()
         self._lives = 0
+        self._pools: dict[int, SimulatedPool] = {}
+        """By place; of a pool that all workers share alone SHARED_POOL."""
         self._by_id: dict[WorkerId, SimulatedWorker] = {}
         self._detector = FailureDetector(LEASE_MS)
         self._alive_by_log: dict[WorkerId, SimulatedWorker] = {}
@@ -173,6 +179,12 @@ class SimulatedFleet:
             if worker.place < len(found):
                 found[worker.place] += worker.computed_tokens
         return tuple(found)
+
+    @property
+    def pool_counts(self) -> PoolCounts | None:
+        """Of all pools together; None if there are none."""
+        counts = [pool.files.counts for pool in self._pools.values()]
+        return PoolCounts(*map(sum, zip(*counts, strict=True))) if counts else None
 
     def worker(self, id: WorkerId) -> SimulatedWorker:
         """The worker with this id, alive or ended."""
@@ -245,17 +257,31 @@ class SimulatedFleet:
 
     def _new(self, place: int, capacity_blocks: int = 0) -> SimulatedWorker:
         self._lives += 1
-        engine = self._options.engine
+        engine = self._options.worker_engine
         if capacity_blocks:
             engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
         role = PREFILL if self._options.prefill_workers and place >= self._options.workers else DECODE
-        worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._on_output, role)
+        worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._on_output, role, self._pool(place))
         self._by_id[name] = self._alive_by_log[name] = worker
         worker.join()
         if self._options.prefill_workers:
             self._set_role(worker)
         return worker
+
+    def _pool(self, place: int) -> SimulatedPool | None:
+        """The blocks behind the host tiers: one pool of all workers, or one that stays in its place."""
+        options, engine = self._options, self._options.engine
+        shared, capacity = options.pool_blocks > 0, options.pool_blocks or engine.disk_blocks
+        if not capacity:
+            return None
+        at = SHARED_POOL if shared else place
+        if at not in self._pools:
+            name = f"pool/{options.seed}/{at}"
+            self._pools[at] = SimulatedPool(
+                name, capacity, self._agenda, self._log, shared=shared, block_size=engine.block_size
+            )
+        return self._pools[at]
 
     def _set_role(self, worker: SimulatedWorker) -> None:
         """The worker has its role: it requests prefill jobs, or executes them."""

@@ -45,6 +45,7 @@ from core.prompt import hashes_from_bytes, hashes_to_bytes
 from core.subjects import LOAD
 from projections.policy.binding_plan import is_one_pass
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
+from replay.simulate.simulated_pool import SimulatedPool
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import US_PER_MS
@@ -183,6 +184,7 @@ class _NamesAsHashes(PrefixHashStates):
         return block.name
 
 
+DRAINING = "draining"
 REPORT_EVERY_US = REPORT_EVERY_MS * 1000
 REPORT_IDLE_US = REPORT_IDLE_MS * 1000
 
@@ -226,8 +228,10 @@ class SimulatedWorker:
         log: SimulatedLog,
         on_output: OnOutput,
         role: str = DECODE,
+        pool: SimulatedPool | None = None,
     ) -> None:
-        """`place` is its place in the fleet, which the worker that comes after it takes over."""
+        """`place` is its place in the fleet, which the worker that comes after it takes over. `pool` has the blocks
+        behind its host tier."""
         self.id = id
         self.place = place
         self.role = role
@@ -241,7 +245,9 @@ class SimulatedWorker:
         self._log = log
         self._agenda = agenda
         self._on_output = on_output
-        self._engine = EngineState(engine)
+        self._pool = pool
+        self._disk = None if pool is None else pool.tier(id, engine.disk_us_per_block, engine.host_blocks)
+        self._engine = EngineState(engine, self._disk)
         self._copies = TieredCopies(engine.block_size) if engine.host_blocks else BlockCopies()
         self._kv = SimulatedSource(log, KV, id)
         self._load = SimulatedSource(log, LOAD, id)
@@ -300,9 +306,12 @@ class SimulatedWorker:
             capacity_blocks=settings.capacity_blocks,
             context_max=settings.context_max,
             address=f"virtual:{self.place}",
+            pools=UNSET if self._pool is None or self._disk is None else self._pool.access(self._disk),
             fetch=self._fetch_address(),
         )
         self._kv.append([joined])
+        if self._pool is not None:
+            self._pool.on_worker_joined(self.id, joined.name)
         self._report()
 
     def fetchable(self, hashes: bytes, blocks: int) -> int:
@@ -348,6 +357,8 @@ class SimulatedWorker:
         self.alive = False
         self._agenda.cancel(self._step_number)
         self._agenda.cancel(self._report_number)
+        if self._pool is not None:
+            self._pool.on_worker_ended(self.id)
         if self.side is not None:
             self.side.on_worker_ended()
 
@@ -366,7 +377,9 @@ class SimulatedWorker:
         not ended must go on elsewhere."""
         self.crash()
         for source in (self._kv, self._load):
-            source.append([WorkerLeft(reason="draining")])
+            source.append([WorkerLeft(reason=DRAINING)])
+        if self._pool is not None:
+            self._pool.on_worker_left(self.id, DRAINING)
 
     def write_loss(self, by: str) -> None:
         """The log shows that the worker is lost, as the replica `by` found."""
@@ -374,6 +387,8 @@ class SimulatedWorker:
         lost = WorkerLost(by=by, reason="no lease, no answer")
         for stream in (KV, LOAD):
             SimulatedSource(self._log, stream, self.id, self.id + LOST_SUFFIX).append([lost])
+        if self._pool is not None:
+            self._pool.write_loss(self.id, by)
         if self.side is not None:
             self.side.on_loss_written()
         if self.jobs is not None and self.jobs.n_acked:

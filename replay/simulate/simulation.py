@@ -19,6 +19,7 @@ import xxhash
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.sequence import BlockHashPrompt
+from actors.engines.simulated.simulated_pool_files import PoolCounts
 from actors.planning.planner import Planner
 from actors.router.request_scheduler import (
     REFUSED,
@@ -142,6 +143,11 @@ class Simulation:
     def lifetimes(self) -> list[WorkerLifetime]:
         """Of the workers of a planner's fleet; empty without a planner."""
         return self._fleet.lifetimes
+
+    @property
+    def pool_counts(self) -> PoolCounts | None:
+        """Of all disks or the pool; None if there are none."""
+        return self._fleet.pool_counts
 
     def _replica(self, number: int, gone: set[WorkerId]) -> SimulatedReplica:
         options = self._options
@@ -290,6 +296,8 @@ class SimulationResult(NamedTuple):
     too."""
     lifetimes: list[WorkerLifetime]
     """Of the workers of a planner's fleet; empty without a planner."""
+    pool: PoolCounts | None = None
+    """Of all disks or the pool; None if there are none."""
 
 
 def simulate(
@@ -328,6 +336,7 @@ def simulate(
         digest,
         simulation.computed_tokens,
         simulation.lifetimes,
+        simulation.pool_counts,
     )
 
 

@@ -3,7 +3,8 @@
 Every scenario chooses at each recorded decision, with the recorded seed. Choices are weighed by the state of the log
 at that moment. Caches and loads stay as recorded, since the log does not say what another choice would have evicted or
 delayed. So another choice looks somewhat worse than it would have been: it finds only what the record's own choices
-left in its cache. The closed loop (`replay.simulate.closed_loop`) runs the requests instead, caches and loads included.
+left in its cache. The closed loop (`replay.closed_loop.closed_loop`) runs the requests instead, caches and loads
+included.
 """
 
 from __future__ import annotations

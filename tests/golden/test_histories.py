@@ -41,9 +41,15 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "disk_blocks",
+    "disk_us_per_block",
+    "pool_blocks",
+    "pool_us_per_block",
     "fetch",
     "adapter",
     "loads_adapter",
+    "fetch_mb_per_s",
+    "fetch_us",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -81,6 +81,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/replay/verify/test_continued_decisions.py",
     ),
     "pools": ("tests/projections/folds/test_pools.py",),
+    "simulated pools": (
+        "tests/actors/engines/simulated/test_simulated_pool_files.py",
+        "tests/actors/engines/simulated/test_simulated_disk_tier.py",
+        "tests/replay/simulate/test_simulated_pool.py",
+    ),
     "pool files": (
         "tests/actors/kv_blocks/test_block_seal.py",
         "tests/actors/kv_blocks/test_weights_digest.py",
@@ -185,6 +190,7 @@ NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
 NO_EVICTION = "No worker of the log lets an adapter go that it serves further."
 NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
+SIMULATED = "A log has what a simulated world did; the rules of that world are in none."
 NO_FETCHES = "No worker of the log fetches blocks."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
@@ -3256,6 +3262,45 @@ MUTANTS: tuple[Mutant, ...] = (
                 "elif True:",
                 NO_ADAPTERS,
             ),
+        },
+    ),
+    *_mutants(
+        "simulated pools",
+        "actors/engines/simulated/simulated_pool_files.py",
+        {
+            "simulated-used-block-goes": (
+                "if name in self._files and self._files[name].stamp == stamp]",
+                "if name in self._files]",
+                SIMULATED,
+            ),
+            "simulated-grant-forgets-the-one-before": (
+                "- len(self._files) - self._granted)",
+                "- len(self._files))",
+                SIMULATED,
+            ),
+        },
+    ),
+    *_mutants(
+        "simulated pools",
+        "actors/engines/simulated/simulated_disk_tier.py",
+        {
+            "simulated-reads-unbounded": (
+                "room = self.load_blocks - max(read_before, sum(blocks for _, blocks in self._reads))",
+                "room = self.load_blocks",
+                SIMULATED,
+            ),
+        },
+    ),
+    *_mutants(
+        "simulated pools",
+        "replay/simulate/simulated_pool.py",
+        {
+            "simulated-removal-unannounced": (
+                "[*self._mirror.remove(gone), *self._mirror.store(ready.values())]",
+                "self._mirror.store(ready.values())",
+                SIMULATED,
+            ),
+            "simulated-fence-stays": ("fence=self._number if", "fence=1 if", SIMULATED),
         },
     ),
     *_mutants(

@@ -146,6 +146,12 @@ class BlockPool:
         self.host.use(names)
         return self.host.find(names[found:])
 
+    def keep_behind(self, names: Sequence[int], contents: Sequence[int], prompt: Sequence[int]) -> None:
+        """The host keeps these blocks of the prompt, which came from the disk, and the prompt counts as used there."""
+        assert self.host is not None
+        self.changes += self.host.keep(names, contents)
+        self.host.use(prompt)
+
     def named(self) -> Iterator[tuple[int, PoolBlock]]:
         """Every block that has a name, with it."""
         yield from self._named.items()

@@ -9,6 +9,7 @@ from actors.engines.simulated.block_holds import BlockHolds
 from actors.engines.simulated.block_pool import BlockPool
 from actors.engines.simulated.pass_timing import PassBatch, timing_of
 from actors.engines.simulated.sequence import BlockHashPrompt, EngineSequence
+from actors.engines.simulated.simulated_disk_tier import SimulatedDiskTier
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.generation import GenerateRequest, Output
 from core.ids import RequestId
@@ -100,8 +101,11 @@ class ScheduledPasses:
 class EngineState:
     """Changed by `step` only."""
 
-    def __init__(self, settings: SimulatedSettings) -> None:
+    def __init__(self, settings: SimulatedSettings, disk: SimulatedDiskTier | None = None) -> None:
+        """`disk` stands behind its host tier."""
+        assert disk is None or settings.host_blocks
         self.settings = settings
+        self.disk = disk
         self.timing = timing_of(settings)
         self.now_us = 0
         self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks)
@@ -121,6 +125,8 @@ class EngineState:
         """Those that have their place, and whose blocks are on their way."""
         self.landing: list[tuple[int, RequestId]] = []
         """When those will be there that are known."""
+        self.reading: list[tuple[int, int, EngineSequence]] = []
+        """Those whose blocks are read from the disk into the host: the end of that, their arrival."""
         self.fetching: dict[int, int] = {}
         """Blocks on their way from other engines' hosts, by name, and when they will be here; some are here by now."""
         self.held = BlockHolds(int(settings.keep_ms * 1000 * settings.time_scale))
@@ -147,6 +153,12 @@ class EngineState:
         """All that have a place, but for those whose blocks are only held for others."""
         return [*self.running, *self.moving.values()]
 
+    @property
+    def arrivals_us(self) -> list[int]:
+        """When blocks of requests come that are on their way from host or disk, or from another engine, in no order;
+        of those from the disk the first alone."""
+        return [due_us for due_us, _ in self.landing] + [due_us for due_us, _, _ in self.reading[:1]]
+
     def add_output(self, id: RequestId, output: Output, at_us: int) -> None:
         """The request has one more output, made at that time."""
         self.outputs.append((id, output))
@@ -164,4 +176,5 @@ class EngineState:
 def load_of(state: EngineState) -> EngineLoad:
     """The engine's numbers now."""
     pool, running = state.pool, len(state.running) + len(state.moving)
-    return EngineLoad(running, len(state.waiting), pool.used, pool.capacity_blocks, state.steps)
+    waiting = len(state.waiting) + len(state.reading)
+    return EngineLoad(running, waiting, pool.used, pool.capacity_blocks, state.steps)

@@ -7,7 +7,7 @@
    lacks in `fetches`, and waits for `BlocksArrived`. Then it runs: the prompt's last token is computed in a decode
    step. A prompt that is computed for others gives no token; its blocks are held until they were fetched, or for
    `keep_ms`. One whose blocks lie in the host tier waits for them, so long for each, and computes the rest of its
-   prompt then.
+   prompt then. One whose blocks lie on the disk waits without a place until they are in the host.
 3. Passes end at a time of their own, not when somebody looks: after a long pause the same things have happened. What
    comes at the very time at which a pass begins is in it, if it fits.
 """
@@ -84,6 +84,8 @@ def _forget(state: EngineState) -> None:
     state.pool.forget()
     for seq in state.admitted:  # what they fill may build on what is forgotten
         seq.nameless = True
+    for _, _, seq in state.reading:  # what they read is not kept
+        seq.contents = ()
 
 
 def _abort(state: EngineState, id: RequestId) -> None:
@@ -107,10 +109,11 @@ def _withdraw(state: EngineState, id: RequestId) -> EngineSequence:
     if id in state.moving:
         state.landing = [entry for entry in state.landing if entry[1] != id]
         return state.moving.pop(id)
-    for place, (_, _, waiting) in enumerate(state.waiting):
-        if waiting.request.id == id:
-            del state.waiting[place]
-            return waiting
+    for queue in (state.waiting, state.reading):
+        for place, (_, _, waiting) in enumerate(queue):
+            if waiting.request.id == id:
+                del queue[place]
+                return waiting
     seq = next(seq for seq in state.running if seq.request.id == id)
     state.running.remove(seq)
     return seq
@@ -161,6 +164,8 @@ def step(state: EngineState, now_us: int, inputs: Iterable[Input] = ()) -> StepR
 
 def _taken(state: EngineState) -> StepResult:
     state.report_changes()
+    if state.disk is not None and state.pool.host is not None:
+        state.disk.write(state.changes, state.pool.host, state.now_us)
     outputs, state.outputs = state.outputs, []
     times_us, state.times_us = state.times_us, []
     changes, state.changes = state.changes, []
@@ -171,7 +176,7 @@ def _taken(state: EngineState) -> StepResult:
 
 def _due(state: EngineState) -> int | None:
     """When something happens next. What lands while there is work joins when that is done."""
-    times = [state.work.ends[-1]] if state.work else [due_us for due_us, _ in state.landing]
+    times = [state.work.ends[-1]] if state.work else state.arrivals_us
     if state.held.due_us is not None:
         times.append(state.held.due_us)
     return min(times, default=None)
@@ -215,7 +220,16 @@ def _cut(state: EngineState) -> None:
 
 
 def _land(state: EngineState, at_us: int) -> None:
-    """Contents that have arrived are in their blocks, and their requests run."""
+    """Contents that have arrived are in their blocks, and their requests run. Those that were read from the disk are in
+    the host, and their requests wait to be let in."""
+    while state.reading and state.reading[0][0] <= at_us:
+        _, number, seq = state.reading.pop(0)
+        contents, seq.contents = seq.contents, ()
+        names = seq.names_reusable
+        first = seq.read_to - len(contents)
+        state.pool.keep_behind(names[first : seq.read_to], contents, names)
+        seq.asks_disk = True
+        insort(state.waiting, (seq.request.priority, number, seq))
     state.landing.sort()
     while state.landing and state.landing[0][0] <= at_us:
         _, landed = state.landing.pop(0)

@@ -40,6 +40,9 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
     while not work.full and work.budget and state.waiting and _place_free(state):
         seq = state.waiting[0][2]
         found = state.pool.find(seq.names_reusable)
+        if seq.asks_disk and state.disk is not None and _read(state, seq, len(found), work.start_us):
+            del state.waiting[0]
+            continue
         shared = sum(block.users > 0 for block in found)
         if state.pool.free < seq.blocks_known - shared:
             break
@@ -132,6 +135,30 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
     state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
 
 
+def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int) -> bool:
+    """True if blocks of its prompt are on their way from the disk into the host, behind those that device and host
+    have. Then the request waits without a place, and asks again."""
+    disk, host, names = state.disk, state.pool.host, seq.names_reusable
+    assert disk is not None
+    assert host is not None
+    seq.asks_disk = False
+    if seq.pull:
+        return False
+    disk.files.touch(names, seq.arrived_us)
+    depth = on_device + len(host.find(names[on_device:]))
+    if depth < seq.read_to:  # what was read for it has left the host
+        return False
+    contents, end_us = disk.read(names[depth:], seq.read_blocks, start_us)
+    if not contents:
+        return False
+    host.use(names)
+    seq.contents = tuple(contents)
+    seq.read_blocks += len(contents)
+    seq.read_to = depth + len(contents)
+    insort(state.reading, (end_us, state.arrivals[seq.request.id], seq))
+    return True
+
+
 def _coming(state: EngineState, seq: EngineSequence, first: int, start_us: int) -> list[int]:
     """When the blocks behind the first so many will be here that are fetched for other requests."""
     found = []
@@ -165,8 +192,8 @@ def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:
     count = _passes(state, work)
     if count > 1:
         ends = state.timing.decode_ends(work.start_us, work.batch, count)
-        if state.landing:
-            del ends[bisect_left(ends, min(state.landing)[0]) + 1 :]
+        if state.landing or state.reading:
+            del ends[bisect_left(ends, min(state.arrivals_us)) + 1 :]
         return ends
     return [work.start_us + state.timing.pass_us(work.batch)]
 

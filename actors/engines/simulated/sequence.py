@@ -41,6 +41,7 @@ class EngineSequence(ABC):
 
     __slots__ = (
         "arrived_us",
+        "asks_disk",
         "began_us",
         "blocks",
         "cached_tokens",
@@ -54,6 +55,8 @@ class EngineSequence(ABC):
         "names",
         "prompt_tokens",
         "pull",
+        "read_blocks",
+        "read_to",
         "request",
         "size",
         "thrown_out",
@@ -100,6 +103,11 @@ class EngineSequence(ABC):
         """… and when the first pass with a part of it began."""
         self.thrown_out = 0
         """The number of times that the request lost its blocks to others."""
+        self.asks_disk = True
+        """Its blocks are looked up on the disk before it is let in."""
+        self.read_blocks = self.read_to = 0
+        """The number of blocks that were read from the disk for it, and the depth of the last one; each is read
+        once."""
         self.names = names
         """Of its full blocks, as far as they are known: the prompt's, and those that the answer has filled."""
 

@@ -47,6 +47,8 @@ class SimulatedEngine:
         their folders, all served once it is up: each gives answers and blocks of its own. Of their files only the
         digest is read."""
         self.settings = settings or SimulatedSettings()
+        if self.settings.disk_blocks:
+            raise CallerError("engine_args: only `contrail simulate` has simulated disks yet: leave disk_blocks out")
         self.info = EngineInfo(
             engine="simulated",
             model=model,

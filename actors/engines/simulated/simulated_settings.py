@@ -38,6 +38,8 @@ NOT_BELOW_ZERO = (
     "transfer_us_per_block",
     "host_blocks",
     "host_us_per_block",
+    "disk_blocks",
+    "disk_us_per_block",
     "fetch_mb_per_s",
     "fetch_us",
 )
@@ -106,6 +108,10 @@ class SimulatedSettings:
     """Blocks in the host's memory behind the cache; 0 for no host tier."""
     host_us_per_block: int = 100
     """Simulated microseconds to load a block from there; other requests go on meanwhile."""
+    disk_blocks: int = 0
+    """Blocks on a disk of the worker's own behind the host; 0 for none. Only `contrail simulate` has disks."""
+    disk_us_per_block: int = 1000
+    """Simulated microseconds to read a block from there, or to write it."""
     fetch_mb_per_s: int = 0
     """Speed at which starts of prompts are fetched from the hosts of other engines, in `contrail simulate` alone; 0 for
     no fetches."""
@@ -145,6 +151,10 @@ class SimulatedSettings:
     def _check_together(self) -> None:
         if self.host_blocks and self.transfer:
             raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
+        if self.disk_blocks and not self.host_blocks:
+            raise CallerError("engine_args: what is read from the disk goes through the host: give host_blocks, too")
+        if self.disk_blocks and self.fetch_mb_per_s:
+            raise CallerError("engine_args: disk_blocks and fetch_mb_per_s do not go together yet: leave one out")
         if self.fetch_mb_per_s and not self.host_blocks:
             raise CallerError("engine_args: blocks are fetched into a host, and from one: give host_blocks, too")
         if self.replies and not self.model_path:

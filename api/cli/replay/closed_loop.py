@@ -13,8 +13,8 @@ from api.cli.options import RecordingRange, pairs
 from api.cli.output import show_progress
 from api.cli.replay.recording_source import RecordingSource, positions
 from core.errors import CallerError
+from replay.closed_loop.closed_loop import ClosedLoopOptions, ClosedLoopResult, closed_loop
 from replay.recording.moment import parse_moment
-from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, closed_loop
 from replay.simulate.options import SEED_MAX
 from replay.whatif.scenario import Scenario
 

@@ -76,6 +76,10 @@ OPTIONS = (
     click.option("--engine-set", "engine_given", multiple=True, metavar="KEY=VALUE", help="A setting of the engine."),
     click.option("--block-size", type=click.IntRange(1), help="Tokens per block; 64, or those of the recording."),
     click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="In each worker's cache."),
+    click.option("--pool-blocks", type=int, default=0, metavar="N", help="In one pool behind all hosts."),
+    click.option(
+        "--pool-us-per-block", type=int, default=1000, show_default=True, metavar="US", help="To read one, or write it."
+    ),
     click.option("--concurrency", type=int, default=0, help="A closed loop: so many requests are under way, always."),
     click.option("--replicas", type=int, default=1, show_default=True, help="Routers that share the requests."),
     click.option(
@@ -113,6 +117,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         swept: Sequence[str],
         workers: int | None,
         prefill_workers: int,
+        pool_blocks: int,
+        pool_us_per_block: int,
         concurrency: int,
         replicas: int,
         lag_ms: int,
@@ -132,6 +138,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = Options(
             workers=shape.workers if workers is None else workers,
             prefill_workers=prefill_workers,
+            pool_blocks=pool_blocks,
+            pool_us_per_block=pool_us_per_block,
             engine=engine_settings(engine, block_size or shape.block_size, blocks, pairs(engine_given)),
             routing=RoutingSettings.parse(pairs(given) | ({"policy": policy} if policy is not None else {})),
             replicas=replicas,
@@ -246,7 +254,8 @@ def simulate(
     contrail simulate trace.jsonl --sweep own_weight=1,2,4 --sweep workers=4,8 --plot trade-off.svg
 
     A sweep takes any routing setting, and workers, prefill_workers, replicas, lag_ms, concurrency, failures_per_hour,
-    speed_up, jitter_ms, seed, engine.NAME and planner.NAME. Blocks move in `--engine-set transfer_us_per_block=US`.
+    pool_blocks, pool_us_per_block, speed_up, jitter_ms, seed, engine.NAME and planner.NAME.
+    Blocks move in `--engine-set transfer_us_per_block=US`.
     """
     if request.sweeps and out is not None:
         raise CallerError("--out keeps the log of one run: leave --sweep out, or --out")

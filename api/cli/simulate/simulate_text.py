@@ -10,7 +10,7 @@ import msgspec
 
 from api.cli.quantities import bytes_text, count_text, ms_text, number_text, percent_text, plural
 from api.cli.renderer import Table, Text
-from replay.simulate.report import Disaggregation, LatencySummary, ScalingReport, SimulationReport, Spread
+from replay.simulate.report import Disaggregation, LatencySummary, PoolReport, ScalingReport, SimulationReport, Spread
 from replay.simulate.setup import Setup, SweepPoint, label
 
 
@@ -64,6 +64,7 @@ def setup_line(setup: Setup) -> str:
         f"engine {engine.timing}",
         f"policy {options.routing.policy}",
     ]
+    parts += [f"a pool of {count_text(options.pool_blocks, 'block')}"] if options.pool_blocks else []
     parts += [f"jitter {pace.jitter_ms} ms"] if pace.jitter_ms else []
     parts += [f"{options.replicas} replicas"] if options.replicas > 1 else []
     parts += [f"lag {_lags(setup)} ms"] if options.lag_ms or options.replica_lags_ms else []
@@ -79,6 +80,8 @@ def run_text(setup: Setup, found: SimulationReport) -> Text:
     yield from (setup_line(setup), "", _times(found), "", _numbers(found), "", _workers(found))
     if isinstance(found.scaling, ScalingReport):
         yield from ("", _scaling(found.scaling))
+    if isinstance(found.pool, PoolReport):
+        yield from ("", _pool(found.pool))
     if found.disaggregation is not None:
         yield from ("", *_prefills(found.disaggregation))
     yield from ("", f"digest {found.digest}; {found.duration_s:,.0f} s were simulated in {found.wall_s:.1f} s")
@@ -164,6 +167,16 @@ def _scaling(it: ScalingReport) -> Table:
         ("workers", f"mean {it.workers_mean:.2f}, most {number_text(it.workers_max)}"),
         ("starts / stops", f"{number_text(it.starts)} / {number_text(it.stops)}"),
         ("drained workers with requests left", number_text(it.handed_over)),
+    ]
+    return Table((), rows, "<<")
+
+
+def _pool(it: PoolReport) -> Table:
+    """Blocks read and written."""
+    rows = [
+        ("blocks read from disks", f"{number_text(it.loads)}, declined {number_text(it.loads_declined)}"),
+        ("written there", f"{number_text(it.stores)}, dropped {number_text(it.stores_dropped)}"),
+        ("evicted there", number_text(it.evictions)),
     ]
     return Table((), rows, "<<")
 

@@ -23,8 +23,8 @@ from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.subjects import ROUTING
 from projections.folds.routing_fold import in_flight
+from replay.closed_loop.engine_fit import engine_samples
 from replay.simulate import recorded_requests as why
-from replay.simulate.engine_fit import engine_samples
 from replay.simulate.recorded_requests import RecordedRequests, read_requests
 from tests.projections.facts import finished, prompt, replica_restated, routed
 from tests.replay.staged import START_MS, A, B, R, S, Stage

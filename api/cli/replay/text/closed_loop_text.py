@@ -11,8 +11,8 @@ from actors.engines.simulated.simulated_settings import LINEAR
 from api.cli.quantities import count_text, ms_text, number_text, percent_text, plural
 from api.cli.renderer import Command, Notes, Table, Text
 from core.event_json import time_text
-from replay.simulate.closed_loop import ClosedLoopBasis, ClosedLoopResult, Rerun
-from replay.simulate.engine_fit import EngineSpeeds
+from replay.closed_loop.closed_loop import ClosedLoopBasis, ClosedLoopResult, Rerun
+from replay.closed_loop.engine_fit import EngineSpeeds
 from replay.simulate.report import SimulationReport
 
 EVEN = 0.005

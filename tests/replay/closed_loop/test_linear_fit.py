@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from replay.simulate.engine_fit import CLASS_MIN, LinearFit, TimeSample, fit_line
+from replay.closed_loop.engine_fit import CLASS_MIN, LinearFit, TimeSample, fit_line
 
 
 def points(count: int, base_us: float = 300.0, per_us: float = 2.0) -> list[TimeSample]:

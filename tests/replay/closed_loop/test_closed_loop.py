@@ -16,8 +16,8 @@ from core.events import ReplicaLeft
 from core.ids import RequestId
 from core.settings import RoutingSettings
 from core.subjects import LOAD
+from replay.closed_loop.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop, rank_reruns
 from replay.recording.recording import Recording
-from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, Rerun, closed_loop, rank_reruns
 from replay.simulate.options import Options, WorkerLife
 from replay.simulate.report import report
 from replay.simulate.simulation import simulate

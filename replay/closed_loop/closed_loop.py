@@ -2,8 +2,8 @@
 
 What-if decides each recorded request again on the caches as they were recorded. The closed loop runs the requests: the
 simulation's replicas decide with the real folds and rules, on engines as fast as the record shows them
-(`replay.simulate.engine_fit`), with workers that come and go as they did. So caches, queues and times follow from the
-scenario. The recorded settings run in the same way: their difference to the record is the error of the model, and
+(`replay.closed_loop.engine_fit`), with workers that come and go as they did. So caches, queues and times follow from
+the scenario. The recorded settings run in the same way: their difference to the record is the error of the model, and
 scenarios are compared with that run.
 
 Equal recordings and equal questions give equal answers, but for the seconds that they take.
@@ -24,11 +24,11 @@ from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSetting
 from core.errors import CallerError
 from core.ids import RequestId
 from core.settings import RoutingSettings
+from replay.closed_loop.engine_fit import SAMPLES_MIN, EngineSpeeds, engine_samples, fit_speeds
+from replay.closed_loop.recorded_fleet import RecordedFleet, read_fleet
 from replay.parallel import Progress, parallel_results
 from replay.recording.recording import Recording
-from replay.simulate.engine_fit import SAMPLES_MIN, EngineSpeeds, engine_samples, fit_speeds
 from replay.simulate.options import Options
-from replay.simulate.recorded_fleet import RecordedFleet, read_fleet
 from replay.simulate.recorded_requests import (
     RecordedRequest,
     RecordedRequests,

@@ -7,9 +7,9 @@ from pathlib import Path
 from core.ids import StreamSeq
 from core.subjects import SNAPSHOTS
 from projections.runner.rebuild import take_snapshot
+from replay.closed_loop.closed_loop import ClosedLoopOptions, ClosedLoopResult, closed_loop
 from replay.recording.recording import Recording
 from replay.redact.redaction import redact
-from replay.simulate.closed_loop import ClosedLoopOptions, ClosedLoopResult, closed_loop
 from streams.archive.archive_export import Range
 from streams.archive.archive_reader import ArchiveReader
 from streams.snapshot_store import SnapshotStore

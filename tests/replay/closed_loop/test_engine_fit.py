@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from replay.simulate.engine_fit import (
+from replay.closed_loop.engine_fit import (
     ALONE,
     HALF_MS_US,
     QUEUED,

@@ -11,8 +11,8 @@ from core.errors import CallerError
 from core.events import WorkerLeft, WorkerLost
 from core.ids import LOST_SUFFIX, WorkerId
 from core.subjects import LOAD
+from replay.closed_loop.recorded_fleet import RecordedFleet, read_fleet
 from replay.simulate.options import FOREVER, WorkerLife
-from replay.simulate.recorded_fleet import RecordedFleet, read_fleet
 from replay.simulate.recorded_requests import RecordedRequests, read_requests
 from tests.projections.facts import finished, joined, prompt, routed
 from tests.replay.staged import KV, START_MS, A, B, C, R, Stage
