@@ -50,6 +50,8 @@ ADDED = {
     "loads_adapter",
     "fetch_mb_per_s",
     "fetch_us",
+    "learns",
+    "profile",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from msgspec.msgpack import decode as unpack
 
 from core.codec import decode_message, encode_event, encode_message
-from core.events import PromptBase, ReplicaJoined, RequestFinished, RequestPrefilled, RequestRouted
+from core.events import PromptBase, ReplicaJoined, RequestFinished, RequestPrefilled, RequestRouted, WorkerJoined
 from core.events.routing import COLUMNS, Columns
 from core.ids import Epoch, ReplicaId, RequestId, StreamName, StreamSeq
 from core.prompt import HASH_BYTES, column_digest, sampled
@@ -84,11 +84,14 @@ def test_progress_reads_as_it_did() -> None:
 
 
 def test_it_is_written_as_it_was() -> None:
-    """The bytes of all events: a journal of this version is recognized by them."""
+    """The bytes of all events: a journal of this version is recognized by them. The joins of workers stand in none; they
+    have more fields since, so that the head of their map is longer, and their content is what it was."""
     for *_, payload in records():
         message = decode_message(payload)
         encodings = [encode_event(event) for event in message.events]  # type: ignore[arg-type]  # all are known
-        assert encode_message(message.source, message.n, message.prev, message.sent_ms, encodings) == payload
+        again = encode_message(message.source, message.n, message.prev, message.sent_ms, encodings)
+        has_join = any(isinstance(event, WorkerJoined) for event in message.events)
+        assert (unpack(again) == unpack(payload)) if has_join else (again == payload)
     types = [event["type"] for *_, payload in records() for event in unpack(payload)["events"]]
     assert types[3:] == [
         "RequestRouted3", *["RequestR4"] * 3, "RequestPrefilled", *["First2"] * 2, "RequestFinished",
