@@ -148,6 +148,43 @@ def test_every_decision_over_a_pool_follows_from_the_log(tmp_path: Path, pool: s
     assert any(isinstance(event, CacheRestated) for event in events), "the next keeper announces what lies there"
 
 
+def test_the_log_has_a_removal_before_the_file_goes(tmp_path: Path) -> None:
+    """A quarter of a second before; a block that is used meanwhile stays, and is announced again."""
+    path, agenda = tmp_path / "log", Agenda()
+    writer = ArchiveWriter(path, NAMESPACE, KEY.chain_key, "test", START_MS)
+    pool = SimulatedPool("pool", 32, agenda, SimulatedLog(agenda, writer), shared=False, block_size=BLOCK_SIZE)
+    worker, lying = WorkerId("a" * 16), dict[int, list[int]]()
+    pool.on_worker_joined(worker, "worker")
+
+    def write(names: list[int], end_us: int) -> None:
+        for name, parent in zip(names, [None, *names], strict=False):
+            while not pool.files.write(worker, CatalogEntry(name, parent), 0, end_us):
+                pool.files.grant([worker], agenda.now_us)
+
+    write([*range(1, 29)], 500_000)
+    agenda.put(1_500_000, lambda: write([101, 102], 1_900_000))
+    agenda.put(2_100_000, lambda: pool.files.touch([*range(1, 28)], 2_100_000))
+    for at_us in (2_240_000, 2_260_000):
+        agenda.put(at_us, lambda: lying.update({agenda.now_us: [name for name in (27, 28) if name in pool.files]}))
+    agenda.put(3_500_000, lambda: None)
+    while agenda.now_us < 3_500_000:
+        assert agenda.advance()
+    writer.finish(writer.contents(START_MS, START_MS + 3_500))
+    assert lying == {2_240_000: [27, 28], 2_260_000: [27]}
+    changes = [
+        (at_ms // 100, type(event), sorted(hashes_from_bytes(event.hashes)))
+        for at_ms, _, event in pool_events(path)
+        if isinstance(event, BlocksStored | BlocksRemoved)
+    ]
+    assert changes == [
+        (10, BlocksStored, [*range(1, 29)]),
+        (20, BlocksRemoved, [27, 28]),
+        (20, BlocksStored, [101, 102]),
+        (30, BlocksRemoved, [102]),
+        (30, BlocksStored, [27]),
+    ]
+
+
 def test_a_keeper_that_leaves_hands_the_pool_over(tmp_path: Path) -> None:
     """Another worker announces what lies there, within seconds, and under a higher fence."""
     path, agenda = tmp_path / "log", Agenda()
