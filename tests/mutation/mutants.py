@@ -1608,8 +1608,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "redact-tenant",
         "redaction",
         "replay/redact/redaction_rules.py",
-        'return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer))',
-        "return replace(event, prefer=names.id(event.prefer))",
+        'return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer), fetch=fetch)',
+        "return replace(event, prefer=names.id(event.prefer), fetch=fetch)",
     ),
     Mutant(
         "redact-reason-of-end",
@@ -2110,7 +2110,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "self._follows_from_costs()",
             ),
             "term-blocks-follow": (
-                '                holds = self._chosen_differs()\n            case "believed":',
+                '                holds = self._chosen_differs() or self._is_other_fetch\n            case "believed":',
                 '                holds = bool(self.used)\n            case "believed":',
             ),
             "term-digest-alone": ("holds = bool(self.used) or self._hold_for_hidden(term)", "holds = bool(self.used)"),
@@ -2203,7 +2203,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        kv, jobs, load, routing = value\n",
             ),
             "short-base-none": (
-                "    values[-2:] = [UNSET if each is None else each for each in values[-2:]]\n",
+                "    values[-3:] = [UNSET if each is None else each for each in values[-3:]]\n",
                 "",
                 READ_ALIKE,
             ),
@@ -2416,7 +2416,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "pool-fence-undigested": ("pool.partition, *fence)", "pool.partition)", NO_POOLS),
             "pool-kind-undigested": ("pool.model, pool.kind, pool.block_size", "pool.model, pool.block_size"),
-            "pools-of-worker-undigested": ("joined.group, *pools, *adapters,\n", "joined.group, *adapters,\n"),
+            "pools-of-worker-undigested": ("joined.group, *pools, *adapters,", "joined.group, *adapters,"),
         },
     ),
     *_mutants(

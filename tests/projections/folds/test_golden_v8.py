@@ -84,8 +84,8 @@ def test_progress_reads_as_it_did() -> None:
 
 
 def test_it_is_written_as_it_was() -> None:
-    """The bytes of all events: a journal of this version is recognized by them. The joins of workers stand in none; they
-    have more fields since, so that the head of their map is longer, and their content is what it was."""
+    """The bytes of all events: a journal of this version is recognized by them. Joins of workers stand in none. They
+    have more fields since, so the head of their map is longer; their content is what it was."""
     for *_, payload in records():
         message = decode_message(payload)
         encodings = [encode_event(event) for event in message.events]  # type: ignore[arg-type]  # all are known

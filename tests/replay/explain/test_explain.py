@@ -113,6 +113,7 @@ def test_who_was_left_out_and_what_only_the_replica_knew(stage: Stage, tmp_path:
     assert attempt_of(stage, tmp_path, whole=False) == msgspec.structs.replace(
         told,
         again="not_made",
+        loads_adapter=None,
         candidates=[msgspec.structs.replace(row, in_flight=_unfolded(row.in_flight)) for row in told.candidates],
     )
 
