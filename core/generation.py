@@ -90,6 +90,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The client takes the answer whole: after the first tokens, outputs may come together, which costs less."""
     task: str = TASK_GENERATE
     """The task of the engine: to generate tokens, or with TASK_EMBED the prompt's embedding."""
+    skip_tiers: tuple[str, ...] = ()
+    """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing. A worker sets it by the router's hint."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -106,6 +108,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     if_free: bool = False
     """To be declined if prompts of other replicas are being computed, with which it does not fit into one pass: the
     router would rather choose again."""
+    skip_tiers: tuple[str, ...] = ()
+    """Tiers that are slower than computing: nothing is to be loaded from them."""
 
 
 NO_HINT = Hint()

@@ -25,6 +25,7 @@ from projections.folds.in_flight import (
 )
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import NO_OVERLAP, State
+from projections.policy.load_time import LoadPrices, LoadTime
 from projections.policy.prefill_time import PrefillTime
 
 NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
@@ -54,6 +55,15 @@ class RouteRequest(NamedTuple):
     adapter: str = ""
     """`core.events.kv.Adapter.id` of the adapter that it is for: only workers that serve it are candidates. Empty if it
     is for the model itself."""
+    load_time: LoadTime | None = None
+    """Learned times to load a block of the model; None if none was learned."""
+
+    def loading(self, settings: RoutingSettings) -> LoadPrices | None:
+        """How blocks of slower tiers count for the request; None without learned load times."""
+        if self.load_time is None:
+            return None
+        time = PrefillTime.of(settings, self.time)
+        return LoadPrices.of(settings, self.load_time, time, self.prompt.block_size)
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
@@ -63,7 +73,7 @@ class RouteRequest(NamedTuple):
         held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
         return RouteRequest(
             request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held,
-            event.session_parent, event.adapter or "",
+            event.session_parent, event.adapter or "", LoadTime(*event.load_time) if event.load_time else None,
         )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
+from msgspec.structs import replace
+
 from actors.engines.engine import (
     CacheChange,
     CacheCopied,
@@ -24,6 +26,7 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
 from actors.kv_cache.cache_mirror import LEVELS, UNREACHABLE, CachedBlock, CacheMirror, PrefixHashStates
 from actors.transport.worker_connection import WorkerDeclined
+from actors.worker.load_meter import LoadMeter
 from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
 from core.events import (
     BlocksRemoved,
@@ -255,6 +258,7 @@ class SimulatedWorker:
         """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
         self._reuse_rate = ReuseRate()
+        self._load_meter = LoadMeter(lambda: self._engine.loads)
         self.computed_tokens = 0
         """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
 
@@ -311,6 +315,8 @@ class SimulatedWorker:
         if others and not is_one_pass(others + hint.prefill_tokens):
             raise WorkerDeclined(str(others))
         check_request(self._engine.settings, asked.request, asked.known)
+        if hint.skip_tiers:
+            asked = asked._replace(request=replace(asked.request, skip_tiers=hint.skip_tiers))
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
         if self.side is None:
@@ -435,6 +441,7 @@ class SimulatedWorker:
             prompt_tokens=self._totals[0],
             cached_tokens=self._totals[1],
             reuse_rate=self._reuse_rate.note(now_us // US_PER_MS, *self._totals),
+            load_times=self._load_meter.note(now_us // US_PER_MS),
         )
         if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
             self._load.append([report])

@@ -8,18 +8,19 @@
    found: when it is freed, it is the next to be taken.
 4. A block's name says what should be in it, its content what is in it: memory, that changes only when it is written.
    They part when blocks come from another engine, and nothing here looks whether they fit.
-5. With a host tier behind it, what is stored here is kept there as well.
+5. With slower tiers behind it, what is stored here is kept there as well.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import xxhash
 
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
-from actors.engines.simulated.simulated_host_tier import HostTier
+from actors.engines.simulated.simulated_host_tier import DISK, HOST, SlowerTier
 from core.prompt import scope_bytes
 
 TIER = "device"
@@ -29,6 +30,13 @@ NEVER_WRITTEN = 0
 """The content of memory that nothing was computed into."""
 FREE_QUEUE_MAX = 3
 """The queue of freed blocks is at most so many times as long as the cache; then it is made anew."""
+
+
+class BlocksBehind(NamedTuple):
+    """Contents of consecutive blocks that one slower tier holds."""
+
+    tier: str
+    contents: list[int]
 
 
 class PoolBlock:
@@ -50,9 +58,10 @@ class PoolBlock:
 class BlockPool:
     """A fixed number of blocks; collects what happens to them in `changes`. Each call costs O(blocks that it names)."""
 
-    def __init__(self, capacity_blocks: int, host_blocks: int = 0) -> None:
+    def __init__(self, capacity_blocks: int, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         self.capacity_blocks = capacity_blocks
-        self.host = HostTier(host_blocks) if host_blocks else None
+        self.slower = [SlowerTier(blocks, tier) for tier, blocks in ((HOST, host_blocks), (DISK, disk_blocks)) if blocks]
+        """The tiers behind the cache, the faster one first."""
         self.changes: list[CacheChange] = []
         """Blocks stored and removed, in order, until the changes are taken."""
         self._blocks: list[PoolBlock] = []
@@ -135,16 +144,24 @@ class BlockPool:
             if named.setdefault(name, block) is not block:
                 self._copies.setdefault(name, []).append(block)
         self.changes.append(chain)
-        if self.host is not None:
-            self.changes += self.host.keep(names, [block.content for block in blocks])
+        for tier in self.slower:
+            self.changes += tier.keep(names, [block.content for block in blocks])
 
-    def find_behind(self, names: Sequence[int], found: int) -> list[int]:
-        """The contents of the longest run of these names in the host, behind the first so many; these, too, count as
-        used there."""
-        if self.host is None:
-            return []
-        self.host.use(names)
-        return self.host.find(names[found:])
+    def find_behind(self, names: Sequence[int], found: int, skip: Collection[str] = ()) -> list[BlocksBehind]:
+        """The contents of the longest run of these names behind the first so many, by the tiers that hold them, the
+        faster one first; nothing from tiers to skip, and from the disk only what would come through the host. All of
+        these names count as used there."""
+        runs = []
+        for tier in self.slower:
+            tier.use(names)
+            if tier.tier in skip:
+                skip = {*skip, DISK}  # what lies there comes through the host
+                continue
+            contents = tier.find(names[found:])
+            found += len(contents)
+            if contents:
+                runs.append(BlocksBehind(tier.tier, contents))
+        return runs
 
     def named(self) -> Iterator[tuple[int, PoolBlock]]:
         """Every block that has a name, with it."""
@@ -168,8 +185,8 @@ class BlockPool:
         for block in self._free_queue:
             block.places = 0
         self._free_queue.clear()
-        if self.host is not None:
-            self.host.clear()
+        for tier in self.slower:
+            tier.clear()
         self.changes.append(CacheEmptied())
 
     def _make(self, most: int) -> list[PoolBlock]:

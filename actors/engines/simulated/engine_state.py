@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from actors.engines.engine import CacheChange, EngineLoad
+from actors.engines.engine import CacheChange, EngineLoad, TierLoads
 from actors.engines.simulated.block_holds import BlockHolds
 from actors.engines.simulated.block_pool import BlockPool
 from actors.engines.simulated.pass_timing import PassBatch, timing_of
@@ -102,7 +103,9 @@ class EngineState:
         self.settings = settings
         self.timing = timing_of(settings)
         self.now_us = 0
-        self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks)
+        self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks, settings.disk_blocks)
+        self.loads: dict[str, TierLoads] = {}
+        """Loads that have ended, by tier; in simulated microseconds."""
         self.waiting: list[tuple[int, int, EngineSequence]] = []
         """By priority, then by arrival."""
         self.running: list[EngineSequence] = []
@@ -147,6 +150,12 @@ class EngineState:
         """The request has one more output, made at that time."""
         self.outputs.append((id, output))
         self.times_us.append(at_us)
+
+    def add_loads(self, loads: Mapping[str, TierLoads]) -> None:
+        """A request's blocks have come from slower tiers, so many of each in that time."""
+        for tier, (blocks, us) in loads.items():
+            before = self.loads.get(tier, TierLoads(0, 0))
+            self.loads[tier] = TierLoads(before.blocks + blocks, before.us + us)
 
     def report_changes(self, work: ScheduledPasses | None = None) -> None:
         """The changes of the cache by this work, and then those made since it was planned, are reported."""

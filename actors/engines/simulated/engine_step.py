@@ -6,7 +6,7 @@
 2. A request whose blocks come from elsewhere takes its place and its blocks as any other, asks for what its cache
    lacks in `fetches`, and waits for `BlocksArrived`. Then it runs: the prompt's last token is computed in a decode
    step. A prompt that is computed for others gives no token; its blocks are held until they were fetched, or for
-   `keep_ms`. One whose blocks lie in the host tier waits for them, so long for each, and computes the rest of its
+   `keep_ms`. One whose blocks lie in a slower tier waits for them, so long for each, and computes the rest of its
    prompt then.
 3. Passes end at a time of their own, not when somebody looks: after a long pause the same things have happened. What
    comes at the very time at which a pass begins is in it, if it fits.
@@ -224,6 +224,7 @@ def _land(state: EngineState, at_us: int) -> None:
             seq.fill_in(state.pool)
         else:
             seq.load_in(state.pool)
+            state.add_loads(seq.loads)
         run(state, seq)
     state.report_changes()
 

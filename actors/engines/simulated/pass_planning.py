@@ -19,8 +19,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from actors.engines.engine import TierLoads
+from actors.engines.simulated.block_pool import BlocksBehind
 from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
+from actors.engines.simulated.simulated_host_tier import DISK, HOST
 
 
 def plan(state: EngineState, start_us: int) -> ScheduledPasses | None:
@@ -42,7 +45,9 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         shared = sum(block.users > 0 for block in found)
         if state.pool.free < seq.blocks_known - shared:
             break
-        behind = [] if seq.pull else state.pool.find_behind(seq.names_reusable, len(found))
+        behind = []
+        if not seq.pull:
+            behind = state.pool.find_behind(seq.names_reusable, len(found), seq.request.skip_tiers)
         del state.waiting[0]
         if not seq.thrown_out:
             seq.began_us = work.start_us
@@ -127,13 +132,17 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
     state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
 
 
-def _load(state: EngineState, seq: EngineSequence, contents: list[int], start_us: int) -> None:
-    """It has its place and its blocks, and waits for those that come from the host."""
+def _load(state: EngineState, seq: EngineSequence, behind: list[BlocksBehind], start_us: int) -> None:
+    """It has its place and its blocks, and waits for those that come from slower tiers: from the disk through the
+    host."""
     fits = seq.reserve(seq.length, state.pool)
     assert fits
-    seq.contents = tuple(contents)
+    seq.contents = tuple([content for run in behind for content in run.contents])
+    blocks = {HOST: len(seq.contents)} | {tier: len(contents) for tier, contents in behind if tier == DISK}
+    per_block = {HOST: state.settings.host_us_per_block, DISK: state.settings.disk_us_per_block}
+    seq.loads = {tier: TierLoads(count, count * per_block[tier]) for tier, count in blocks.items()}
     state.moving[seq.request.id] = seq
-    state.landing.append((start_us + len(contents) * state.settings.host_us_per_block, seq.request.id))
+    state.landing.append((start_us + sum(each.us for each in seq.loads.values()), seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from actors.engines.engine import CacheStored
+from actors.engines.engine import CacheStored, TierLoads
 from actors.engines.simulated.block_pool import TIER, BlockPool, PoolBlock
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.generation import GenerateRequest, Output
@@ -49,6 +49,7 @@ class EngineSequence(ABC):
         "decode_from",
         "hold",
         "length",
+        "loads",
         "nameless",
         "names",
         "prompt_tokens",
@@ -75,7 +76,9 @@ class EngineSequence(ABC):
         self.pull = pull
         """Its prompt's blocks come from elsewhere, and have not come yet."""
         self.contents: tuple[int, ...] = ()
-        """Fetched contents, or those from the host, on the way into the request's blocks."""
+        """Fetched contents, or those from slower tiers, on the way into the request's blocks."""
+        self.loads: dict[str, TierLoads] = {}
+        """The same of slower tiers, as blocks and times."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens
@@ -161,7 +164,7 @@ class EngineSequence(ABC):
             self._store(first, pool)
 
     def load_in(self, pool: BlockPool) -> None:
-        """The contents from the host are in the blocks behind those that are computed, and count as computed."""
+        """The contents from slower tiers are in the blocks behind those that are computed, and count as computed."""
         first = self.computed // self.size
         for block, content in zip(self.blocks[first : first + len(self.contents)], self.contents, strict=True):
             block.content = content

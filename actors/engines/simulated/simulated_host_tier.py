@@ -1,4 +1,4 @@
-"""The simulated engine's host tier: names and contents of the blocks that it keeps behind its cache, as vLLM does.
+"""The simulated engine's slower tiers: names and contents of the blocks that it keeps behind its cache, as vLLM does.
 
 Every block that the cache stores is kept, too. The least recently used one goes: used is what a request looks up, and
 of one prompt the first block last, so that its tail goes first.
@@ -10,20 +10,22 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from actors.engines.engine import CacheChange, CacheCopied, CacheRemoved
+from core.settings import TIERS
 
-TIER = "host"
+HOST, DISK = TIERS[1:3]
 
 
-class HostTier:
+class SlowerTier:
     """At most `capacity_blocks` contents by name. Each call costs O(blocks that it names)."""
 
-    def __init__(self, capacity_blocks: int) -> None:
+    def __init__(self, capacity_blocks: int, tier: str = HOST) -> None:
         self.capacity_blocks = capacity_blocks
+        self.tier = tier
         self._kept: OrderedDict[int, int] = OrderedDict()
         """Content by name, the least recently used first."""
 
     def __repr__(self) -> str:
-        return f"<HostTier {len(self._kept)} of {self.capacity_blocks} blocks>"
+        return f"<SlowerTier {self.tier} {len(self._kept)} of {self.capacity_blocks} blocks>"
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -54,8 +56,8 @@ class HostTier:
                 new.append(name)
             kept[name] = content
         gone = [kept.popitem(last=False)[0] for _ in range(len(kept) - self.capacity_blocks)]
-        changes: list[CacheChange] = [CacheCopied(tuple(new), TIER)] if new else []
-        return [*changes, CacheRemoved(tuple(gone), TIER)] if gone else changes
+        changes: list[CacheChange] = [CacheCopied(tuple(new), self.tier)] if new else []
+        return [*changes, CacheRemoved(tuple(gone), self.tier)] if gone else changes
 
     def clear(self) -> None:
         """Nothing is kept."""

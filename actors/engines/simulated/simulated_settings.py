@@ -38,6 +38,8 @@ NOT_BELOW_ZERO = (
     "transfer_us_per_block",
     "host_blocks",
     "host_us_per_block",
+    "disk_blocks",
+    "disk_us_per_block",
 )
 
 
@@ -104,6 +106,10 @@ class SimulatedSettings:
     """Blocks in the host's memory behind the cache; 0 for no host tier."""
     host_us_per_block: int = 100
     """Simulated microseconds to load a block from there; other requests go on meanwhile."""
+    disk_blocks: int = 0
+    """Blocks on the disk behind the host; 0 for no disk tier."""
+    disk_us_per_block: int = 2800
+    """Simulated microseconds to read a block from there into the host, from which it is loaded then."""
     side_channel_host: str = "127.0.0.1"
     """The address of the side channel, for other engines' pulls."""
     side_channel_port: int = 0
@@ -138,6 +144,8 @@ class SimulatedSettings:
     def _check_together(self) -> None:
         if self.host_blocks and self.transfer:
             raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
+        if self.disk_blocks and not self.host_blocks:
+            raise CallerError("engine_args: disk_blocks are read through the host: set host_blocks, too")
         if self.replies and not self.model_path:
             raise CallerError("engine_args: replies are texts, which need model_path, a folder with tokenizer.json")
 

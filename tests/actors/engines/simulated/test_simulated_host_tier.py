@@ -13,7 +13,7 @@ from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheR
 from actors.engines.simulated.engine_state import Abort, Forget
 from actors.engines.simulated.engine_step import load_of
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.engines.simulated.simulated_host_tier import HostTier
+from actors.engines.simulated.simulated_host_tier import SlowerTier
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_mirror import LEVELS, CacheMirror
 from core.errors import CallerError
@@ -42,7 +42,7 @@ class TestSimulatedEngineWithHostTier(EngineContract):
 
 
 def test_the_tail_of_what_was_used_least_goes_first() -> None:
-    tier = HostTier(5)
+    tier = SlowerTier(5)
     assert tier.keep([1, 2, 3], [10, 20, 30]) == [CacheCopied((1, 2, 3), "host")]
     tier.use([1, 2, 3])
     assert tier.keep([4, 5, 1], [40, 50, 11]) == [CacheCopied((4, 5), "host")]
@@ -50,7 +50,7 @@ def test_the_tail_of_what_was_used_least_goes_first() -> None:
     assert tier.keep([6, 7], [60, 70]) == [CacheCopied((6, 7), "host"), CacheRemoved((3, 2), "host")]
     assert tier.find([1, 2, 3]) == [11]
     assert tier.find([4, 5, 6, 9]) == [40, 50, 60]
-    assert (len(tier), repr(tier)) == (5, "<HostTier 5 of 5 blocks>")
+    assert (len(tier), repr(tier)) == (5, "<SlowerTier host 5 of 5 blocks>")
     assert tier.keep([], []) == []
     tier.clear()
     assert tier.find([1]) == []
