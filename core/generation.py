@@ -91,7 +91,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     task: str = TASK_GENERATE
     """The task of the engine: to generate tokens, or with TASK_EMBED the prompt's embedding."""
     skip_tiers: tuple[str, ...] = ()
-    """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing. A worker sets it by the router's hint."""
+    """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing; a worker has them from the router."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):

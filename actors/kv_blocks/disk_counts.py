@@ -28,8 +28,11 @@ NAMES = (
     "stores_dropped",
     "loads_declined",
     "calls_overdue",
+    "load_blocks",
+    "load_us",
 )
-"""In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start."""
+"""In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start. `load_us` has
+the time of each request's load from its begin to its newest block, and `load_blocks` the blocks of those."""
 _FORM = struct.Struct(f"<{len(NAMES)}Q")
 
 

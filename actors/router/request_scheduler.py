@@ -669,7 +669,8 @@ class RequestScheduler:
         assert request.payload is not None
         loading = asked.loading(self._settings)
         skip_tiers = () if loading is None else loading.slow_tiers
-        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, decision.prefill_tokens, if_free, skip_tiers)
+        computes = decision.prefill_tokens
+        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, computes, if_free, skip_tiers)
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)
         self._do(Send(request, decision.worker, request.payload, hint))

@@ -1,8 +1,9 @@
 """LoadMeter: how long an engine loads a block from each slower tier, by its own sums.
 
-A mean over the last minutes: blocks of the window by the time of their loads. Loads that run side by side count each
-with its whole time, since that is what a request waits. What is on the disk comes through the host, so its time has
-that of the host in it.
+A mean over the last minutes. Loads that run side by side count each with its whole time, since that is what a request
+waits. What is on the disk comes through the host, so its time has that of the host in it.
+
+A time stays for a while without loads: a tier from which nothing is loaded because it is slow is seldom tried again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from actors.engines.engine import TierLoads
 from core.settings import TIERS
 
 WINDOW_MS = 300_000
-"""Older loads do not count: a tier from which nothing is loaded is tried again after this."""
+"""Older loads do not count …"""
+KEPT_MS = 1_800_000
+"""… and a time is forgotten so long after the last load that counted."""
 EVERY_MS = 2000
 """The sums are looked at this often at most, so that they make no report of their own."""
+NOTED_MAX = WINDOW_MS // EVERY_MS + 2
+"""Sums that are kept."""
 BLOCKS_MIN = 16
 """Fewer blocks in the window say nothing."""
 HOST, SLOWER_TIERS = TIERS[1], TIERS[1:]
@@ -29,12 +34,15 @@ LoadTimes = tuple[int, int, int]
 
 
 class LoadMeter:
-    """`sums` has the engine's loads since its start, by tier. One of None has none."""
+    """`sums` has the engine's loads since its start, by tier, those under way as far as they are. One of None has
+    none."""
 
     def __init__(self, sums: Callable[[], Mapping[str, TierLoads]] | None) -> None:
         self._sums = sums
-        self._noted: deque[tuple[int, Mapping[str, TierLoads]]] = deque([(-WINDOW_MS, {})], maxlen=WINDOW_MS // EVERY_MS + 2)
-        """When sums were noted, EVERY_MS apart at least; they count as 0 before their start."""
+        self._noted: deque[tuple[int, Mapping[str, TierLoads]]] = deque(maxlen=NOTED_MAX)
+        """When sums were noted, EVERY_MS apart at least; the first ones are those before the engine's start."""
+        self._known: dict[str, tuple[int, int]] = {}
+        """By tier: the time of a block from there to the next tier, and until when it holds."""
         self._times: LoadTimes | UnsetType = UNSET
 
     def __repr__(self) -> str:
@@ -45,20 +53,25 @@ class LoadMeter:
         if self._sums is None:
             return UNSET
         noted = self._noted
-        if len(noted) > 1 and now_ms - noted[-1][0] < EVERY_MS:
-            return self._times
-        noted.append((now_ms, dict(self._sums())))
-        while len(noted) > 2 and now_ms - noted[1][0] >= WINDOW_MS:
-            noted.popleft()
-        (_, before), (_, now) = noted[0], noted[-1]
-        own = {tier: _time_m(before.get(tier, NO_LOADS), now.get(tier, NO_LOADS)) for tier in SLOWER_TIERS}
-        behind = own[HOST]
-        host, disk, remote = (time_m + behind * (tier != HOST) if time_m else 0 for tier, time_m in own.items())
-        self._times = (host, disk, remote) if host or disk or remote else UNSET
+        if not noted:
+            noted.append((now_ms - EVERY_MS, {}))
+        if now_ms - noted[-1][0] >= EVERY_MS:
+            noted.append((now_ms, dict(self._sums())))
+            while len(noted) > 2 and now_ms - noted[1][0] >= WINDOW_MS:
+                noted.popleft()
+            self._times = self._find(now_ms)
         return self._times
 
-
-def _time_m(before: TierLoads, now: TierLoads) -> int:
-    """Of a block between these sums; 0 if they are too few."""
-    blocks, us = now.blocks - before.blocks, now.us - before.us
-    return us * MILLI // blocks if blocks >= BLOCKS_MIN else 0
+    def _find(self, now_ms: int) -> LoadTimes | UnsetType:
+        (_, before), (_, last), (_, now) = self._noted[0], self._noted[-2], self._noted[-1]
+        for tier in SLOWER_TIERS:
+            sums, loads = now.get(tier, NO_LOADS), before.get(tier, NO_LOADS)
+            blocks = sums.blocks - loads.blocks
+            if blocks >= BLOCKS_MIN and sums != last.get(tier, NO_LOADS):
+                self._known[tier] = (sums.us - loads.us) * MILLI // blocks, now_ms + KEPT_MS
+            elif tier in self._known and now_ms >= self._known[tier][1]:
+                del self._known[tier]
+        host, disk, remote = (self._known.get(tier, (0, 0))[0] for tier in SLOWER_TIERS)
+        if not (host or disk or remote):
+            return UNSET
+        return host, disk and host + disk, remote and host + remote

@@ -66,8 +66,8 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`); None where the decision read none
     but 0. Behind those of the recorded candidates stands the greatest one of all, if it is greater."""
     overlap_host: tuple[int, ...] | None = None
-    """Blocks of the prompt cached on the device or on the host; None where `overlap_all` says it, and where the decision
-    read no load times …"""
+    """Blocks of the prompt cached on the device or on the host; None where `overlap_all` says it, and where the
+    decision read no load times …"""
     overlap_disk: tuple[int, ...] | None = None
     """… and the same with those on the disk."""
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POLICY = "time"
 """The policy that reads load times."""
-SLOWER_TIERS = TIERS[1:]
 LEARN_EVERY_US = 1_000_000
 """Reports are looked at this often at most: a look takes all workers."""
 
@@ -63,8 +62,9 @@ class LoadPrices(NamedTuple):
         computed_m = time.per_token_m * block_size
         times_m = (0, *learned)
         slow = tuple([time_m >= computed_m > 0 if time_m else False for time_m in times_m])
+        pairs = zip(times_m, settings.credits_m, strict=True)
         return LoadPrices(
-            tuple([MILLI if time_m else credit_m for time_m, credit_m in zip(times_m, settings.credits_m, strict=True)]),
+            tuple([MILLI if time_m else credit_m for time_m, credit_m in pairs]),
             tuple([0 if late else time_m for time_m, late in zip(times_m, slow, strict=True)]),
             slow,
         )

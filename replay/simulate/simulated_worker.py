@@ -258,7 +258,7 @@ class SimulatedWorker:
         """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
         self._reuse_rate = ReuseRate()
-        self._load_meter = LoadMeter(lambda: self._engine.loads)
+        self._load_meter = LoadMeter(lambda: self._engine.loads_by(agenda.now_us))
         self.computed_tokens = 0
         """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
 

@@ -60,7 +60,8 @@ class BlockPool:
 
     def __init__(self, capacity_blocks: int, host_blocks: int = 0, disk_blocks: int = 0) -> None:
         self.capacity_blocks = capacity_blocks
-        self.slower = [SlowerTier(blocks, tier) for tier, blocks in ((HOST, host_blocks), (DISK, disk_blocks)) if blocks]
+        sizes = ((HOST, host_blocks), (DISK, disk_blocks))
+        self.slower = [SlowerTier(blocks, tier) for tier, blocks in sizes if blocks]
         """The tiers behind the cache, the faster one first."""
         self.changes: list[CacheChange] = []
         """Blocks stored and removed, in order, until the changes are taken."""

@@ -105,7 +105,7 @@ class EngineState:
         self.now_us = 0
         self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks, settings.disk_blocks)
         self.loads: dict[str, TierLoads] = {}
-        """Loads that have ended, by tier; in simulated microseconds."""
+        """Loads that have ended, by tier; in simulated microseconds. `loads_by` has those under way, too."""
         self.waiting: list[tuple[int, int, EngineSequence]] = []
         """By priority, then by arrival."""
         self.running: list[EngineSequence] = []
@@ -151,11 +151,22 @@ class EngineState:
         self.outputs.append((id, output))
         self.times_us.append(at_us)
 
-    def add_loads(self, loads: Mapping[str, TierLoads]) -> None:
-        """A request's blocks have come from slower tiers, so many of each in that time."""
-        for tier, (blocks, us) in loads.items():
-            before = self.loads.get(tier, TierLoads(0, 0))
-            self.loads[tier] = TierLoads(before.blocks + blocks, before.us + us)
+    def end_load(self, seq: EngineSequence) -> None:
+        """The request's blocks have come from slower tiers."""
+        self.loads = _added(self.loads, seq.loads)
+        seq.loads = {}
+
+    def loads_by(self, now_us: int) -> dict[str, TierLoads]:
+        """Sums of all loads from slower tiers, of those under way as far as they are."""
+        found = self.loads
+        for seq in self.moving.values():
+            left_us, begun = now_us - seq.load_began_us, {}
+            for tier, (blocks, us) in seq.loads.items():
+                spent_us = min(max(0, left_us), us)
+                begun[tier] = TierLoads(blocks * spent_us // us if us else blocks, spent_us)
+                left_us -= spent_us
+            found = _added(found, begun)
+        return found
 
     def report_changes(self, work: ScheduledPasses | None = None) -> None:
         """The changes of the cache by this work, and then those made since it was planned, are reported."""
@@ -164,6 +175,14 @@ class EngineState:
             work.changes = []
         self.changes += self.pool.changes
         self.pool.changes = []
+
+
+def _added(loads: Mapping[str, TierLoads], more: Mapping[str, TierLoads]) -> dict[str, TierLoads]:
+    found = dict(loads)
+    for tier, (blocks, us) in more.items():
+        before = found.get(tier, TierLoads(0, 0))
+        found[tier] = TierLoads(before.blocks + blocks, before.us + us)
+    return found
 
 
 def load_of(state: EngineState) -> EngineLoad:

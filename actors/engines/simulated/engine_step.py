@@ -224,7 +224,7 @@ def _land(state: EngineState, at_us: int) -> None:
             seq.fill_in(state.pool)
         else:
             seq.load_in(state.pool)
-            state.add_loads(seq.loads)
+            state.end_load(seq)
         run(state, seq)
     state.report_changes()
 

@@ -138,9 +138,10 @@ def _load(state: EngineState, seq: EngineSequence, behind: list[BlocksBehind], s
     fits = seq.reserve(seq.length, state.pool)
     assert fits
     seq.contents = tuple([content for run in behind for content in run.contents])
-    blocks = {HOST: len(seq.contents)} | {tier: len(contents) for tier, contents in behind if tier == DISK}
+    blocks = {tier: len(contents) for tier, contents in behind if tier == DISK} | {HOST: len(seq.contents)}
     per_block = {HOST: state.settings.host_us_per_block, DISK: state.settings.disk_us_per_block}
     seq.loads = {tier: TierLoads(count, count * per_block[tier]) for tier, count in blocks.items()}
+    seq.load_began_us = start_us
     state.moving[seq.request.id] = seq
     state.landing.append((start_us + sum(each.us for each in seq.loads.values()), seq.request.id))
 

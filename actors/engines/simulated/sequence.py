@@ -49,6 +49,7 @@ class EngineSequence(ABC):
         "decode_from",
         "hold",
         "length",
+        "load_began_us",
         "loads",
         "nameless",
         "names",
@@ -78,7 +79,9 @@ class EngineSequence(ABC):
         self.contents: tuple[int, ...] = ()
         """Fetched contents, or those from slower tiers, on the way into the request's blocks."""
         self.loads: dict[str, TierLoads] = {}
-        """The same of slower tiers, as blocks and times."""
+        """The same of slower tiers, as blocks and times, in the order in which they come …"""
+        self.load_began_us = 0
+        """… from then on."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens

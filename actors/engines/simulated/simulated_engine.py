@@ -143,8 +143,8 @@ class SimulatedEngine:
 
     def _tier_loads(self) -> dict[str, TierLoads]:
         """In real time."""
-        scale = self.settings.time_scale
-        return {tier: TierLoads(each.blocks, round(each.us / scale)) for tier, each in self.state.loads.items()}
+        scale, loads = self.settings.time_scale, self.state.loads_by(self.now_us())
+        return {tier: TierLoads(each.blocks, round(each.us / scale)) for tier, each in loads.items()}
 
     async def check(self) -> None:
         """Returns unless the engine is dead; that it hangs is not to be seen here."""
