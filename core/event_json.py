@@ -148,7 +148,9 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "stages": _stages,
 }
 """Fields with another form in the log than in JSON."""
-ABSENT = frozenset({"adapter", "adapters", "assumed", "base", "decision", "fence", "pools", "since"})
+ABSENT = frozenset(
+    {"adapter", "adapters", "assumed", "base", "decision", "fence", "load_time", "load_times", "pools", "since"}
+)
 """Fields that JSON leaves out where the event does."""
 
 
