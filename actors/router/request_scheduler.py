@@ -54,6 +54,7 @@ from projections.policy.decide import Decision, decide_newest, record, rejection
 from projections.policy.load_time import POLICY as LOAD_TIME_POLICY
 from projections.policy.load_time import LoadTime, LoadTimeModel
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
+from projections.policy.residence_time import ResidenceTime
 from projections.policy.view import Local, RouteRequest, View
 
 US_PER_MS = 1000
@@ -265,6 +266,7 @@ class RequestScheduler:
         self.prefills = PrefillCounts()
         self.learned = PrefillTimeModel()
         self.load_times = LoadTimeModel()
+        self.residence = ResidenceTime()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
         self._inputs = inputs
@@ -705,6 +707,7 @@ class RequestScheduler:
             self._fail(request, error)
             return
         if output.finish is not None:
+            self.residence.note(request.model, event.at_us - request.sent_us)
             self._finish(request, output.finish, at_us=event.at_us)
             self._free_slot(request, is_whole=True)
         if new is not None:
@@ -884,7 +887,10 @@ class RequestScheduler:
         for each in queue:
             asked, since_ms = self._asked(each), each.held_since_us // US_PER_MS
             start = self.held.start(each)
-            unbound.append(UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start))
+            residence_us = self.residence.us(each.model)
+            unbound.append(
+                UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start, residence_us)
+            )
         busy_us: dict[WorkerId, int] = {}
         if self.busy_workers.stand:
             known = tokens_in_progress(view.outstanding(), self._settings, self._wall_ms)

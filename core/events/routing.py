@@ -360,7 +360,7 @@ class RequestRouted(EventBase, frozen=True):
     """`projections.policy.prefill_time.PrefillTime` as this replica had learned it, where the settings leave that to
     it."""
     held: dict[str, int] = msgspec.field(default_factory=dict)
-    """Expected wait there behind requests that the replica held, in microseconds, by worker."""
+    """Expected wait there behind requests that the replica held, and for room, in microseconds, by worker."""
     believed: tuple[int, int] | None = None
     """`projections.folds.approximate_index.CacheRetention` under the policy `approximate`: what the worker is taken to
     keep, this included."""

@@ -8,8 +8,13 @@ one more fits into the same pass of its engine. Its next request is fair between
 in virtual time (`projections.policy.fair_queue`). Among the requests of one tenant it is the shortest prefill of the
 first priority, less its age. All others stay held and are placed anew.
 
-A request that goes is one decision like any other, with one input more: how long those placed before it would hold it
-up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without the queue.
+A worker without room for the blocks of a prompt does not get it (`projections.policy.worker_room`). There the request
+also costs the expected wait for room, for itself and those placed there before. A prompt of at most LIGHT_TOKENS goes
+without asking for room.
+
+A request that goes is one decision like any other, with one input more: how long those placed before it, and the lack
+of room, would hold it up (`RouteRequest.held`), which stands in its record. So each is made again, bit for bit, without
+the queue.
 
 No request is overtaken for ever by its equals in tenant and priority: it gains AGE_M of each millisecond that it waits.
 The caller bounds the wait.
@@ -34,7 +39,8 @@ from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
-from projections.policy.view import Candidate, RouteRequest, View
+from projections.policy.view import NO_REPORT, Candidate, RouteRequest, View
+from projections.policy.worker_room import blocks_in_use, lacking_blocks, room_wait_us
 
 
 class BusyWorker(NamedTuple):
@@ -91,6 +97,15 @@ class UnboundRequest(NamedTuple):
     """Of its decision."""
     start: int = 0
     """The virtual time at which its tenant's next request starts: the tenant with the lowest one is next."""
+    residence_us: int = 0
+    """Learned time for which requests of the model stay at a worker (`projections.policy.residence_time`). 0 if it is
+    unknown: then workers count as having room."""
+
+    @property
+    def blocks_needed(self) -> int:
+        """Blocks for which it needs room; 0 if it goes without asking for room."""
+        prompt = self.request.prompt
+        return prompt.blocks_to_hold if self.residence_us and prompt.tokens > LIGHT_TOKENS else 0
 
 
 class ScoredRequest(NamedTuple):
@@ -104,6 +119,8 @@ class ScoredRequest(NamedTuple):
     """Duration of that."""
     per_wait_m: int
     """Price of a wait, in thousandths."""
+    in_use: list[int]
+    """Blocks in use on each of those; empty if it needs no room."""
 
 
 class PlacedRequest(NamedTuple):
@@ -114,7 +131,9 @@ class PlacedRequest(NamedTuple):
     tokens: int
     own_us: int
     held_us: dict[WorkerId, int]
-    """Expected wait behind other held requests, by worker, with the prefills of workers that declined."""
+    """Expected wait behind other held requests and for room, by worker, with the prefills of workers that declined."""
+    has_room: bool
+    """Its blocks fit on the worker now."""
 
 
 class PlacementInputs:
@@ -153,7 +172,9 @@ class PlacementInputs:
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
         per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, backlog.reuse_max)
-        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens], per_wait_m)
+        report = self._view.state.loads.reports.get
+        in_use = [blocks_in_use(each, report(each.worker, NO_REPORT)) for each in seen] if held.blocks_needed else []
+        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens], per_wait_m, in_use)
 
     def _seen(self, request: RouteRequest) -> list[Candidate]:
         """Whom it can be sent to does not depend on the prompt, only what they have of it."""
@@ -177,6 +198,8 @@ class _PlacedQueue:
 
     def __init__(self) -> None:
         self.placed: list[PlacedRequest] = []
+        self.blocks = 0
+        """That they need together."""
         self._shortest = self._longest = self._sum = 0
 
     def __repr__(self) -> str:
@@ -187,6 +210,7 @@ class _PlacedQueue:
         self._shortest = min(self._shortest, own_us) if self.placed else own_us
         self._longest = max(self._longest, own_us)
         self._sum += own_us
+        self.blocks += placed.held.blocks_needed
         self.placed.append(placed)
 
     def wait_us(self, own_us: int) -> int:
@@ -230,15 +254,21 @@ def _place(
     """The cheapest placement of the request, given those that are placed already."""
     held_us: dict[WorkerId, int] = {}
     costs: list[int] = []
-    for (candidate, cost, _), own_us in zip(asked.scored, asked.own_us, strict=True):
+    needed, residence_us = asked.held.blocks_needed, asked.held.residence_us
+    for place, ((candidate, cost, _), own_us) in enumerate(zip(asked.scored, asked.own_us, strict=True)):
         worker = candidate[0]
         queue = queues.get(worker)
-        more_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
-        if more_us:
-            held_us[worker] = more_us
-        costs.append(cost + asked.per_wait_m * more_us // MILLI)
+        more_us, room_us = busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us)), 0
+        if needed:
+            in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
+            room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
+        if more_us or room_us:
+            held_us[worker] = more_us + room_us
+        costs.append(cost + asked.per_wait_m * more_us // MILLI + room_us)
     at = _cheapest(asked, costs, settings, turn)
-    return PlacedRequest(asked.held, asked.scored[at].candidate.worker, asked.tokens[at], asked.own_us[at], held_us)
+    chosen = asked.scored[at].candidate
+    has_room = not needed or not lacking_blocks(chosen, asked.in_use[at], needed)
+    return PlacedRequest(asked.held, chosen.worker, asked.tokens[at], asked.own_us[at], held_us, has_room)
 
 
 def _cheapest(asked: ScoredRequest, costs: list[int], settings: RoutingSettings, turn: int) -> int:
@@ -331,7 +361,9 @@ def plan(
         return None
     if not busy_us:
         if len(queue) == 1:
-            return _plan_alone(view, queue[0], settings, now_ms, outstanding, computes)
+            alone = _plan_alone(view, queue[0], settings, now_ms, outstanding, computes)
+            if alone is None or _has_room(view, queue[0], alone.decision):
+                return alone
         small = [held for held in queue if held.request.prompt.tokens <= SMALL_TOKENS]
         if small and (
             planned := _plan_alone(view, _next_in_turn(small, _arrival_turn), settings, now_ms, outstanding, computes)
@@ -345,15 +377,35 @@ def plan(
             unservable.request,
             decide_newest(view, unservable.request, settings, now_ms, unservable.seed, outstanding),
         )
-    for worker, placed in sorted(place_all(asked, view, settings, busy_us).items()):
-        if worker in busy_us or not fits(0, worker, computes):
+    placed = place_all(asked, view, settings, busy_us)
+    next_one = _next_placed({worker: placed[worker] for worker in placed.keys() - busy_us.keys()}, computes, now_ms)
+    if next_one is None:
+        return None
+    request = next_one.held.request._replace(held=next_one.held_us)
+    return PlannedRequest(request, decide_newest(view, request, settings, now_ms, next_one.held.seed, outstanding))
+
+
+def _next_placed(
+    placed: Mapping[WorkerId, list[PlacedRequest]], computes: Mapping[WorkerId, int], now_ms: int
+) -> PlacedRequest | None:
+    """The next one of the first worker that is free for it and has room for it; None if all stay held."""
+    for worker, queue in sorted(placed.items()):
+        with_room = [each for each in queue if each.has_room]
+        if not with_room or not fits(0, worker, computes):
             continue
-        next_one = _next_in_turn(placed, lambda each: _prefill_turn(each, now_ms))
+        next_one = _next_in_turn(with_room, lambda each: _prefill_turn(each, now_ms))
         if fits(next_one.tokens, worker, computes):
-            request = next_one.held.request._replace(held=next_one.held_us)
-            decision = decide_newest(view, request, settings, now_ms, next_one.held.seed, outstanding)
-            return PlannedRequest(request, decision)
+            return next_one
     return None
+
+
+def _has_room(view: View, held: UnboundRequest, decision: Decision) -> bool:
+    """The blocks of the request fit on its worker now."""
+    if decision.worker is None or not held.blocks_needed:
+        return True
+    candidate = decision.ranked[0].candidate
+    in_use = blocks_in_use(candidate, view.state.loads.reports.get(candidate.worker, NO_REPORT))
+    return not lacking_blocks(candidate, in_use, held.blocks_needed)
 
 
 def _tokens(scored: ScoredCandidate, request: RouteRequest) -> int:

@@ -48,8 +48,8 @@ class RouteRequest(NamedTuple):
     time: PrefillTime | None = None
     """Learned duration of the model's prefills; None if none was learned."""
     held: Mapping[WorkerId, int] = MappingProxyType({})
-    """Expected wait behind other requests that this replica holds (`projections.policy.binding_plan`), in microseconds,
-    by the worker to which they would go first; with the prefills of workers that declined a request."""
+    """Expected wait behind other requests that this replica holds, and for room (`projections.policy.binding_plan`), in
+    microseconds, by worker; with the prefills of workers that declined a request."""
     session_parent: str = ""
     """The key of the session that began `session`: recorded, and nothing is decided by it."""
     adapter: str = ""

@@ -22,8 +22,8 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     outstanding_ms: float
     """The wait for prefills that the worker had …"""
     held_ms: float
-    """… and for those that the router held to send there first, or that it computed for other replicas when it declined
-    a request."""
+    """… for those that the router held to send there first, or that it computed for other replicas when it declined a
+    request, and for room for the prompt's blocks."""
     decode_tokens: int
     """Tokens in the active blocks there."""
     reuse: int = 0

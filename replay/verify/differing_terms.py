@@ -158,7 +158,7 @@ class _Excuses:
                 chosen = getattr(self._event, "worker", "")
                 holds = self._chosen_differs() or self._note(term._replace(worker=chosen), Input.CACHE)
             case "digest":
-                holds = bool(self.used) or self._hold_for_hidden(term)
+                holds = bool(self.used) or self._hold_for_hidden(term) or self._hold_for_digest()
             case _:
                 holds = self._note(term)
                 self._workers |= {term.worker} if holds else set()
@@ -279,6 +279,13 @@ class _Excuses:
         for worker in self._ours:
             holds |= self._note(term._replace(worker=worker), Input.CACHE)
         return holds
+
+    def _hold_for_digest(self) -> bool:
+        """Requests in flight in a replaced history, which give the recorded decision as a whole."""
+        by = self._replaced.explains_digest() if self._replaced is not None else None
+        if by is not None:
+            self.used.append(Unverifiable("replaced", f"history was replaced: {by.text}", by.stream))
+        return by is not None
 
     def _hold_for_cost(self, term: Term) -> bool:
         """A cost rests on the terms of its worker, and on the greatest reuse. That may be of a candidate that the

@@ -164,8 +164,10 @@ class Evidence:
 
     def _of_epochs(self, at: RecordedDecision | RecordedRefusal) -> Iterator[Unverifiable]:
         for stream in self._playback.replaced_streams(at.event):
-            epoch = at.event.cursor[stream][0]
-            if by := self._places().epoch_named(stream, epoch, at):
+            epoch, here = at.event.cursor[stream][0], self._playback.source.epochs.get(stream, 0)
+            if here > at.time_ms:  # by the broker's time both
+                yield Unverifiable("replaced", f"{stream} was made anew behind this decision", stream)
+            elif by := self._places().epoch_named(stream, epoch, at):
                 text = f"the history of its epoch {epoch}, which {by} names, is not here"
                 yield Unverifiable("replaced", f"{stream} was made anew: {text}", stream)
 

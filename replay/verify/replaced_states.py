@@ -28,7 +28,7 @@ from projections.folds.load_fold import LoadPart
 from projections.folds.pending_events import PendingEvents
 from projections.folds.snapshot import decode, encode
 from projections.folds.state import NO_OVERLAP, State
-from projections.policy.decide import decide, record
+from projections.policy.decide import Decision, decide, record
 from projections.policy.rules import POOLS_VERSION
 from projections.policy.view import NO_REPORT, View
 from replay.playback.playback import Playback, RecordedDecision, RecordedRefusal
@@ -130,11 +130,18 @@ class ReplacedStates:
         found = (self._in(LOAD, worker, fits) for worker in hidden)
         return next((each for each in found if each is not None), None)
 
+    def explains_digest(self) -> ReplacedHistory | None:
+        """The replaced history of requests in flight by which the whole decision comes out as it is recorded.
+        O(PLACES_MAX) decisions and copies of a state."""
+        if not self._replaced and not self._late:
+            return None
+        return self._in_flight(self._is_decided_as_recorded)
+
     def _explained(self, of: str, worker: str) -> ReplacedHistory | None:
         if of == "membership":
             return self._membership(worker)
         if of == "in flight":
-            return self._in_flight()
+            return self._in_flight(self._is_in_flight_as_recorded)
         if worker not in self._candidates:
             return None
         if of == "cache":
@@ -182,13 +189,10 @@ class ReplacedStates:
         prefilled follows where the cache is the recorded one, too."""
         at = self._at
         assert isinstance(at, RecordedDecision)
-        if not self._is_loaded_as_recorded(state, pending_events):
-            return False  # at a hundredth of the price of a decision
-        view = View(state, at.replica, pending_events, at.view.local)
-        event = at.event
-        decision = decide(view, at.request, at.settings, event.now_ms, event.seed, version=event.decide_version)
-        if decision.worker is None:
+        decision = self._decided_again(state, pending_events)
+        if decision is None:
             return False
+        event = at.event
         again = record(decision, at.request, at.settings, event.settings_revision)
         places = {worker: place for place, worker in enumerate(from_column(again.candidates))}
         for worker in places.keys() & set(self._candidates):
@@ -198,6 +202,23 @@ class ReplacedStates:
             if any(one[term] != other[term] for term in terms):
                 return False
         return True
+
+    def _is_decided_as_recorded(self, state: State, pending_events: PendingEvents) -> bool:
+        """True if the decision made again on these requests in flight, at the recorded cursor, has its digest."""
+        at = self._at
+        assert isinstance(at, RecordedDecision)
+        decision = self._decided_again(at.view.state.with_routing(state.routing), pending_events)
+        return decision is not None and decision.digest == at.event.digest
+
+    def _decided_again(self, state: State, pending_events: PendingEvents) -> Decision | None:
+        """The decision made again on that state; None if it counts other requests in flight or leads to no worker."""
+        at = self._at
+        assert isinstance(at, RecordedDecision)
+        if not self._is_loaded_as_recorded(state, pending_events):
+            return None  # at a hundredth of the price of a decision
+        view, event = View(state, at.replica, pending_events, at.view.local), at.event
+        decision = decide(view, at.request, at.settings, event.now_ms, event.seed, version=event.decide_version)
+        return decision if decision.worker is not None else None
 
     def _is_loaded_as_recorded(self, state: State, pending_events: PendingEvents) -> bool:
         """True if as many blocks and requests are in flight on each candidate that is there. O(workers)."""
@@ -239,21 +260,19 @@ class ReplacedStates:
                 return where.by
         return None
 
-    def _in_flight(self) -> ReplacedHistory | None:
+    def _in_flight(self, fits: Callable[[State, PendingEvents], bool]) -> ReplacedHistory | None:
         pending_events = self._at.replica_state.pending_events
-        if not isinstance(self._at, RecordedDecision) or self._is_in_flight_as_recorded(
-            self._at.view.state, pending_events
-        ):
+        if not isinstance(self._at, RecordedDecision) or fits(self._at.view.state, pending_events):
             return None  # the log's own state gives the record, so the rules do not
         for history, late in self._late_states(ROUTING):
-            if self._is_in_flight_as_recorded(self._at.view.state.with_routing(late.routing), pending_events):
+            if fits(self._at.view.state.with_routing(late.routing), pending_events):
                 return history
         where = self._range(ROUTING)
         if where is None:
             return None
         own = self._own_part(where)
         for state in islice(self._joint_states(where, own), PLACES_MAX):
-            if state is None or self._is_in_flight_as_recorded(state, own.pending_events):
+            if state is None or fits(state, own.pending_events):
                 return where.by
         return None
 

@@ -955,6 +955,30 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=HELD,
     ),
     Mutant(
+        "held-without-room",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "with_room = [each for each in queue if each.has_room]",
+        "with_room = queue",
+        unlogged=HELD,
+    ),
+    Mutant(
+        "held-room-forgotten",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "self.blocks += placed.held.blocks_needed",
+        "self.blocks += 0",
+        unlogged=HELD,
+    ),
+    Mutant(
+        "held-room-of-the-sum",
+        "holding",
+        f"{POLICY}/worker_room.py",
+        "return min(active, report.blocks_used + others * active // requests)",
+        "return active",
+        unlogged=HELD,
+    ),
+    Mutant(
         "held-priority",
         "fairness",
         f"{POLICY}/binding_plan.py",
@@ -1006,8 +1030,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "declined-is-free",
         "declining",
         f"{POLICY}/binding_plan.py",
-        "        if worker in busy_us or not fits(0, worker, computes):\n",
-        "        if not fits(0, worker, computes):\n",
+        "for worker in placed.keys() - busy_us.keys()}",
+        "for worker in placed}",
         unlogged=HELD,
     ),
     # verdicts on where to compute a prompt
@@ -2098,6 +2122,11 @@ MUTANTS: tuple[Mutant, ...] = (
             "replaced-by-log": (
                 "        if fits(self._at.view.state, worker):\n            return None  # the log's",
                 "        if False:\n            return None  # the log's",
+                EXCUSED,
+            ),
+            "replaced-any-digest": (
+                "return decision is not None and decision.digest == at.event.digest",
+                "return decision is not None",
                 EXCUSED,
             ),
             "replaced-unknown-in-full": (

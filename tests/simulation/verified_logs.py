@@ -27,11 +27,12 @@ async def verify_names_no_difference(world: World) -> None:
         found = verify(recording)
         changed = _changed_records(recording, world)
     named = [each for each in found.differences if each.seq not in changed]
-    wrong = {"differences": len(named), **_other_differences(found)}
+    wrong = {"differences": len(named), **_other_differences(found, changed)}
     if world.witness.history_kept:
         wrong |= {f"{kind} not judged": count for kind, count in found.unjudged.items()}
-        if world.options.pending_events_max:
-            del wrong["prefill job not judged"]  # a worker drops what passes the bound, the ask of a job maybe
+        if world.options.pending_events_max or world.witness.counts.get("killed"):
+            # a worker drops what passes the bound, and a killed one what it had not sent: the ask of a job maybe
+            del wrong["prefill job not judged"]
         wrong["breaks"] = len(found.proof.breaks)
     wrong = {name: count for name, count in wrong.items() if count}
     if wrong:
@@ -44,11 +45,13 @@ def _changed_records(recording: Recording, world: World) -> set[int]:
     return {record.seq for record in recording.archive.read(ROUTING) if record.payload in world.witness.made}
 
 
-def _other_differences(found: VerifyResult) -> dict[str, int]:
-    """Counts of what can only be wrong if a fold or verify itself is."""
+def _other_differences(found: VerifyResult, changed: set[int]) -> dict[str, int]:
+    """Counts of what can only be wrong if a fold or verify itself is. A changed record may be no decision any more."""
     return {
         "folds": found.folds.different,
         "prefills": found.prefills.differ,
         "unaccounted": found.unaccounted + found.refusals.unaccounted,
-        "unexplained": len(found.counts.unexplained),
+        "unexplained": sum(
+            not any(each.after_seq < seq <= each.seq for seq in changed) for each in found.counts.unexplained
+        ),
     }

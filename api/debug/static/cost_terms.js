@@ -14,7 +14,7 @@ const OF = {
   time: [
     ["prefill_cost", "computed", "own prefill"],
     ["outstanding_ms", "wait", "wait there"],
-    ["held_ms", "router", "for others held"],
+    ["held_ms", "router", "for others held, and for room"],
     ["decode_cost", "decode", "active blocks"],
     ["request_cost", "others", "requests held up"],
     ["reuse_cost", "recent", "talks there"],
@@ -22,7 +22,7 @@ const OF = {
   ],
   session: [
     ["outstanding_ms", "wait", "wait there"],
-    ["held_ms", "router", "for others held"],
+    ["held_ms", "router", "for others held, and for room"],
   ],
 };
 const SOURCES = { set: "as set", learned: "as the replica had learned", default: "by default, until the replica learns it" };

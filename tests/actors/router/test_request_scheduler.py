@@ -150,6 +150,24 @@ def test_a_held_request_is_decided_by_the_price_that_is_learned_meanwhile() -> N
     assert routed.prefill_time == (1000, 30_000)
 
 
+def test_a_held_request_waits_for_room_and_goes_when_an_answer_ends() -> None:
+    """The worker has 1 000 blocks. The time that requests stay there is learned from one that took a second."""
+    it = Scheduling(HOLDING)
+    light = it.arrive("light", 300)
+    it.ticks(1_000_000)
+    it.output(light, 1, finish="stop")
+    assert it.scheduler.residence.us(light.model) == 1_000_000
+    large = it.arrive("large", 900 * BLOCK_SIZE)
+    it.ticks()
+    it.output(large, 1)
+    beside = it.arrive("beside", 400 * BLOCK_SIZE)
+    it.ticks(500_000)
+    assert (large.phase, beside.phase) == (Phase.RUNNING, Phase.HELD)
+    it.output(large, 2, finish="stop")
+    it.ticks()
+    assert it.routed == ["light", "large", "beside"]
+
+
 def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:
     """The log's last word of it is not that a worker declined; nor has it a RequestQueued."""
     it = Scheduling(HOLDING)

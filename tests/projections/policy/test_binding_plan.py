@@ -7,16 +7,27 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from core.events import LoadReported
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy import binding_plan as plan_module
-from projections.policy.binding_plan import AGE_M, PASS_TOKENS, PlannedRequest, UnboundRequest, held_max, plan
+from projections.policy.binding_plan import (
+    AGE_M,
+    LIGHT_TOKENS,
+    PASS_TOKENS,
+    PlannedRequest,
+    UnboundRequest,
+    held_max,
+    plan,
+)
 from projections.policy.decide import Decision, decide, record
 from projections.policy.view import RouteRequest
-from tests.projections.facts import load, prefilled, prompt, routed, worker_id
+from projections.policy.worker_room import WAIT_PERCENT
+from tests.projections.facts import finished, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site
 
 A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
@@ -274,3 +285,66 @@ def test_small_ones_do_not_wait_for_long_ones(site: Site) -> None:
     site.join(C)
     alone = plan(site.view, [small], GIVEN, NOW_MS, {})
     assert plan(site.view, [long, small], GIVEN, NOW_MS, {}) == alone
+
+
+RESIDENCE_US = 1_000_000
+
+
+def needing_room(blocks: int, residence_us: int = RESIDENCE_US) -> UnboundRequest:
+    return held("r", blocks)._replace(residence_us=residence_us)
+
+
+@pytest.fixture
+def full(site: Site) -> Site:
+    """A has 801 of its 1 000 blocks in use, by an answer that flows, and the prompt of 300 in its cache."""
+    site.say(ROUTING, OTHER, routed("x", A, prompt(*range(5000, 5800))), prefilled("x"))
+    site.cache(A, prompt(*range(300)), 300)
+    return site
+
+
+def test_a_request_waits_for_room_while_that_costs_less(full: Site) -> None:
+    """301 blocks beside 801 exceed 990, one part in a hundred being free, by 112: so many come free in 140 ms,
+    of which 42 count. To compute the prompt takes 1.2 s on the other worker."""
+    assert sent(full, needing_room(300)) == []
+    full.say(ROUTING, OTHER, finished("x"))
+    assert sent(full, needing_room(300)) == [("r", A)]
+
+
+def test_a_long_wait_for_room_is_avoided(full: Site) -> None:
+    """The wait stands in the decision's inputs, so that it is made again with it."""
+    (one,) = planned(full, needing_room(300, 100 * RESIDENCE_US))
+    assert one.decision.worker == B
+    assert one.request.held == {A: 100 * RESIDENCE_US * 112 // 801 * WAIT_PERCENT // 100}
+
+
+def test_two_requests_do_not_count_on_the_same_room(full: Site) -> None:
+    """The second one's expected wait is also that for the blocks of the first, which costs more than computing."""
+    twin = needing_room(300, 33 * RESIDENCE_US)
+    assert sent(full, twin) == []
+    second = twin._replace(request=twin.request._replace(id=RequestId("s")))
+    assert sent(full, twin, second)[0] == ("s", B)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reports"),
+    [
+        pytest.param(needing_room(300, 0), (), id="it is not known how long requests stay"),
+        pytest.param(needing_room(995), (), id="the prompt needs the whole worker"),
+        pytest.param(needing_room(LIGHT_TOKENS // 4 - 1), (), id="the prompt is light"),
+        pytest.param(needing_room(300), (replace(load(), running=1, blocks_used=600),), id="blocks are shared"),
+    ],
+)
+def test_no_request_waits_for_room_without_need(
+    full: Site, asked: UnboundRequest, reports: tuple[LoadReported, ...]
+) -> None:
+    """Such a request goes to the full worker at once."""
+    full.cache(A, asked.request.prompt, asked.request.prompt.blocks)
+    full.say(LOAD, A, *reports)
+    assert sent(full, asked) == [("r", A)]
+
+
+def test_requests_that_did_not_run_at_the_report_count_beside_it(full: Site) -> None:
+    """One of two requests runs in 600 blocks; the other one counts as half of both prompts."""
+    full.say(ROUTING, OTHER, routed("y", A, prompt(*range(6000, 6100))), prefilled("y"))
+    full.say(LOAD, A, replace(load(), running=1, blocks_used=600))
+    assert sent(full, needing_room(300)) == []

@@ -61,7 +61,7 @@ def plainly(
 ) -> list[PlacedRequest]:
     """By the definition."""
     placed: dict[WorkerId, list[PlacedRequest]] = defaultdict(list)
-    for held, scored, tokens, own, per_wait_m in sorted(
+    for held, scored, tokens, own, per_wait_m, _ in sorted(
         asked, key=lambda each: (-min(each.own_us), each.held.since_ms, each.held.request.id)
     ):
         waits = {
@@ -74,7 +74,7 @@ def plainly(
         chosen = rank(dearer, held.request, settings, turn, held.seed)[0].candidate.worker
         at = [one.candidate.worker for one in scored].index(chosen)
         held_us = {worker: wait for worker, wait in waits.items() if wait}
-        placed[chosen].append(PlacedRequest(held, chosen, tokens[at], own[at], held_us))
+        placed[chosen].append(PlacedRequest(held, chosen, tokens[at], own[at], held_us, has_room=True))
     return sorted(each for all_ in placed.values() for each in all_)
 
 

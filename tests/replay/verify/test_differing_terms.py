@@ -49,20 +49,28 @@ def stage() -> Stage:
 
 
 def verified(
-    stage: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = None, ends: dict[StreamName, int] | None = None
+    stage: Stage,
+    path: Path,
+    gone: set[tuple[StreamName, int]] | None = None,
+    ends: dict[StreamName, int] | None = None,
+    epochs: dict[StreamName, Epoch] | None = None,
 ) -> VerifyResult:
-    """The log of the stage, but for some messages; each stream up to its end, if one is given."""
-    with Recording.open(written(stage, path / "log", gone, ends), KEY) as recording:
+    """The log of the stage, but for some messages; each stream up to its end and of its epoch, if one is given."""
+    with Recording.open(written(stage, path / "log", gone, ends, epochs), KEY) as recording:
         return verify(recording)
 
 
 def written(
-    stage: Stage, path: Path, gone: set[tuple[StreamName, int]] | None = None, ends: dict[StreamName, int] | None = None
+    stage: Stage,
+    path: Path,
+    gone: set[tuple[StreamName, int]] | None = None,
+    ends: dict[StreamName, int] | None = None,
+    epochs: dict[StreamName, Epoch] | None = None,
 ) -> Path:
     """The same as an export, limited to a moment if streams have ends."""
     writer = ArchiveWriter(path, "test", KEY.chain_key, "contrail test", 1)
     for stream, frames in stage.frames.items():
-        writer.open(stream, Epoch(1), 1, 1)
+        writer.open(stream, (epochs or {}).get(stream, Epoch(1)), 1, 1)
         last = (ends or {}).get(stream, len(frames))
         for record in stage._records:
             if record.stream == stream and record.seq <= last and (stream, record.seq) not in (gone or set()):

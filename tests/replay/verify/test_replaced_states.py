@@ -11,7 +11,7 @@ from msgspec import structs
 
 from core.events import LocalChanged, RequestRouted
 from core.events.routing import LOST_HISTORY, MADE_ANEW, ROLLED_BACK_TEXT
-from core.ids import ReplicaId, RequestId, StreamName, WorkerId
+from core.ids import Epoch, ReplicaId, RequestId, StreamName, WorkerId
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.folds.in_flight import InFlight
@@ -20,7 +20,7 @@ from projections.policy.view import Candidate
 from replay.recording.recording import Recording
 from replay.verify.judge import judge_decision
 from replay.verify.verify import verify
-from tests.projections.facts import joined, load, replica_restated, restated, stored, worker_id
+from tests.projections.facts import finished, joined, load, replica_restated, restated, stored, worker_id
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 from tests.replay.verify.test_differing_terms import (
     ASKED,
@@ -394,6 +394,18 @@ def test_a_stream_that_was_made_anew_is_named_by_a_later_report(
     assert {each.request: each.term for each in found.differences} == ({} if names == KV else {"x": "cursor"})
 
 
+@pytest.mark.parametrize("later_ms", [1, 0])
+def test_a_stream_that_was_made_behind_a_message_is_evidence_for_what_it_names(
+    stage: Stage, tmp_path: Path, later_ms: int
+) -> None:
+    """An epoch is the broker's time at which a stream was made. A decision before has read another history. The first
+    one that named such an epoch was called different."""
+    stage.route("x", ASKED)
+    epoch = Epoch(stage._records[-1].time_ms + later_ms)
+    found = verified(stage, tmp_path, epochs={KV: epoch})
+    assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if later_ms else (1, {}))
+
+
 def count_other_requests(stage: Stage, *, is_sent_again: bool) -> RequestRouted:
     """`x` is decided where R has read what S has in flight. Then the store goes back: S sends that again at another
     place, or never. All caches are as before, but for a message of B that is missing."""
@@ -446,6 +458,44 @@ def test_wrong_requests_of_another_replica_are_named(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == (1, {})
     assert found.differences[0].term == (TERMS[change] if change is not busy else "active_blocks")
+
+
+def decide_by_tokens_that_no_column_shows(stage: Stage) -> None:
+    """R decides `x` where a request of S has 12 tokens to compute. Then the routing stream goes back. At the place of
+    what S said stands a request of T that had ended by then, and S says it again behind: before, its request has 10
+    tokens. All began too long ago for anything to wait behind them."""
+    settings = RoutingSettings(policy="time", prefill_base_us=1_000)
+    for replica, name in ((R, "r1"), (S, "r2"), (T, "r3")):
+        stage.replica(replica, name, settings)
+    less, more = ([((RequestId("other"), 0), InFlight(WorkerId(A), 4, tokens, begins_us=1))] for tokens in (10, 12))
+    stage.say(ROUTING, S, replica_restated(less))
+    here = len(stage.frames[ROUTING])
+    again = stage.sealed(ROUTING, S, replica_restated(more))
+    stage.store(ROUTING, S, again)
+    event, ended = stage.decided("x", ASKED), stage.decided("z", ASKED, replica=T)
+    del stage.frames[ROUTING][here:]
+    stage._records = [it for it in stage._records if it.stream != ROUTING or it.seq <= here]
+    stage.say(ROUTING, T, ended, finished("z"))
+    stage.say(ROUTING, R, event)
+    stage.store(ROUTING, S, again)
+
+
+def test_a_digest_is_explained_by_requests_that_give_the_whole_decision(stage: Stage, tmp_path: Path) -> None:
+    """Tokens in flight stand in no column of `time`. Before, the decision was called different."""
+    decide_by_tokens_that_no_column_shows(stage)
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 2})
+
+
+def test_a_digest_that_no_requests_in_flight_give_is_named(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, A, lambda candidate: candidate._replace(prefill_tokens=candidate.prefill_tokens + 1))
+    decide_by_tokens_that_no_column_shows(stage)
+    monkeypatch.undo()
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (2, {})
+    assert found.differences[0].term == "digest"
 
 
 def decide_and_send_all_again(
