@@ -21,7 +21,7 @@ WINDOW_MS = 300_000
 KEPT_MS = 1_800_000
 """… and a time is forgotten so long after the last load that counted."""
 EVERY_MS = 2000
-"""The sums are looked at this often at most, so that they make no report of their own."""
+"""A known time changes this often at most, so that it makes no report of its own."""
 NOTED_MAX = WINDOW_MS // EVERY_MS + 2
 """Sums that are kept."""
 BLOCKS_MIN = 16
@@ -55,20 +55,25 @@ class LoadMeter:
         noted = self._noted
         if not noted:
             noted.append((now_ms - EVERY_MS, {}))
-        if now_ms - noted[-1][0] >= EVERY_MS:
-            noted.append((now_ms, dict(self._sums())))
-            while len(noted) > 2 and now_ms - noted[1][0] >= WINDOW_MS:
-                noted.popleft()
-            self._times = self._find(now_ms)
+        is_due = now_ms - noted[-1][0] >= EVERY_MS
+        if is_due or len(self._known) < len(SLOWER_TIERS):  # the first time of a tier is news at once
+            sums = dict(self._sums())
+            self._times = self._find(sums, now_ms, only_new=not is_due)
+            if is_due:
+                noted.append((now_ms, sums))
+                while len(noted) > 2 and now_ms - noted[1][0] >= WINDOW_MS:
+                    noted.popleft()
         return self._times
 
-    def _find(self, now_ms: int) -> LoadTimes | UnsetType:
-        (_, before), (_, last), (_, now) = self._noted[0], self._noted[-2], self._noted[-1]
+    def _find(self, now: Mapping[str, TierLoads], now_ms: int, *, only_new: bool) -> LoadTimes | UnsetType:
+        (_, before), (_, last) = self._noted[0], self._noted[-1]
         for tier in SLOWER_TIERS:
+            if only_new and tier in self._known:
+                continue
             sums, loads = now.get(tier, NO_LOADS), before.get(tier, NO_LOADS)
             blocks = sums.blocks - loads.blocks
             if blocks >= BLOCKS_MIN and sums != last.get(tier, NO_LOADS):
-                self._known[tier] = (sums.us - loads.us) * MILLI // blocks, now_ms + KEPT_MS
+                self._known[tier] = max(1, (sums.us - loads.us) * MILLI // blocks), now_ms + KEPT_MS
             elif tier in self._known and now_ms >= self._known[tier][1]:
                 del self._known[tier]
         host, disk, remote = (self._known.get(tier, (0, 0))[0] for tier in SLOWER_TIERS)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 POLICY = "time"
 """The policy that reads load times."""
-LEARN_EVERY_US = 1_000_000
+LEARN_EVERY_US = 250_000
 """Reports are looked at this often at most: a look takes all workers."""
 
 
