@@ -18,13 +18,14 @@ from core.settings import TIERS
 
 WINDOW_MS = 300_000
 """Older loads do not count …"""
-KEPT_MS = 1_800_000
-"""… and a time is forgotten so long after the last load that counted."""
+KEPT_MS_PER_BLOCK, KEPT_MAX_MS = 4_000, 1_800_000
+"""… and a time is forgotten so long after the last load, for each block that it is the mean of; at most half an hour.
+So a few slow blocks do not keep the disk from use for long."""
 EVERY_MS = 2000
 """A known time changes this often at most, so that it makes no report of its own."""
 NOTED_MAX = WINDOW_MS // EVERY_MS + 2
 """Sums that are kept."""
-BLOCKS_MIN = 16
+BLOCKS_MIN = 4
 """Fewer blocks in the window say nothing."""
 HOST, SLOWER_TIERS = TIERS[1], TIERS[1:]
 NO_LOADS = TierLoads(0, 0)
@@ -73,7 +74,8 @@ class LoadMeter:
             sums, loads = now.get(tier, NO_LOADS), before.get(tier, NO_LOADS)
             blocks = sums.blocks - loads.blocks
             if blocks >= BLOCKS_MIN and sums != last.get(tier, NO_LOADS):
-                self._known[tier] = max(1, (sums.us - loads.us) * MILLI // blocks), now_ms + KEPT_MS
+                kept_ms = min(KEPT_MAX_MS, blocks * KEPT_MS_PER_BLOCK)
+                self._known[tier] = max(1, (sums.us - loads.us) * MILLI // blocks), now_ms + kept_ms
             elif tier in self._known and now_ms >= self._known[tier][1]:
                 del self._known[tier]
         host, disk, remote = (self._known.get(tier, (0, 0))[0] for tier in SLOWER_TIERS)

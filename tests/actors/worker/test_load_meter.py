@@ -7,7 +7,7 @@ from itertools import pairwise
 from msgspec import UNSET
 
 from actors.engines.engine import TierLoads
-from actors.worker.load_meter import BLOCKS_MIN, EVERY_MS, KEPT_MS, NOTED_MAX, WINDOW_MS, LoadMeter
+from actors.worker.load_meter import BLOCKS_MIN, EVERY_MS, KEPT_MAX_MS, KEPT_MS_PER_BLOCK, NOTED_MAX, WINDOW_MS, LoadMeter
 
 
 class Loads:
@@ -53,7 +53,7 @@ def test_a_known_time_changes_at_steps_and_the_first_one_comes_at_once() -> None
     it, found = Loads(), []
     for at_ms in range(0, 10 * EVERY_MS, 250):
         found.append(it.meter.note(at_ms))
-        it.load("host", 16, 16 * at_ms)
+        it.load("host", BLOCKS_MIN, BLOCKS_MIN * at_ms)
     assert found[:2] == [UNSET, (1, 0, 0)]
     assert sum(one != other for one, other in pairwise(found)) <= 11
 
@@ -71,11 +71,12 @@ def test_old_loads_leave_the_mean() -> None:
 
 
 def test_a_tier_from_which_nothing_comes_keeps_its_time_for_a_while() -> None:
-    it = Loads()
-    it.load("disk", 100, 5_000_000)
-    assert it.meter.note(0) == (0, 50_000_000, 0)
-    for at_ms in range(EVERY_MS, KEPT_MS, EVERY_MS):
-        assert it.meter.note(at_ms) == (0, 50_000_000, 0)
-    assert it.meter.note(KEPT_MS) is UNSET
+    """The longer, the more blocks it is the mean of."""
+    for blocks, kept_ms in ((10, 10 * KEPT_MS_PER_BLOCK), (10_000, KEPT_MAX_MS)):
+        it = Loads()
+        it.load("disk", blocks, blocks * 50_000)
+        for at_ms in range(0, kept_ms, EVERY_MS):
+            assert it.meter.note(at_ms) == (0, 50_000_000, 0)
+        assert it.meter.note(kept_ms) is UNSET
     it.load("disk", 100, 100_000)
-    assert it.meter.note(KEPT_MS + 1) == (0, 1_000_000, 0)
+    assert it.meter.note(kept_ms + EVERY_MS) == (0, 1_000_000, 0)
