@@ -110,7 +110,7 @@ class LoadTimeModel:
         """By model and block size: when reports were looked at, and the times then."""
 
     def __repr__(self) -> str:
-        return f"<LoadTimeModel {({kind: time for kind, (_, time) in self._found.items()})}>"
+        return f"<LoadTimeModel { ({kind: time for kind, (_, time) in self._found.items()}) }>"
 
     def time(self, view: View, model: str, block_size: int, now_us: int) -> LoadTime | None:
         """The times by reports of at most LEARN_EVERY_US ago; None if no worker has any."""

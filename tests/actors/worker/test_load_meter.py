@@ -7,7 +7,15 @@ from itertools import pairwise
 from msgspec import UNSET
 
 from actors.engines.engine import TierLoads
-from actors.worker.load_meter import BLOCKS_MIN, EVERY_MS, KEPT_MAX_MS, KEPT_MS_PER_BLOCK, NOTED_MAX, WINDOW_MS, LoadMeter
+from actors.worker.load_meter import (
+    BLOCKS_MIN,
+    EVERY_MS,
+    KEPT_MAX_MS,
+    KEPT_MS_PER_BLOCK,
+    NOTED_MAX,
+    WINDOW_MS,
+    LoadMeter,
+)
 
 
 class Loads:

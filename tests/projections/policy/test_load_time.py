@@ -198,10 +198,9 @@ def test_times_are_the_median_of_those_that_report_them(site: Site) -> None:
     assert learned_times(site.view, "tiny", 4) is None
     site.join("77" * 8, model="other")
     site.join("78" * 8, block_size=8)
-    for worker, times in (
-        (A, (10, 0, 0)), (B, (30, 900, 0)), (C, (20, 0, 0)), (D, (99, 700, 0)), ("77" * 8, (1, 1, 1)), ("78" * 8, (1, 1, 1))
-    ):  # fmt: skip
-        site.say(LOAD, worker, reported(*times))
+    times = {A: (10, 0, 0), B: (30, 900, 0), C: (20, 0, 0), D: (99, 700, 0), "77" * 8: (1, 1, 1), "78" * 8: (1, 1, 1)}
+    for worker, each in times.items():
+        site.say(LOAD, worker, reported(*each))
     assert learned_times(site.view, "tiny", 4) == LoadTime(20, 700, 0)
     site.exclude("stale", [D])
     assert learned_times(site.view, "tiny", 4) == LoadTime(20, 900, 0)
