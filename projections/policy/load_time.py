@@ -46,9 +46,9 @@ class LoadPrices(NamedTuple):
     """Cached blocks of each tier, in the order of TIERS, as a decision with load times counts them."""
 
     credits_m: tuple[int, ...]
-    """What a block takes off the blocks to compute, in thousandths."""
+    """Credit of a block against the blocks to compute, in thousandths."""
     times_m: tuple[int, ...]
-    """How long it is loaded, in thousandths of a microsecond; 0 on the device, and where the time is unknown."""
+    """Time of its load, in thousandths of a microsecond; 0 on the device, and where the time is unknown."""
     slow: tuple[bool, ...]
     """True of a tier from which a block comes later than it would be computed."""
 
@@ -94,7 +94,7 @@ class LoadPrices(NamedTuple):
         return {worker: self.counted(overlap) for worker, overlap in cached.items()}
 
     def load_us(self, overlap: tuple[int, ...]) -> int:
-        """How long the blocks of these levels are loaded."""
+        """Time to load the blocks of these levels."""
         time_m = before = 0
         for depth, each_m in zip(overlap, self.times_m, strict=True):
             time_m += (depth - before) * each_m

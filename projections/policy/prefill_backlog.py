@@ -40,7 +40,7 @@ class PrefillBacklog(NamedTuple):
     reuse_max: int = 0
     """The greatest of all candidates. Rules before version 3 read none."""
     loading: LoadPrices | None = None
-    """How blocks of slower tiers count; None without learned load times."""
+    """Prices of blocks of slower tiers; None without learned load times."""
 
     @staticmethod
     def of(

@@ -59,7 +59,7 @@ class RouteRequest(NamedTuple):
     """Learned times to load a block of the model; None if none was learned."""
 
     def loading(self, settings: RoutingSettings) -> LoadPrices | None:
-        """How blocks of slower tiers count for the request; None without learned load times."""
+        """Prices of blocks of slower tiers for the request; None without learned load times."""
         if self.load_time is None:
             return None
         time = PrefillTime.of(settings, self.time)

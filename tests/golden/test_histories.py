@@ -41,6 +41,11 @@ ADDED = {
     "course",
     "host_blocks",
     "host_us_per_block",
+    "disk_blocks",
+    "disk_us_per_block",
+    "load_cost",
+    "load_ms",
+    "loading",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"
