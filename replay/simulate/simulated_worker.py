@@ -315,10 +315,10 @@ class SimulatedWorker:
         if others and not is_one_pass(others + hint.prefill_tokens):
             raise WorkerDeclined(str(others))
         check_request(self._engine.settings, asked.request, asked.known)
-        if hint.skip_tiers:
-            asked = asked._replace(request=replace(asked.request, skip_tiers=hint.skip_tiers))
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
+        if hint.skip_tiers:
+            asked = asked._replace(request=replace(asked.request, skip_tiers=hint.skip_tiers))
         if self.side is None:
             self.feed_engine(asked)
         else:
