@@ -146,10 +146,23 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "adapters": _rows,
     "reads": _version,
     "stages": _stages,
+    "fetch": msgspec.structs.asdict,
 }
 """Fields with another form in the log than in JSON."""
 ABSENT = frozenset(
-    {"adapter", "adapters", "assumed", "base", "decision", "fence", "load_time", "load_times", "pools", "since"}
+    {
+        "adapter",
+        "adapters",
+        "assumed",
+        "base",
+        "decision",
+        "fence",
+        "fetch",
+        "load_time",
+        "load_times",
+        "pools",
+        "since",
+    }
 )
 """Fields that JSON leaves out where the event does."""
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 
 from core.ids import RequestId
+from core.kv_transfer import FetchSource
 
 
 class Guided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,6 +91,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The client takes the answer whole: after the first tokens, outputs may come together, which costs less."""
     task: str = TASK_GENERATE
     """The task of the engine: to generate tokens, or with TASK_EMBED the prompt's embedding."""
+    fetch: FetchSource | None = None
+    """Another engine with the start of the prompt in its host; set by the router alone. Blocks that do not come from
+    there in time are computed."""
     skip_tiers: tuple[str, ...] = ()
     """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing; a worker has them from the router."""
 

@@ -50,6 +50,31 @@ class KvAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Further facts for the engine's connector."""
 
 
+class FetchAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """The address of the blocks in an engine's host tier for other engines, and how it fetches theirs."""
+
+    host: str
+    port: int
+    kind: str
+    """Digest of all that a block's bytes depend on, the weights' content included, keyed; 32 hex digits. Only blocks of
+    one kind fit."""
+    block_bytes: int
+    """Of one block in all layers of all ranks."""
+    load_blocks: int
+    """Blocks that a request of this engine fetches at most."""
+    mb_per_s: int
+    """The speed at which it fetches, in millions of bytes a second, as its operator says it."""
+
+
+class FetchSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine from which a request's worker fetches the start of its prompt."""
+
+    host: str
+    port: int
+    blocks: int
+    """Leading blocks of the prompt that the source should have."""
+
+
 class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt's blocks inside the engine that computed them."""
 

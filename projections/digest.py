@@ -15,14 +15,14 @@ from core.prompt import HASH_BYTES
 
 MASK64 = (1 << 64) - 1
 
-FOLD_VERSION = 5
+FOLD_VERSION = 6
 """Changed whenever the same log could give another digest; replicas compare only digests of equal versions."""
 READ_FOLD_VERSIONS = range(2, FOLD_VERSION + 1)
-"""Folds of these differ by `LoadReported.reuse_rate`, which 2 lacks, by pools, which 2 and 3 lack, and by adapters,
-which 5 has: a recording goes on from their snapshots and compares their digests while no worker reports a rate, reads a
-pool or serves an adapter."""
-RATES_VERSION, POOLS_VERSION, ADAPTERS_VERSION = 3, 4, 5
-"""The first with reuse rates, with pools, and with adapters."""
+"""Folds of these differ by `LoadReported.reuse_rate`, which 2 lacks, by pools, which 2 and 3 lack, by adapters, which 5
+and 6 have, and by fetches, which 6 has: a recording goes on from their snapshots and compares their digests while no
+worker reports a rate, reads a pool, serves an adapter or fetches blocks."""
+RATES_VERSION, POOLS_VERSION, ADAPTERS_VERSION, FETCHES_VERSION = 3, 4, 5, 6
+"""The first with reuse rates, with pools, with adapters, and with fetches."""
 
 
 def mix(*values: object) -> int:

@@ -217,14 +217,18 @@ def test_libraries_stay_behind_their_seams(library: str) -> None:
     assert [user for user in users if not re.fullmatch(SEAMS[library], user)] == []
 
 
-BY_VLLM = ["actors/engines/vllm/disk_tier.py", "actors/engines/vllm/host_tier.py"]
+BY_VLLM = [
+    "actors/engines/vllm/disk_tier.py",
+    "actors/engines/vllm/fetch_tier.py",
+    "actors/engines/vllm/host_tier.py",
+]
 
 
 def test_engines_are_imported_late() -> None:
     """vLLM, torch and NIXL are imported inside functions, so that everything else runs without them; but in a module
     that vLLM imports by its name, and nothing else does."""
     assert [name(path) for path in CODE if early_imports(path) & set(LATE)] == BY_VLLM
-    imported = re.compile(r"\b(host|disk)_tier import|import (host|disk)_tier$", re.MULTILINE)
+    imported = re.compile(r"\b(host|disk|fetch)_tier import|import (host|disk|fetch)_tier$", re.MULTILINE)
     users = [name(path) for path in CODE if imported.search(path.read_text())]
     assert [user for user in users if user not in BY_VLLM] == []
 

@@ -14,7 +14,7 @@ from actors.engines.engine_adapters import EngineAdapters
 from actors.kv_blocks.pool_folder import PoolDescription
 from core.errors import CallerError, PeerError
 from core.generation import GenerateRequest, Output
-from core.kv_transfer import KvAddress, KvBlocks, KvPull
+from core.kv_transfer import FetchAddress, KvAddress, KvBlocks, KvPull
 from core.prompt import TOKEN_BYTES
 
 
@@ -55,6 +55,8 @@ class EngineInfo(NamedTuple):
     """The rank that is the engine, of a server that has several; None else."""
     pool: PoolDescription | None = None
     """The pool of its disk tier; None if it has none, or one whose blocks cannot be announced."""
+    fetch: FetchAddress | None = None
+    """The address at which other engines fetch blocks of its host tier; None if they do not, nor it theirs."""
     assumed: bool = False
     """True if its cache changes are assumed from the prompts that it was sent, because it reports none."""
     tier_loads: Callable[[], Mapping[str, TierLoads]] | None = None

@@ -254,6 +254,7 @@ class LiveRequests:
             session_parent=self._session_key(tenant, request.session_parent),
             deadline_ms=request.deadline_ms,
             intake=consumer.intake(),
+            may_fetch=not is_reserved,
         )
         return LiveRequest(routed, progress, consumer, self._shell, self._clock, is_reserved=is_reserved)
 

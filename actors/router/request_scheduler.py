@@ -23,18 +23,21 @@ from typing import Any, Protocol
 
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
 from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
 from actors.router.request_queue import RequestQueue
 from actors.router.routed_request import Phase, RoutedRequest
+from actors.router.running_fetches import RunningFetches
 from actors.router.scheduler_counts import PrefillCounts, QueueCounts
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
 from core.events import Event, ReplicaRestated, RequestRouted
-from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, RequestQueued, RequestTurnedAway
+from core.events.routing import CACHED_UNKNOWN, HELD, TURNED_AWAY, PrefixFetch, RequestQueued, RequestTurnedAway
 from core.generation import GenerateRequest, Hint, Output
 from core.ids import RequestId, WorkerId, to_column
+from core.kv_transfer import FetchSource
 from core.machine import Tick
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded, RateLimited
 from core.settings import RoutingSettings
@@ -54,6 +57,7 @@ from projections.policy.decide import Decision, decide_newest, record, rejection
 from projections.policy.load_time import POLICY as LOAD_TIME_POLICY
 from projections.policy.load_time import LoadTime, LoadTimeModel
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
+from projections.policy.prefix_fetch import FETCH_POLICY
 from projections.policy.residence_time import ResidenceTime
 from projections.policy.view import Local, RouteRequest, View
 
@@ -269,6 +273,7 @@ class RequestScheduler:
         self.residence = ResidenceTime()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
+        self.fetches = RunningFetches()
         self._inputs = inputs
         self._settings = settings
         self._revision = revision
@@ -637,6 +642,9 @@ class RequestScheduler:
         load_time = self._learned_load_time(request.model, asked.prompt.block_size)
         if asked.time is not time or asked.load_time is not load_time:  # learned since the request was prepared
             asked = request.asked = asked._replace(time=time, load_time=load_time)
+        fetches = request.may_fetch and self._settings.policy == FETCH_POLICY
+        if fetches and self._current_view().state.fetchers():
+            asked = asked._replace(fetching=self.fetches.busy(self._now_us))
         return asked
 
     def _learned_load_time(self, model: str, block_size: int) -> LoadTime | None:
@@ -675,13 +683,23 @@ class RequestScheduler:
         hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, computes, if_free, skip_tiers)
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)
-        self._do(Send(request, decision.worker, request.payload, hint))
+        payload = request.payload
+        if decision.fetch is not None and decision.fetch.source:
+            payload = self._with_fetch(payload, decision.fetch, routed)
+            self.fetches.begin(request.id, WorkerId(decision.fetch.source))
+        self._do(Send(request, decision.worker, payload, hint))
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
         self._do(Publish(routed))
         if len(self.held):
             self.held.charge(request, decision.prefill_tokens)
+
+    def _with_fetch(self, payload: GenerateRequest, fetch: PrefixFetch, routed: RequestRouted) -> GenerateRequest:
+        """The payload with the address of the fetch's source."""
+        address = self._current_view().state.fetchers()[WorkerId(fetch.source)]
+        blocks = routed.predicted_cached_tokens // routed.block_size
+        return replace(payload, fetch=FetchSource(host=address.host, port=address.port, blocks=blocks))
 
     def _reject(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, view: View) -> None:
         event = rejection(decision, asked, self._revision, 500 if request.answer.delivered else 503)
@@ -726,6 +744,9 @@ class RequestScheduler:
         routed = request.routed
         assert routed is not None
         self._do(Publish(request.prefilled_event(output, at_us)))
+        self.fetches.end(request.id)
+        if output.cached_tokens is not None:
+            self.fetches.came(routed, output.cached_tokens, self._now_us)
         request.flowing = request.answer.passthrough
         self.held.plan_is_due = True  # a prefill is over: the worker may take a held request
         if output.prefill is not None:
@@ -741,6 +762,7 @@ class RequestScheduler:
     def _finish(self, request: RoutedRequest, outcome: str, detail: str = "", at_us: int | None = None) -> None:
         """The attempt under way has ended; RequestFinished is on its way to the log."""
         self._do(Publish(request.finished_event(outcome, self._now_us if at_us is None else at_us, detail)))
+        self.fetches.end(request.id)
         request.routed, request.flowing = None, False
         self.held.plan_is_due = True  # the worker may take a held request
 

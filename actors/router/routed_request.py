@@ -128,6 +128,8 @@ class RoutedRequest(msgspec.Struct, eq=False, kw_only=True):
     session_parent: str = ""
     deadline_ms: int | None = None
     """Time that the client waits, from the arrival."""
+    may_fetch: bool = True
+    """False if another program sends it to its worker: that one cannot say where blocks are fetched."""
 
     phase: Phase = Phase.READY
     arrived_us: int = 0

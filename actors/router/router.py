@@ -298,6 +298,7 @@ class Router:
             "admission": self.scheduler.describe(),
             "held": len(self.scheduler.held),
             "declined": self.scheduler.busy_workers.count,
+            "fetches": self.scheduler.fetches.describe(),
             "reservations": self.reservations.describe(),
             "clock": self._clock.describe(),
             "link": self.link.describe(),

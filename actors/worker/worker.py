@@ -475,6 +475,7 @@ class Worker:
             pools=self._pools(),
             assumed=info.assumed or UNSET,
             adapters=(self.adapters.all() if self.adapters else ()) or UNSET,
+            fetch=info.fetch or UNSET,
         )
         return WorkerMembership(
             options.namespace,

@@ -15,7 +15,7 @@ from actors.engines.attached.profile_choice import SERVERS
 from actors.engines.attached.server_profile import AUTO, CACHES, REPORTED, ServerOptions
 from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import check_adapter_name
-from actors.engines.vllm.vllm_args import DiskTier
+from actors.engines.vllm.vllm_args import FETCH_MB_PER_S, DiskTier, FetchTier
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.worker.engine_watchdog import ENGINE_STALL_CPU_S, ENGINE_STALL_S
 from actors.worker.graceful_drain import DRAIN_TIMEOUT_S
@@ -24,7 +24,15 @@ from actors.worker.worker import WorkerOptions
 from api.cli.options import OPS_OPTION, OPS_TOKEN_OPTION, name_option, operations_section
 from api.config.addresses import split_address
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.config.schema import ATTACHED, DRAIN_TIMEOUT_MAX_S, ENGINES, PREFILL_SLOTS, SLOTS_MAX
+from api.config.schema import (
+    ATTACHED,
+    DRAIN_TIMEOUT_MAX_S,
+    ENGINES,
+    FETCH_GB_PER_S_MAX,
+    FETCH_GB_PER_S_MIN,
+    PREFILL_SLOTS,
+    SLOTS_MAX,
+)
 from api.config.units import size_bytes
 from api.deployment.process_specs import SUPERVISED
 from api.process.engine_factory import EngineArguments, block_host, engine_object, engine_pairs
@@ -116,6 +124,14 @@ def with_options(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 @click.option("--disk-size", metavar="SIZE", help="Bytes of these files.")
 @click.option("--disk-shared", is_flag=True, help="In the folder itself, with all workers of this machine that say so.")
 @click.option("--disk-remote", is_flag=True, help="That folder is on a network file system of several machines.")
+@click.option("--fetch", is_flag=True, help="Starts of prompts are fetched from the host tiers of other such workers.")
+@click.option(
+    "--fetch-gb-per-s",
+    default=FETCH_MB_PER_S / 1000,
+    show_default=True,
+    type=click.FloatRange(FETCH_GB_PER_S_MIN, FETCH_GB_PER_S_MAX),
+    help="The speed at which they come, for decisions.",
+)
 @click.option(
     "--adapter", "adapters", multiple=True, metavar="NAME=PATH", help="A LoRA in this folder, served as model NAME."
 )
@@ -145,6 +161,7 @@ def worker(
     contrail worker --data data --name decode-7 --model tiny --model-path data/models/tiny --adapter sql=loras/sql
     contrail worker --data data --name decode-6 --model tiny --model-path data/models/tiny --host-tier 1GiB \\
         --disk-tier data/kv --disk-size 20GiB
+    contrail worker --data data --name decode-8 --model tiny --model-path data/models/tiny --host-tier 1GiB --fetch
     contrail worker --nats nats://10.0.0.1:4222 --etcd 10.0.0.1:2379 --namespace prod --key-file key \\
         --name gpu-7 --model Qwen/Qwen3-0.6B --listen 10.0.0.7:9100 -- --max-num-seqs 64
 
@@ -276,6 +293,8 @@ def run_worker(
     disk_size: str | None = None,
     disk_shared: bool = False,
     disk_remote: bool = False,
+    fetch: bool = False,
+    fetch_gb_per_s: float = FETCH_MB_PER_S / 1000,
     chat_format: ChatFormat | None = None,
     aliases: tuple[str, ...] = (),
     attached: ServerOptions | None = None,
@@ -337,6 +356,14 @@ def run_worker(
             shared=disk_shared,
             local=connection.data if disk_remote else None,
         ),
+        fetch_tier=FetchTier(
+            block_host(host, given["advertise"]) or "127.0.0.1",
+            connection.key.transfer_key,
+            connection.data or Path.cwd(),
+            round(fetch_gb_per_s * 1000),
+        )
+        if fetch
+        else None,
         attached=attached,
         adapters=folders,
         adapters_placed=adapter_replicas is not None,

@@ -25,7 +25,15 @@ from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
 from api.config.units import delay_s, duration_s, size_bytes
-from api.config.worker_groups import DISK_ALONE, DISK_SIMULATED, check_aliases, with_remote_prefill
+from api.config.worker_groups import (
+    DISK_ALONE,
+    DISK_SIMULATED,
+    FETCH_ALONE,
+    FETCH_SIMULATED,
+    FETCH_WITH_DISK,
+    check_aliases,
+    with_remote_prefill,
+)
 from core.errors import CallerError
 from core.events.kv import DECODE, PREFILL, ROLES
 from core.ids import NAME
@@ -46,6 +54,8 @@ ATTACHED = "attached"
 """The engine of a group with `attach`."""
 COUNT = 2
 """Workers of a group, unless told."""
+FETCH_GB_PER_S_MIN, FETCH_GB_PER_S_MAX = 0.01, 1000.0
+"""Bounds of the speed of fetches."""
 ENGINE_KEYS = ("model", "engine_args", "kv_tiers", "adapters", "devices", "slots")
 """Keys of a group whose engines are started here."""
 PLANNER_MODES = (OFF, ADVISE, ACT)
@@ -332,12 +342,22 @@ class KvTiers(Section, frozen=True, kw_only=True):
     """Memory of each worker for copies of its blocks; not given, what leaves the device is lost."""
     disk: DiskTierSection | None = None
     """Behind the host: sealed files, which the worker's next life reads, and others that share them."""
+    fetch: bool = False
+    """True if the worker fetches starts of prompts from the hosts of the group's other workers, and they from its."""
+    fetch_gb_per_s: float = 1.0
+    """The speed at which it does, for decisions."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
             _check("host", size_bytes, self.host)
         elif self.disk is not None:
             raise ValueError(DISK_ALONE)
+        elif self.fetch:
+            raise ValueError(f"fetch: {FETCH_ALONE}")
+        if self.fetch and self.disk is not None:
+            raise ValueError(f"fetch: {FETCH_WITH_DISK}")
+        if not FETCH_GB_PER_S_MIN <= self.fetch_gb_per_s <= FETCH_GB_PER_S_MAX:
+            raise ValueError(f"fetch_gb_per_s: give {FETCH_GB_PER_S_MIN:g} to {FETCH_GB_PER_S_MAX:g}")
 
 
 class AdapterSection(Section, frozen=True, kw_only=True):
@@ -502,6 +522,8 @@ class WorkerGroup(Section, frozen=True, kw_only=True):
             raise ValueError(f"engine {self.engine!r}: there are {', '.join(ENGINES)}")
         if self.kv_tiers.disk is not None and self.engine == "simulated":
             raise ValueError(f"kv_tiers: {DISK_SIMULATED}")
+        if self.kv_tiers.fetch and self.engine == "simulated":
+            raise ValueError(f"kv_tiers.fetch: {FETCH_SIMULATED}")
         names = [adapter.name for adapter in self.adapters]
         if len(set(names)) < len(names):
             raise ValueError("adapters: two have one name")

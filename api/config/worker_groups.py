@@ -32,6 +32,9 @@ ADAPTERS_ALONE = (
 )
 DISK_ALONE = "a disk tier lies behind a host tier, through which its blocks go: give the host tier's size, too"
 DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
+FETCH_ALONE = "blocks are fetched into a host tier, and from one: give its size, too"
+FETCH_WITH_DISK = "a disk tier and fetches do not go together yet: leave one of the two out"
+FETCH_SIMULATED = "simulated workers of a deployment fetch no blocks yet: leave it out"
 
 
 def assign_to_workers(

@@ -226,6 +226,8 @@ def _stall_words(group: WorkerGroup) -> tuple[str, ...]:
 def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
     tiers = group.kv_tiers
     host = () if tiers.host is None else ("--host-tier", tiers.host)
+    if tiers.fetch:
+        return (*host, "--fetch", "--fetch-gb-per-s", f"{tiers.fetch_gb_per_s:g}")
     if tiers.disk is None:
         return host
     folder = data.path.absolute() / Path(tiers.disk.path).expanduser()

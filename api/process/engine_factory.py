@@ -13,9 +13,17 @@ import orjson
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_profile import ServerOptions
 from actors.engines.engine import Engine
-from actors.engines.vllm.vllm_args import DiskTier
+from actors.engines.vllm.vllm_args import DiskTier, FetchTier
 from api.config.addresses import is_loopback, split_address
-from api.config.worker_groups import ADAPTERS_ALONE, DISK_ALONE, DISK_SIMULATED, TIERS_ALONE
+from api.config.worker_groups import (
+    ADAPTERS_ALONE,
+    DISK_ALONE,
+    DISK_SIMULATED,
+    FETCH_ALONE,
+    FETCH_SIMULATED,
+    FETCH_WITH_DISK,
+    TIERS_ALONE,
+)
 from core.errors import CallerError
 
 NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
@@ -43,6 +51,8 @@ class EngineArguments:
     """Memory for copies of the cache's blocks; 0 for none."""
     disk_tier: DiskTier | None = None
     """The folder for copies behind that."""
+    fetch_tier: FetchTier | None = None
+    """Or other engines behind it, whose blocks are fetched."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The folders of adapters, by name."""
     adapters_placed: bool = False
@@ -92,6 +102,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
         reasoning_parser=arguments.reasoning_parser,
         host_tier_bytes=arguments.host_tier_bytes,
         disk_tier=arguments.disk_tier,
+        fetch_tier=arguments.fetch_tier,
     )
 
 
@@ -103,6 +114,13 @@ def _check(arguments: EngineArguments) -> None:
         raise CallerError(DISK_ALONE)
     if arguments.disk_tier is not None and arguments.engine == "simulated":
         raise CallerError(DISK_SIMULATED)
+    if arguments.fetch_tier is not None:
+        if not arguments.host_tier_bytes:
+            raise CallerError(FETCH_ALONE)
+        if arguments.disk_tier is not None:
+            raise CallerError(FETCH_WITH_DISK)
+        if arguments.engine == "simulated":
+            raise CallerError(FETCH_SIMULATED)
     if arguments.adapters and arguments.moves_blocks:
         raise CallerError(ADAPTERS_ALONE)
 

@@ -18,21 +18,35 @@ from msgspec import UNSET
 from msgspec.structs import astuple, fields
 
 from core.events.base import before_array
-from core.events.routing import COLUMNS, COMPACT_VERSION, SHORT_VERSION, Columns, PromptBase, RequestRouted
+from core.events.routing import (
+    COLUMNS,
+    COMPACT_VERSION,
+    SHORT_VERSION,
+    Columns,
+    PrefixFetch,
+    PromptBase,
+    RequestRouted,
+)
 from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 
 COMPACT_DECISION, SHORT_DECISION = "RequestRouted3", "RequestR4"
 """The types on the wire. They begin like that of the other versions: journals count decisions by that."""
 COMPACT_TYPES = frozenset({COMPACT_DECISION, SHORT_DECISION})
-BASE, ADAPTER, LOAD_TIME = "base", "adapter", "load_time"
+BASE, ADAPTER, FETCH, LOAD_TIME = "base", "adapter", "fetch", "load_time"
+LAST = frozenset({BASE, ADAPTER, FETCH, LOAD_TIME})
 """The last values. One that the decision does not have is None, or left out where no later one stands."""
 VALUES: dict[str, Any] = {
-    field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, ADAPTER, LOAD_TIME, "v"}
+    field.name: field.type for field in fields(RequestRouted) if field.name not in LAST and field.name != "v"
 }
 """The other values with their types, in the order of the wire: that of the fields of the class."""
 _BASE = (BASE, PromptBase | None, None)
-_LAST = (_BASE, (ADAPTER, str | None, None), (LOAD_TIME, tuple[int, ...] | None, None))
+_LAST = (
+    _BASE,
+    (ADAPTER, str | None, None),
+    (FETCH, PrefixFetch | None, None),
+    (LOAD_TIME, tuple[int, ...] | None, None),
+)
 
 
 class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,6 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from core.block_spans import Blocks, check_pieces
 from core.events.base import EventBase
+from core.kv_transfer import FetchAddress
 
 DECODE = "decode"
 """It answers requests, and computes their prompts unless another does."""
@@ -85,6 +86,8 @@ class WorkerJoined(EventBase, frozen=True):
     left out."""
     adapters: tuple[Adapter, ...] | UnsetType = UNSET
     """All that it serves now, by name; left out if there are none. AdapterLoaded and AdapterUnloaded change them."""
+    fetch: FetchAddress | UnsetType = UNSET
+    """Left out if it neither fetches blocks nor has them fetched."""
 
 
 class AdapterLoaded(EventBase, frozen=True):

@@ -108,7 +108,7 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
     def items(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The columns with their names."""
-        return zip(self.keys(), [each for each in astuple(self) if each is not None], strict=True)
+        return zip(self.keys(), [each for each in astuple(self) if each is not None], strict=False)
 
     def values(self) -> Iterator[tuple[int, ...]]:
         """The columns that there are."""
@@ -311,6 +311,20 @@ class PromptBase(msgspec.Struct, frozen=True, array_like=True):
         return hashes[: COLUMN_WIDTH * self.blocks] + news
 
 
+class PrefixFetch(msgspec.Struct, frozen=True, array_like=True):
+    """The knowledge of a decision of fetches, and the fetch that it chose, if any."""
+
+    busy: dict[str, int]
+    """Fetches under way from a source that this replica had sent, by source; as many as there may be at most, if the
+    last one failed. An input of the decision."""
+    source: str = ""
+    """The worker from whose host the start of the prompt is fetched; empty if nothing is."""
+    tokens: int = 0
+    """Tokens that come from there: those behind what the chosen worker has."""
+    us: int = 0
+    """The time that this was expected to take."""
+
+
 class RequestRouted(EventBase, frozen=True):
     """One decision with everything that it rested on; one per attempt. Version 2 continues another decision, later ones
     may."""
@@ -371,12 +385,17 @@ class RequestRouted(EventBase, frozen=True):
     """Stands in version 2, and in later ones if the decision continues another."""
     adapter: str | UnsetType = UNSET
     """`core.events.kv.Adapter.id` of the adapter that the request is for; left out if it is for the model itself."""
+    fetch: PrefixFetch | UnsetType = UNSET
+    """Left out if no worker fetched then, and by earlier programs."""
     load_time: tuple[int, ...] | UnsetType = UNSET
     """`projections.policy.load_time.LoadTime` as this replica had learned it; left out where the decision read none."""
 
     @property
     def expects_load(self) -> bool:
-        """True if its worker was expected to take blocks of the prompt from a slower tier than the device."""
+        """True if its worker was expected to take blocks of the prompt from a slower tier than the device, or from
+        another worker."""
+        if isinstance(self.fetch, PrefixFetch) and self.fetch.source:
+            return True
         return self.columns["overlap"][:1] < self.columns["overlap_all"][:1]
 
     def __post_init__(self) -> None:

@@ -85,6 +85,8 @@ class KvFold(SourceFold[WorkerId, Member]):
         """True once any pool or any worker with pools has joined."""
         self.adapters_read = False
         """True once any worker has served an adapter."""
+        self.fetches_read = False
+        """True once any worker has joined that fetches blocks."""
         self.turnover = 0
         """Counts joins and ends, changes of a worker's adapters, and changes of a cache between known and unknown."""
 
@@ -104,6 +106,7 @@ class KvFold(SourceFold[WorkerId, Member]):
             self.turnover += 1
         self.pools_read |= names_pools(member)
         self.adapters_read |= bool(adapters_of(member))
+        self.fetches_read |= member.joined is not None and member.joined.fetch is not UNSET
         self._account(member.worker, member)
 
     def _part(self, source: WorkerId) -> Member:
@@ -160,6 +163,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         member.identity = _identity(event)
         self.pools_read |= event.pools is not UNSET
         self.adapters_read |= event.adapters is not UNSET
+        self.fetches_read |= event.fetch is not UNSET
         self.alive[member.worker] = member
 
     def _described(self, member: Member, event: WorkerJoined | PoolJoined | AdapterLoaded | AdapterUnloaded) -> None:
@@ -243,16 +247,19 @@ def serving_adapter(members: Iterable[Member], adapter: str) -> frozenset[Worker
 
 
 def _identity(joined: WorkerJoined) -> int:
-    # so logs of earlier programs, and those without pools and adapters, keep their digests; no fold and no decision
-    # reads `assumed`
+    # so logs of earlier programs, and those without pools, adapters and fetches, keep their digests; no fold and no
+    # decision reads `assumed`
     found, served = joined.pools, joined.adapters
     pools = () if isinstance(found, UnsetType) else (*found.ids, found.kind, found.load_blocks)
     adapters: tuple[str | int, ...] = ()
     if not isinstance(served, UnsetType):
         adapters = ("adapters", *(value for each in served for value in (each.id, each.rank, each.loaded_ms)))
+    fetch: tuple[str | int, ...] = ()
+    if not isinstance(joined.fetch, UnsetType):
+        fetch = ("fetch", *msgspec.structs.astuple(joined.fetch))
     return mix(
         joined.name, joined.model, joined.role, joined.engine, joined.block_size, joined.capacity_blocks,
-        joined.context_max, joined.address, joined.partition, joined.group, *pools, *adapters,
+        joined.context_max, joined.address, joined.partition, joined.group, *pools, *adapters, *fetch,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from core.codec import CHAIN_START, Message, decode_message, digest, known_keys,
 from core.errors import Corrupt
 from core.events.kv import PREFILL, PoolJoined
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
+from core.kv_transfer import FetchAddress
 from core.prompt import Prompt
 from core.settings import TIERS
 from core.subjects import JOBS, LOAD, ROUTING, is_kv, owner
@@ -134,6 +135,7 @@ class State:
         self._serving: list[Member] = []
         self._prefilling: list[Member] = []
         self._pool_readers: list[PoolReader] = []
+        self._fetchers: dict[WorkerId, FetchAddress] = {}
         self._turnovers: dict[KvFold, int] = {}
         """When these lists were made."""
         self._worker_table: WorkerTable | None = None
@@ -327,6 +329,11 @@ class State:
         self._sort_out()
         return self._pool_readers
 
+    def fetchers(self) -> Mapping[WorkerId, FetchAddress]:
+        """Workers that answer requests, fetch blocks and have them fetched, by id; as cheap as `alive`."""
+        self._sort_out()
+        return self._fetchers
+
     def reported(self, prompt: Prompt, *, pools: bool = True) -> Mapping[WorkerId, tuple[int, ...]]:
         """Cached blocks of the prompt per level, by worker, as `PrefixIndex.overlaps` has them; with `pools` also the
         blocks that workers find in pools. O(holder groups * log blocks + readers of pools).
@@ -367,6 +374,8 @@ class State:
         self._serving = [member for member in self._alive if not _is_prefill(member)]
         self._prefilling = [member for member in self._alive if _is_prefill(member)]
         self._pool_readers = _pool_readers(self._serving, self.pools(), set(self._workers))
+        joined = [(member.worker, member.joined) for member in self._serving if member.joined is not None]
+        self._fetchers = {worker: each.fetch for worker, each in joined if isinstance(each.fetch, FetchAddress)}
 
     def _note_gaps(self, projection: SourceFold[Any, Any], stream: StreamName, seq: StreamSeq) -> None:
         for found in projection.missing:

@@ -39,6 +39,7 @@ from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
+from projections.policy.prefix_fetch import with_fetches
 from projections.policy.view import NO_REPORT, Candidate, RouteRequest, View
 from projections.policy.worker_room import blocks_in_use, lacking_blocks, room_wait_us
 
@@ -169,6 +170,8 @@ class PlacementInputs:
         seen = self._seen(request)
         backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse), loading=request.loading(settings))
         scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
+        if request.fetching is not None:
+            scored, _ = with_fetches(scored, self._view, request, settings, backlog)
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
         per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, backlog.reuse_max)

@@ -16,7 +16,7 @@ import xxhash
 from msgspec import UNSET
 
 from core.events import RequestRejected, RequestRouted
-from core.events.routing import COMPACT_VERSION, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns
+from core.events.routing import COMPACT_VERSION, DECIDE_VERSION, EXCLUDED_SHOWN_MAX, Columns, PrefixFetch
 from core.generation import PrefillReport
 from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
@@ -26,6 +26,7 @@ from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pendin
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_choice import NO_PREFERENCE, REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
+from projections.policy.prefix_fetch import PlannedFetch, recorded_fetch, with_fetches
 from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest, View, recorded_local
 
@@ -64,6 +65,8 @@ class Decision(NamedTuple):
     """Retention of the chosen worker under `approximate`."""
     version: int = DECIDE_VERSION
     """Of the rules."""
+    fetch: PrefixFetch | None = None
+    """None if nothing could be fetched for the request."""
 
 
 def decide(
@@ -84,6 +87,7 @@ def decide(
     rules = RULES[version]
     left, excluded = rules.find_candidates(view, request, settings, now_ms)
     ranked: list[ScoredCandidate] = []
+    fetches: Mapping[WorkerId, PlannedFetch] = {}
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING_POLICIES:
         if outstanding is None:
@@ -96,10 +100,13 @@ def decide(
             backlog = backlog._replace(loading=loading)
     if left:
         scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
+        if request.fetching is not None:
+            scored, fetches = with_fetches(scored, view, request, settings, backlog)
         ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
     believed = retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
     reuse = [backlog.reuse.get(each.candidate.worker, 0) for each in ranked] if backlog.reuse else ()
-    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, reuse, believed, version)
+    fetch = fetches.get(ranked[0].candidate.worker) if ranked else None
+    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, reuse, believed, version, fetch)
 
 
 def decide_newest(
@@ -111,7 +118,7 @@ def decide_newest(
     outstanding: Mapping[WorkerId, list[OutstandingPrefill]] | None = None,
 ) -> Decision:
     """The decision of `decide` under the newest rules, with equal bytes; among many workers at a tenth of its price."""
-    if len(view.state.serving()) < COLUMNS_WORKERS_MIN:
+    if len(view.state.serving()) < COLUMNS_WORKERS_MIN or request.fetching is not None:
         return decide(view, request, settings, now_ms, seed, outstanding)
     from projections.policy.column_decision import decide_by_columns  # noqa: PLC0415 - numpy, only for many workers
 
@@ -136,15 +143,19 @@ def conclude(
     reuse: Sequence[int],
     believed: CacheRetention | None,
     version: int,
+    fetch: PlannedFetch | None = None,
 ) -> Decision:
     """The decision for the first candidate of the ranking, or for no worker, with its digest. `reuse` is that
     of the candidates in this order, if any was read."""
     prompt = request.prompt
     prefer = NO_PREFERENCE
+    fetched = None if request.fetching is None else recorded_fetch(request.fetching, fetch, prompt.block_size)
     if ranked and view.state.prefilling():
         prefer = RULES[version].preferred_worker(view, request, ranked[0].candidate.overlap[-1])
     chosen = ranked[0].candidate if ranked else None
     predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
+    if chosen and fetch is not None:
+        predicted = (chosen.overlap[-1] + fetch.blocks) * prompt.block_size
     cursor, local = view.cursor, recorded_local(view.local)
     everything: tuple[object, ...] = (
         version, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
@@ -158,12 +169,13 @@ def conclude(
         everything = (*everything, "adapter", request.adapter)
     if backlog is not NO_BACKLOG:
         everything = (*everything, backlog.time, [*backlog.waits_us.items()])  # by id
-    if backlog.loading is not None:
-        everything = (*everything, "load_time", request.load_time)
+    everything = everything if backlog.loading is None else (*everything, "load_time", request.load_time)
     if any(reuse):
         everything = (*everything, reuse)
     if believed is not None:
         everything = (*everything, believed)
+    if fetched is not None:
+        everything = (*everything, "fetch", fetched)
     return Decision(
         worker=chosen.worker if chosen else None,
         ranked=ranked,
@@ -181,6 +193,7 @@ def conclude(
         wait_us=backlog.outstanding_us(chosen.worker) if chosen else 0,
         believed=believed,
         version=version,
+        fetch=fetched,
     )
 
 
@@ -191,8 +204,8 @@ def record(
     decisions that readers of `version_read` have. Computes these hashes: off the hot path."""
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
-    prefer, prefer_tokens, backlog, wait_us, believed, version = decision[10:]
-    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent, adapter, load_time = request
+    prefer, prefer_tokens, backlog, wait_us, believed, version, fetch = decision[10:]
+    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent, adapter, _, load_time = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
     learned: tuple[int, ...] = ()
@@ -231,6 +244,7 @@ def record(
         believed=believed,
         session_parent=parent,
         adapter=adapter or UNSET,
+        fetch=UNSET if fetch is None else fetch,
         load_time=UNSET if backlog.loading is None or load_time is None else load_time,
         v=version_read if version_read >= COMPACT_VERSION else 1,
     )

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import LoadReported, RequestRouted
-from core.events.routing import LOCAL_REASONS
+from core.events.routing import LOCAL_REASONS, PrefixFetch
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
@@ -55,6 +55,8 @@ class RouteRequest(NamedTuple):
     adapter: str = ""
     """`core.events.kv.Adapter.id` of the adapter that it is for: only workers that serve it are candidates. Empty if it
     is for the model itself."""
+    fetching: Mapping[WorkerId, int] | None = None
+    """Fetches under way by source (`core.events.routing.PrefixFetch.busy`); None if nothing may be fetched for it."""
     load_time: LoadTime | None = None
     """Learned times to load a block of the model; None if none was learned."""
 
@@ -71,9 +73,13 @@ class RouteRequest(NamedTuple):
         time = PrefillTime(*event.prefill_time) if event.prefill_time else None
         request = RequestId(event.request)
         held = {WorkerId(worker): held_us for worker, held_us in event.held.items()}
+        fetching = None
+        if isinstance(event.fetch, PrefixFetch):
+            fetching = {WorkerId(source): count for source, count in event.fetch.busy.items()}
         return RouteRequest(
             request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held,
-            event.session_parent, event.adapter or "", LoadTime(*event.load_time) if event.load_time else None,
+            event.session_parent, event.adapter or "", fetching,
+            LoadTime(*event.load_time) if event.load_time else None,
         )  # fmt: skip
 
 

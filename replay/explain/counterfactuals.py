@@ -37,6 +37,14 @@ class Counterfactual(NamedTuple):
     backlog: PrefillBacklog = NO_BACKLOG
     version: int = DECIDE_VERSION
     """Of the rules: one of RULES."""
+    recorded: WorkerId = WorkerId("")
+    """The worker that was chosen."""
+
+    @property
+    def is_by_fetch(self) -> bool:
+        """True if another worker would have been chosen had nothing been fetched: then no change of one term tells what
+        the other candidate lacked."""
+        return self.request.fetching is not None and self.chosen() != self.recorded
 
     def chosen(self, settings: RoutingSettings | None = None, changed: Candidate | None = None) -> WorkerId:
         """The worker chosen with these settings, and with `changed` instead of the candidate of its id."""

@@ -35,7 +35,7 @@ from replay.explain.explanation import (
     TimeEstimate,
 )
 from replay.explain.freshness import decided_ms, measure_freshness
-from replay.explain.prefill_trace import prefill_hint, prefill_outcome, prefill_report, trace_prefill_job
+from replay.explain.prefill_trace import explain_fetch, prefill_hint, prefill_outcome, prefill_report, trace_prefill_job
 from replay.explain.sentences import chances, decision_reason, runner_up
 from replay.explain.stage_times import answer_delay, concurrent_prefills, recorded_stages
 from replay.explain.summary import summarize
@@ -149,6 +149,7 @@ def _attempt(
         phases=first_token_phases(recording, tried, first_now_ms, event.now_ms, made_ms),
         reuse=check_cache_prediction(recording, tried, on, made_ms) if tried.prefilled_seq or tried.ended_seq else None,
         hint=prefill_hint(event, on, names),
+        fetch=explain_fetch(event, names),
     )
     report = prefill_report(recording, tried)
     attempt.prefill = None if report is None else prefill_outcome(report, event.worker, names)

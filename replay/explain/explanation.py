@@ -159,6 +159,16 @@ class PrefillHint(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for this worker."""
 
 
+class FetchExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """The start of the prompt that the worker fetched from another one's host."""
+
+    worker: str
+    name: str
+    tokens: int
+    expected_ms: float
+    text: str
+
+
 class PrefillJobAttempt(msgspec.Struct, kw_only=True):
     """One prefill worker's try at a job."""
 
@@ -489,6 +499,8 @@ class AttemptExplanation(msgspec.Struct, kw_only=True):
     reuse: CachePrediction | None = None
     hint: PrefillHint | None = None
     """The prefill worker that the decision preferred."""
+    fetch: FetchExplanation | None = None
+    """None if all that its cache lacked was to be computed."""
     prefill: PrefillOutcome | None = None
     """The place where the prompt was computed; None without prefill workers, or if no token came."""
     job: PrefillJobTrace | None = None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UnsetType
 
 from core.codec import decode_message
 from core.errors import Corrupt
@@ -27,7 +28,7 @@ from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX
 from core.subjects import JOBS, ROUTING, owner
 from replay.explain.decision_inputs import DecisionInputs
-from replay.explain.explanation import PrefillHint, PrefillJobAttempt, PrefillJobTrace, PrefillOutcome
+from replay.explain.explanation import FetchExplanation, PrefillHint, PrefillJobAttempt, PrefillJobTrace, PrefillOutcome
 from replay.recording.participants import Participants
 from replay.recording.recording import Recording
 from replay.recording.request_history import RequestAttempt
@@ -62,6 +63,19 @@ def prefill_hint(event: RequestRouted, on: DecisionInputs, names: Participants) 
         f"and {chosen} {held or 'none'}"
     )
     return PrefillHint(worker=event.prefer, name=name, tokens=event.prefer_tokens, text=text)
+
+
+def explain_fetch(event: RequestRouted, names: Participants) -> FetchExplanation | None:
+    """The fetch that the decision chose; None if it chose none."""
+    fetch = event.fetch
+    if isinstance(fetch, UnsetType) or not fetch.source:
+        return None
+    name, expected_ms = names.worker(fetch.source), fetch.us / 1000
+    text = (
+        f"{fetch.tokens} of {event.prompt_tokens} prompt tokens were to come from the host of {name}, in "
+        f"{expected_ms:g} ms; the blocks to prefill contain that time"
+    )
+    return FetchExplanation(worker=fetch.source, name=name, tokens=fetch.tokens, expected_ms=expected_ms, text=text)
 
 
 def prefill_report(recording: Recording, tried: RequestAttempt) -> PrefillReport | None:

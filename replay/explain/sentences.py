@@ -171,13 +171,16 @@ def runner_up(inputs: DecisionInputs, name: NameOf) -> RunnerUp | None:
         had = f"had a chance of {chance:.1%}" if chance is not None else "costs least of the others"
         text = f"{called} {had}; the draw fell at {draw_position(inputs.event.seed):.3f}"
     else:
-        found = required_changes(counterfactual_of(inputs), other.candidate)
+        case = counterfactual_of(inputs)
+        found = [] if case.is_by_fetch else required_changes(case, other.candidate)
         weights = " there or of a weight" if inputs.settings.policy in BLOCK_COST_POLICIES else ""
         text = (
             f"{called} would have won with {_listed(found)}"
             if found
             else f"no single change{weights} would have made {called} win"
         )
+        if case.is_by_fetch:
+            text = f"without the fetch {name(case.chosen())} would have won"
     return RunnerUp(
         worker=other.candidate.worker,
         name=called,
@@ -193,7 +196,8 @@ def counterfactual_of(inputs: DecisionInputs) -> Counterfactual:
     event = inputs.event
     stale, turn = frozenset(inputs.stale), inputs.turn or 0
     request, settings, version = inputs.request, inputs.settings, event.decide_version
-    return Counterfactual(candidates, request, settings, stale, turn, event.seed, inputs.backlog, version)
+    recorded = inputs.ranked[0].candidate.worker
+    return Counterfactual(candidates, request, settings, stale, turn, event.seed, inputs.backlog, version, recorded)
 
 
 def _difference(inputs: DecisionInputs, less: ScoredCandidate, more: ScoredCandidate) -> str:

@@ -17,7 +17,14 @@ from core.codec import DIGEST_BYTES
 from core.events import ReplicaReported
 from core.ids import COLUMN_WIDTH, ReplicaId, StreamName, StreamSeq
 from core.subjects import LOAD, is_kv
-from projections.digest import ADAPTERS_VERSION, FOLD_VERSION, POOLS_VERSION, RATES_VERSION, READ_FOLD_VERSIONS
+from projections.digest import (
+    ADAPTERS_VERSION,
+    FETCHES_VERSION,
+    FOLD_VERSION,
+    POOLS_VERSION,
+    RATES_VERSION,
+    READ_FOLD_VERSIONS,
+)
 from projections.folds.state import DigestPoint, State
 from replay.playback.late_folds import LateFolds
 from replay.playback.state_cursors import CursorSource, StateCursor
@@ -95,7 +102,8 @@ def _folds_less(report: FoldReport, state: State) -> bool:
         return False
     fold = state.kv[report.stream]
     without_pools = report.fold_version < POOLS_VERSION and fold.pools_read
-    return without_pools or (report.fold_version < ADAPTERS_VERSION and fold.adapters_read)
+    without_adapters = report.fold_version < ADAPTERS_VERSION and fold.adapters_read
+    return without_pools or without_adapters or (report.fold_version < FETCHES_VERSION and fold.fetches_read)
 
 
 class FoldCheck:

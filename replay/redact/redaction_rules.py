@@ -246,7 +246,11 @@ def _of_request(
     names.note((event.request,))
     match event:
         case RequestRouted():
-            return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer))
+            fetch = event.fetch
+            if fetch is not UNSET:
+                busy = {names.id(source): count for source, count in fetch.busy.items()}
+                fetch = replace(fetch, busy=busy, source=names.id(fetch.source))
+            return replace(event, tenant=names.of("tenant", event.tenant), prefer=names.id(event.prefer), fetch=fetch)
         case RequestPrefilled() | AnswerDelayed():
             report = event.prefill if isinstance(event, RequestPrefilled) else None
             return event if report is None else replace(event, prefill=redact_prefill_report(report, names))
@@ -280,8 +284,16 @@ def redact_worker_joined(event: WorkerJoined, names: Pseudonyms) -> WorkerJoined
     pools = event.pools
     if pools is not UNSET:
         pools = replace(pools, ids=tuple(map(names.id, pools.ids)), kind=names.of("kind", pools.kind))
+    fetch = event.fetch
+    if fetch is not UNSET:
+        fetch = replace(fetch, host="", port=0, kind=names.of("kind", fetch.kind))
     return replace(
-        event, name=names.of("worker", event.name), address="", group=names.of("group", event.group), pools=pools
+        event,
+        name=names.of("worker", event.name),
+        address="",
+        group=names.of("group", event.group),
+        pools=pools,
+        fetch=fetch,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from actors.engines.engine import (
@@ -41,6 +42,7 @@ from core.events import (
 from core.events.kv import DECODE
 from core.generation import NO_HINT, Hint, Output
 from core.ids import LOST_SUFFIX, RequestId, WorkerId
+from core.kv_transfer import FetchAddress
 from core.prompt import hashes_from_bytes, hashes_to_bytes
 from core.subjects import LOAD
 from projections.policy.binding_plan import is_one_pass
@@ -301,9 +303,15 @@ class SimulatedWorker:
             capacity_blocks=settings.capacity_blocks,
             context_max=settings.context_max,
             address=f"virtual:{self.place}",
+            fetch=self._fetch_address(),
         )
         self._kv.append([joined])
         self._report()
+
+    def fetchable(self, hashes: bytes, blocks: int) -> int:
+        """Of these leading blocks of the prompt, those that its host has; none once it has ended."""
+        host = self._engine.pool.host
+        return len(host.find(hashes_from_bytes(hashes)[:blocks])) if host is not None and self.alive else 0
 
     def submit(self, asked: Submit, hint: Hint = NO_HINT, replica: int = 0) -> None:
         """The request is with the engine, or its prompt is being computed elsewhere. CallerError if the engine can
@@ -375,6 +383,19 @@ class SimulatedWorker:
             self.side.on_loss_written()
         if self.jobs is not None and self.jobs.n_acked:
             self.jobs.ended_by(self.id + LOST_SUFFIX).append([lost])
+
+    def _fetch_address(self) -> FetchAddress | UnsetType:
+        settings = self._engine.settings
+        if not settings.fetch_mb_per_s:
+            return UNSET
+        return FetchAddress(
+            host="virtual",
+            port=self.place,
+            kind=f"simulated/{settings.block_size}",
+            block_bytes=settings.block_bytes,
+            load_blocks=settings.host_blocks // 2,
+            mb_per_s=settings.fetch_mb_per_s,
+        )
 
     def _step_by(self, at_us: int) -> None:
         if self._step_at < 0 or at_us < self._step_at:

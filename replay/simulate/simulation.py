@@ -38,7 +38,7 @@ from actors.router.routed_request import Phase
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected
 from core.errors import CallerError
 from core.events import Event, RequestRejected, RequestRouted
-from core.events.routing import TURNED_AWAY
+from core.events.routing import TURNED_AWAY, PrefixFetch
 from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import NoWorkers
@@ -218,8 +218,12 @@ class Simulation:
         worker, decision = self._fleet.worker(command.worker), routed.routed
         request.sent(decision, worker.place, self._agenda.now_us)
         known = BlockHashPrompt(decision.prompt_tokens, decision.hashes)
+        fetch, fetchable = command.payload.fetch, 0
+        if fetch is not None and isinstance(decision.fetch, PrefixFetch):
+            source = self._fleet.worker(WorkerId(decision.fetch.source))
+            fetchable = source.fetchable(decision.hashes, fetch.blocks)
         try:
-            worker.submit(Submit(command.payload, known=known), command.hint, request.replica)
+            worker.submit(Submit(command.payload, known=known, fetchable=fetchable), command.hint, request.replica)
         except (WorkerDeclined, CallerError) as error:
             self._replicas[request.replica].feed(AttemptBroke(routed.id, routed.attempt, error))
 

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from core.events import RequestRouted
-from core.events.routing import REUSE
+from core.events.routing import REUSE, PrefixFetch
 from core.ids import StreamName, WorkerId, from_column
 from core.settings import APPROXIMATE
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.policy.candidates import LAST_RESORT_REASONS
 from projections.policy.cost import ScoredCandidate
 from projections.policy.decide import Decision
+from projections.policy.prefix_fetch import with_fetches
 from projections.policy.rules import DELAYS_VERSION, POOLS_VERSION, RULES
 from replay.playback.playback import RecordedDecision, RecordedRefusal
 from replay.verify.evidence import REASONS, Unverifiable
@@ -86,6 +87,7 @@ TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
     "prefer": (Input.OWN,),
     "prefer_tokens": (Input.OWN,),
     "believed": (Input.IN_FLIGHT, Input.SETTINGS),
+    "fetch": (Input.CACHE, Input.IN_FLIGHT, Input.OWN, Input.SETTINGS),
     "digest": (Input.IN_FLIGHT, Input.SETTINGS),
 }
 """The inputs of each term beside other terms; a term that is not here has none."""
@@ -137,6 +139,9 @@ class _Excuses:
         self._approximate = APPROXIMATE in policies
         self._counts_no_pools = getattr(at.event, "decide_version", POOLS_VERSION) < POOLS_VERSION
         self._chosen_by_turn = "round-robin" in policies
+        self._is_other_fetch = False
+        """True if the fetch may be another than in the log."""
+        self._fetches = isinstance(getattr(at.event, "fetch", UNSET), PrefixFetch)
 
     def hold_for(self, term: Term) -> bool:
         """True if missing messages, or terms before that they excuse, excuse the term."""
@@ -152,17 +157,17 @@ class _Excuses:
                 holds = self._note(term, *turn) or (self._may_follow() and self._follows_from_costs())
             case "reuse_max" | "cost":
                 holds = self._hold_for_cost(term)
-            case "prefer" | "prefer_tokens":
-                holds = self._chosen_differs() or self._note(term) or self._hold_for_prefill_workers()
+            case "prefer" | "prefer_tokens" | "fetch":
+                holds = self._hold_for_other_worker(term)
             case "predicted" | "prefill_tokens" | "blocks" | "wait":
-                holds = self._chosen_differs()
+                holds = self._chosen_differs() or self._is_other_fetch
             case "believed":
                 chosen = getattr(self._event, "worker", "")
                 holds = self._chosen_differs() or self._note(term._replace(worker=chosen), Input.CACHE)
             case "digest":
                 holds = bool(self.used) or self._hold_for_hidden(term) or self._hold_for_digest()
             case _:
-                holds = self._note(term)
+                holds = self._note(term) or self._hold_for_sources(term)
                 self._workers |= {term.worker} if holds else set()
                 self._is_other_reuse |= holds and term.term == REUSE
         return holds
@@ -230,6 +235,26 @@ class _Excuses:
         """Workers that answer no request, and such as the fold does not have: one of them may hold the prompt."""
         serving = {str(member.worker) for member in self._at.view.state.serving()}
         found = [each for each in self._lacking("", Input.CACHE, Input.REPORT) if each.source not in serving]
+        self.used += found
+        return bool(found)
+
+    def _hold_for_other_worker(self, term: Term) -> bool:
+        """A worker beside the chosen one that holds a part of the prompt."""
+        holds = self._chosen_differs() or self._note(term)
+        if term.term != "fetch":
+            return holds or self._hold_for_prefill_workers()
+        self._is_other_fetch = holds or self._hold_for_sources(term)
+        return self._is_other_fetch
+
+    def _hold_for_sources(self, term: Term) -> bool:
+        """The blocks to prefill on one worker rest on the caches of all that fetch, if any do."""
+        if not self._fetches or term.term not in ("fetch", "prefill"):
+            return False
+        found = [*self._lacking("", Input.CACHE)]
+        if not found and self._replaced is not None:
+            sources = map(str, self._at.view.state.fetchers())
+            by = next(filter(None, (self._replaced.explains("overlap", source) for source in sources)), None)
+            found = [] if by is None else [Unverifiable("replaced", f"history was replaced: {by.text}", by.stream)]
         self.used += found
         return bool(found)
 
@@ -327,6 +352,8 @@ class _Excuses:
             stale = at.view.local.get("stale", ())
             rules = RULES[at.event.decide_version]
             scored = rules.score(candidates, at.request, at.settings, stale, backlog)
+            if at.request.fetching is not None:
+                scored, _ = with_fetches(scored, at.view, at.request, at.settings, backlog)
             self._costs_by_reuse = {each.candidate.worker: each.cost for each in scored}
         return bool(self._costs_by_reuse.get(WorkerId(term.worker)) == term.recorded)
 

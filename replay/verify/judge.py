@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from core.events import PromptBase, RequestRejected, RequestRouted
-from core.events.routing import COLUMNS, LEVEL_COLUMNS, REUSE, TIMED_COLUMNS, WAIT
+from core.events.routing import COLUMNS, LEVEL_COLUMNS, REUSE, TIMED_COLUMNS, WAIT, PrefixFetch
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
@@ -73,6 +73,7 @@ TERMS = {
     "prefer": "the prefill worker that holds most of the prompt",
     "prefer_tokens": "how much of the prompt that one holds",
     "believed": "what the worker is taken to keep",
+    "fetch": "the worker from which the start of the prompt is fetched",
     "reason": "why it was refused",
     "digest": "something that the record does not show: a further candidate, or what only the replica knew",
     "failure": "this program cannot make the decision",
@@ -177,7 +178,15 @@ def equal(recorded: RequestRouted, recomputed: RequestRouted) -> bool:
         and recorded.prefer_tokens == recomputed.prefer_tokens
         and recorded.wait_us == recomputed.wait_us
         and recorded.believed == recomputed.believed
+        and recorded.fetch == recomputed.fetch
     )
+
+
+def fetch_text(fetch: PrefixFetch | UnsetType) -> str:
+    """Source, tokens and time of the fetch; empty if there is none."""
+    if isinstance(fetch, UnsetType) or not fetch.source:
+        return ""
+    return f"{fetch.source}, {fetch.tokens} tokens, {fetch.us} us"
 
 
 def exclusions_of(decision: Decision) -> dict[str, tuple[int, bytes]]:
@@ -204,6 +213,7 @@ def _differences(
     if ours != theirs:
         yield Term("order", "", ours, theirs)
     for term, one, other in (
+        ("fetch", fetch_text(recorded.fetch), fetch_text(recomputed.fetch)),
         ("predicted", recorded.predicted_cached_tokens, recomputed.predicted_cached_tokens),
         ("prefill_tokens", recorded.prefill_tokens, recomputed.prefill_tokens),
         ("blocks", recorded.blocks, recomputed.blocks),

@@ -46,11 +46,11 @@ from core.events import (
     WorkerLeft,
 )
 from core.events.compact_decision import stream_names
-from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns
+from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns, PrefixFetch
 from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
 from core.generation import PrefillReport
 from core.ids import SourceId, StreamName
-from core.kv_transfer import KvBlocks
+from core.kv_transfer import FetchAddress, KvBlocks
 from core.prompt import known_depths
 from core.subjects import SNAPSHOTS
 from streams.topology import Topology
@@ -115,6 +115,8 @@ BY_TYPE[str | msgspec.UnsetType] = st.just(msgspec.UNSET) | words
 BY_TYPE[tuple[Adapter, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | st.lists(any_of(Adapter), max_size=2).map(
     tuple
 )
+BY_TYPE[FetchAddress | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(FetchAddress)
+BY_TYPE[PrefixFetch | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PrefixFetch)
 BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET) | cursors
 constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])
 alike = st.builds(Columns, *[constants] * 9, wait_us=st.none() | constants)

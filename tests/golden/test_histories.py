@@ -46,6 +46,7 @@ ADDED = {
     "load_cost",
     "load_ms",
     "loading",
+    "fetch",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

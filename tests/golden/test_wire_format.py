@@ -20,7 +20,7 @@ from actors.transport.frames import ToReplica, ToWorker
 from core.events import EVENT_TYPES, PromptBase
 from core.events.compact_decision import CompactDecision, DecisionValues, ShortColumns, ShortDecision, ShortValues
 from core.events.compact_progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
-from core.events.routing import Columns
+from core.events.routing import Columns, PrefixFetch
 from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
@@ -35,6 +35,7 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
         ShortValues,
         Columns,
         ShortColumns,
+        PrefixFetch,
         PromptBase,
     ],
     "first tokens and ends": [CompactPrefilled, PrefilledMap, CompactFinished, FinishedMap],

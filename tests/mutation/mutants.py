@@ -105,6 +105,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/worker/test_adapter_placement.py",
         "tests/api/test_adapters.py",
     ),
+    "fetches": (
+        "tests/projections/policy/test_prefix_fetch.py",
+        "tests/actors/router/test_running_fetches.py",
+        "tests/actors/kv_fetch/test_block_server.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -176,6 +181,7 @@ SMALL_HOSTS = "In the log the host holds no more of a prompt beyond its device t
 NO_SCALE = "The log has no planner."
 NO_SERVERS = "The log has no attached server, and its workers report their caches."
 NO_ADAPTERS = "A log has the adapters that workers serve; their files, and the front end's choice by name, are in none."
+NO_FETCHES = "No worker of the log fetches blocks."
 NO_DISK = "A log has what a keeper announces; the files on its disk are in none."
 TOKENS_OF_ENDS = "No verdict and no fold reads the tokens of an end."
 
@@ -3158,6 +3164,35 @@ MUTANTS: tuple[Mutant, ...] = (
                 "elif self._registered.pop(change.key, None) is None:",
                 "elif True:",
                 NO_ADAPTERS,
+            ),
+        },
+    ),
+    *_mutants(
+        "fetches",
+        f"{POLICY}/prefix_fetch.py",
+        {
+            "fetch-of-any-kind": ("or address.kind != own.kind:", "or False:", NO_FETCHES),
+            "fetch-from-suspected": ("and worker not in out and", "and", NO_FETCHES),
+            "fetch-sources-unbounded": ("busy.get(worker, 0) < FETCHES_MAX", "True", NO_FETCHES),
+            "fetch-takes-no-time": ("max(0, needed_m - credit) + moving_m", "max(0, needed_m - credit)", NO_FETCHES),
+        },
+    ),
+    *_mutants(
+        "fetches",
+        "actors/router/running_fetches.py",
+        {
+            "fetch-failure-forgotten": ("now_us + FAILED_US", "now_us", NO_FETCHES),
+        },
+    ),
+    *_mutants(
+        "fetches",
+        "actors/kv_fetch/block_client.py",
+        {
+            "fetch-checksum-unread": ("if checksum(channel.seed, name, row) != proof:", "if False:", NO_FETCHES),
+            "fetch-from-any-server": (
+                "if not is_proof(proof, server_proof",
+                "if False and (proof, server_proof",
+                NO_FETCHES,
             ),
         },
     ),

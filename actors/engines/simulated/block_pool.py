@@ -82,6 +82,11 @@ class BlockPool:
         return f"<BlockPool {self.used} of {self.capacity_blocks} blocks used, {len(self._named)} contents>"
 
     @property
+    def host(self) -> SlowerTier | None:
+        """The host tier, if there is one."""
+        return next((tier for tier in self.slower if tier.tier == HOST), None)
+
+    @property
     def used(self) -> int:
         """Blocks with users."""
         return self.capacity_blocks - self.free

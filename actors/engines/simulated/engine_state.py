@@ -28,6 +28,8 @@ class Submit(NamedTuple):
     known: BlockHashPrompt | None = None
     """All that is known of its prompt; then the request has no tokens, and its answer is as long as it may be. The
     answer's first token is told when it is there, all others together with the last one or when it is given up."""
+    fetchable: int = 0
+    """Leading blocks of its prompt that can be fetched from another engine's host."""
 
 
 class Abort(NamedTuple):
@@ -122,6 +124,8 @@ class EngineState:
         """Those that have their place, and whose blocks are on their way."""
         self.landing: list[tuple[int, RequestId]] = []
         """When those will be there that are known."""
+        self.fetching: dict[int, int] = {}
+        """Blocks on their way from other engines' hosts, by name, and when they will be here; some are here by now."""
         self.held = BlockHolds(int(settings.keep_ms * 1000 * settings.time_scale))
         self.outputs: list[tuple[RequestId, Output]] = []
         """Outputs of requests, until they are taken ..."""

@@ -74,7 +74,7 @@ def _submit(state: EngineState, item: Submit) -> None:
         seq = BlockHashSequence(request, state.settings, item.known, hold=item.hold, pull=item.pull)
     else:
         seq = TokenSequence(request, state.settings, hold=item.hold, pull=item.pull, reply=item.reply)
-    seq.arrived_us = state.now_us
+    seq.arrived_us, seq.fetchable = state.now_us, item.fetchable
     insort(state.waiting, (request.priority, state.arrived, seq))
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from actors.engines.engine import TierLoads
-from actors.engines.simulated.block_pool import BlocksBehind
+from actors.engines.simulated.block_pool import NEVER_WRITTEN, BlocksBehind
 from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
 from actors.engines.simulated.simulated_host_tier import DISK, HOST
@@ -48,12 +48,17 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         behind = []
         if not seq.pull:
             behind = state.pool.find_behind(seq.names_reusable, len(found), seq.request.skip_tiers)
+        held = sum(len(run.contents) for run in behind)
         del state.waiting[0]
         if not seq.thrown_out:
             seq.began_us = work.start_us
         seq.settle_in(found, state.pool)
-        if behind:
-            _load(state, seq, behind, work.start_us)
+        coming = [] if seq.pull or not state.fetching else _coming(state, seq, len(found) + held, work.start_us)
+        here = len(found) + held + len(coming)
+        fetched = 0 if seq.pull else max(0, min(seq.fetchable, len(seq.names_reusable)) - here)
+        seq.fetchable = 0
+        if behind or coming or fetched:
+            _load(state, seq, behind, coming, fetched, work.start_us)
             continue
         if seq.pull:
             _fetch(state, seq)
@@ -132,18 +137,45 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
     state.fetches.append(Fetch(seq.request.id, seq.blocks_to_fetch))
 
 
-def _load(state: EngineState, seq: EngineSequence, behind: list[BlocksBehind], start_us: int) -> None:
-    """It has its place and its blocks, and waits for those that come from slower tiers: from the disk through the
+def _coming(state: EngineState, seq: EngineSequence, first: int, start_us: int) -> list[int]:
+    """When the blocks behind the first so many will be here that are fetched for other requests."""
+    found = []
+    for name in seq.names_reusable[first:]:
+        due_us = state.fetching.get(name, 0)
+        if due_us <= start_us:
+            break
+        found.append(due_us)
+    return found
+
+
+def _load(
+    state: EngineState,
+    seq: EngineSequence,
+    behind: list[BlocksBehind],
+    coming: list[int],
+    fetched: int,
+    start_us: int,
+) -> None:
+    """It has its place and its blocks, and waits for those that come from slower tiers: from the disk through the host.
+    Behind them are some that come for other requests, and then `fetched` that come for it from another engine's
     host."""
+    settings = state.settings
+    contents = [content for run in behind for content in run.contents]
+    first = len(seq.blocks) + len(contents) + len(coming)
     fits = seq.reserve(seq.length, state.pool)
     assert fits
-    seq.contents = tuple([content for run in behind for content in run.contents])
-    blocks = {tier: len(contents) for tier, contents in behind if tier == DISK} | {HOST: len(seq.contents)}
-    per_block = {HOST: state.settings.host_us_per_block, DISK: state.settings.disk_us_per_block}
-    seq.loads = {tier: TierLoads(count, count * per_block[tier]) for tier, count in blocks.items()}
-    seq.load_began_us = start_us
+    seq.contents = (*contents, *(NEVER_WRITTEN,) * (len(coming) + fetched))
     state.moving[seq.request.id] = seq
-    state.landing.append((start_us + sum(each.us for each in seq.loads.values()), seq.request.id))
+    here_us = max([start_us, *coming])
+    if fetched:
+        here_us = max(here_us, start_us + settings.fetch_time_us(fetched))
+        state.fetching = {name: due_us for name, due_us in state.fetching.items() if due_us > start_us}
+        state.fetching.update(dict.fromkeys(seq.names_reusable[first : first + fetched], here_us))
+    blocks = {run.tier: len(run.contents) for run in behind if run.tier == DISK} | {HOST: len(seq.contents)}
+    per_block = {HOST: settings.host_us_per_block, DISK: settings.disk_us_per_block}
+    seq.loads = {tier: TierLoads(count, count * per_block[tier]) for tier, count in blocks.items()}
+    seq.load_began_us = here_us
+    state.landing.append((here_us + sum(each.us for each in seq.loads.values()), seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:

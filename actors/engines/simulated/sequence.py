@@ -47,6 +47,7 @@ class EngineSequence(ABC):
         "computed",
         "contents",
         "decode_from",
+        "fetchable",
         "hold",
         "length",
         "load_began_us",
@@ -82,6 +83,8 @@ class EngineSequence(ABC):
         """The same of slower tiers, as blocks and times, in the order in which they come …"""
         self.load_began_us = 0
         """… from then on."""
+        self.fetchable = 0
+        """Leading blocks of the prompt that another engine's host has; 0 once they were fetched."""
         self.size = settings.block_size
         self.prompt_tokens = prompt_tokens
         self.length = prompt_tokens

@@ -40,6 +40,8 @@ NOT_BELOW_ZERO = (
     "host_us_per_block",
     "disk_blocks",
     "disk_us_per_block",
+    "fetch_mb_per_s",
+    "fetch_us",
 )
 
 
@@ -110,6 +112,11 @@ class SimulatedSettings:
     """Blocks on the disk behind the host; 0 for no disk tier."""
     disk_us_per_block: int = 2800
     """Simulated microseconds to read a block from there into the host, from which it is loaded then."""
+    fetch_mb_per_s: int = 0
+    """Speed at which starts of prompts are fetched from the hosts of other engines, in `contrail simulate` alone; 0 for
+    no fetches."""
+    fetch_us: int = 10_000
+    """Simulated microseconds that a fetch takes beside that."""
     side_channel_host: str = "127.0.0.1"
     """The address of the side channel, for other engines' pulls."""
     side_channel_port: int = 0
@@ -146,12 +153,18 @@ class SimulatedSettings:
             raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
         if self.disk_blocks and not self.host_blocks:
             raise CallerError("engine_args: disk_blocks are read through the host: set host_blocks, too")
+        if self.fetch_mb_per_s and not self.host_blocks:
+            raise CallerError("engine_args: blocks are fetched into a host, and from one: give host_blocks, too")
         if self.replies and not self.model_path:
             raise CallerError("engine_args: replies are texts, which need model_path, a folder with tokenizer.json")
 
     def tokens_max(self, task: str) -> int:
         """Tokens of prompt and answer together; what is embedded needs no room for an answer."""
         return self.context_max + (task == TASK_EMBED)
+
+    def fetch_time_us(self, blocks: int) -> int:
+        """Time in which so many blocks come from another engine."""
+        return self.fetch_us + blocks * self.block_bytes // self.fetch_mb_per_s  # MB a second: bytes in a us
 
     def layout(self, model: str) -> str:
         """Blocks of engines of an equal layout and block size mean the same."""

@@ -107,9 +107,14 @@ class DiskTierSpec(TieringOffloadingSpec):
         with suppress(FileNotFoundError):
             os.unlink(region.mmap_path)  # noqa: PTH108
         for tier in manager.secondary_tiers:
-            assert isinstance(tier, SealedDiskTier)
-            tier.host = manager.primary_tier
+            self._introduce(tier, manager.primary_tier)
         return manager
+
+    @staticmethod
+    def _introduce(tier: SecondaryTierManager, host: CPUPrimaryTierOffloadingManager) -> None:
+        """The tier knows the manager of the host's blocks."""
+        assert isinstance(tier, SealedDiskTier)
+        tier.host = host
 
     def _region(self) -> SharedOffloadRegion:
         region = SharedOffloadRegion(

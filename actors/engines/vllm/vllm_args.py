@@ -67,6 +67,15 @@ GROUP_SUFFIX = bytes(4)
 """Behind a block's hash in vLLM's name of a copy: the number of its group, of which there is one."""
 DISK_PARAMETER = "contrail_disk"
 """Of a request's `kv_transfer_params`: true if its blocks may lie on the disk."""
+FETCH_TIER_MODULE = "actors.engines.vllm.fetch_tier"
+"""vLLM imports it in each of its processes."""
+FETCH_KEY_VARIABLE = "CONTRAIL_FETCH_KEY"
+"""The key by which engines prove themselves when they fetch blocks, in the environment of the engine's processes; hex
+digits."""
+FETCH_PARAMETER = "contrail_fetch"
+"""Of a request's `kv_transfer_params`: `host`, `port` and `blocks` of the engine that has the start of its prompt."""
+FETCH_MB_PER_S = 1000
+"""Seen between two engines of one machine, over TCP."""
 ENGINE_ID = "contrail-"
 """Begins vLLM's name of an engine with a disk tier, and so that of its file in /dev/shm."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
@@ -224,9 +233,32 @@ def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path) 
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 
 
+class FetchTier(NamedTuple):
+    """Other engines fetch blocks from this one's host tier, and it from theirs."""
+
+    host: str
+    """Address of this machine at which it listens; others reach it there."""
+    key: bytes
+    """By which both ends prove themselves."""
+    digests: Path
+    """The folder for digests of model files, which engines of several workers of this machine share."""
+    mb_per_s: int = FETCH_MB_PER_S
+    """The speed at which it fetches, for decisions: in millions of bytes a second."""
+
+
+def fetch_tier(tier: FetchTier, host_bytes: int, memory_bytes: int, shared: Path) -> dict[str, Any]:
+    """The same as `disk_tier`, with other engines in place of a disk."""
+    fields = host_tier(host_bytes, memory_bytes, shared)
+    more = fields["kv_connector_extra_config"]
+    more |= {"spec_name": "FetchTierSpec", "spec_module_path": FETCH_TIER_MODULE}
+    served = {"host": tier.host, "shared": str(shared)}
+    more["secondary_tiers"] = [{"type": "HostFetchTier", "module_path": FETCH_TIER_MODULE, "facts": "", **served}]
+    return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
+
+
 def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None:
-    """The disk tier of vLLM's configuration knows all that its blocks' bytes depend on, but the layout, which the
-    engine alone can say."""
+    """The disk tier, or the fetch tier, of vLLM's configuration knows all that its blocks' bytes depend on, but the
+    layout, which the engine alone can say."""
     model, cache = config.model_config, config.cache_config
     facts = [
         version,

@@ -44,10 +44,13 @@ from actors.engines.vllm.tier_loads import HOST, HOST_FACTS_FILE, HostLoads, ski
 from actors.engines.vllm.vllm_args import (
     DISK_KEY_VARIABLE,
     DISK_PARAMETER,
+    FETCH_KEY_VARIABLE,
+    FETCH_PARAMETER,
     GROUP_SUFFIX,
     HASH_BYTES,
     WHOLE_NAMES_VARIABLE,
     DiskTier,
+    FetchTier,
     guide_behind_reasoning,
 )
 from actors.engines.vllm.vllm_side_channel import NixlSideChannel
@@ -57,9 +60,10 @@ from actors.kv_blocks.disk_counts import COUNTS_FILE, read_counts
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
 from actors.kv_blocks.pool_folder import PoolDescription, PoolShare
 from actors.kv_blocks.weights_digest import weights_digest, weights_files
+from actors.kv_fetch.fetch_facts import FETCH_FILE, read_fetch
 from core.errors import CallerError, EngineDead, Unavailable
 from core.generation import TASK_EMBED, GenerateRequest, Output
-from core.kv_transfer import KvPull
+from core.kv_transfer import FetchAddress, KvPull
 from core.models import GenerationFailed
 from core.prompt import Prompt
 
@@ -108,7 +112,8 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
-    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks; next is `disk_tier`.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks; next is `disk_tier`, or
+    `fetch_tier`: the host tiers of other engines.
     """
 
     info: EngineInfo
@@ -128,9 +133,11 @@ class VllmEngine:
         reasoning_parser: str = "",
         host_tier_bytes: int = 0,
         disk_tier: DiskTier | None = None,
+        fetch_tier: FetchTier | None = None,
     ) -> None:
         assert not moves_blocks or (moves_blocks in ROLES and not host_tier_bytes)
-        assert host_tier_bytes or disk_tier is None
+        assert host_tier_bytes or (disk_tier is None and fetch_tier is None)
+        assert disk_tier is None or fetch_tier is None
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
@@ -144,6 +151,7 @@ class VllmEngine:
         self._reasoning_parser = reasoning_parser
         self._host_tier_bytes = host_tier_bytes
         self._disk_tier = disk_tier
+        self._fetch_tier = fetch_tier
         self._disk_lock: BlockFolderLock | None = None
         self._disk_counts: Mapping[str, int] = {}
         self._host_loads: HostLoads | None = None
@@ -171,7 +179,7 @@ class VllmEngine:
         self._vllm = await asyncio.to_thread(_import_vllm)
         if self._transfer is not None:
             self._side_channel = _side_channel(self._engine_args, self._transfer_key)
-        if self._disk_tier is not None:
+        if self._disk_tier is not None or self._fetch_tier is not None:
             self._disk_lock = await asyncio.to_thread(self._claim_disk, self._disk_tier)
         self._prepare(on_cache)
         construction = asyncio.ensure_future(asyncio.to_thread(self._construct))
@@ -195,7 +203,7 @@ class VllmEngine:
             for name, path in self._adapter_paths.items():
                 assert self.adapters is not None
                 await self.adapters.load(name, path)
-            if self._disk_tier is not None and await asyncio.to_thread(self._read_weights) != self._weights:
+            if self._weights and await asyncio.to_thread(self._read_weights) != self._weights:
                 raise EngineDead(f"the model's files in {self._model_path} changed while the engine read them")  # noqa: TRY301
         except BaseException:  # a cancelled start, too, leaves no process behind
             await self._abandon(construction)
@@ -235,6 +243,8 @@ class VllmEngine:
             variables |= self._side_channel.environment() if self._side_channel is not None else {}
             if self._disk_tier is not None:
                 variables |= {DISK_KEY_VARIABLE: self._disk_tier.key.hex(), WHOLE_NAMES_VARIABLE: "0"}
+            if self._fetch_tier is not None:
+                variables |= {FETCH_KEY_VARIABLE: self._fetch_tier.key.hex()}
             try:
                 with vllm_args.environment_with(variables), self._processes.starting():
                     loggers = [_numbers_to(self._note, self._vllm)]
@@ -266,11 +276,13 @@ class VllmEngine:
             self._host_loads = HostLoads()
             if KV_CONFIG in self._engine_args:
                 raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
-            if self._disk_tier is None:
-                tier = vllm_args.host_tier(self._host_tier_bytes, _memory_bytes(), self._shared)
+            sizes = self._host_tier_bytes, _memory_bytes(), self._shared
+            if self._disk_tier is not None:
+                tier = vllm_args.disk_tier(self._disk_tier, *sizes)
+            elif self._fetch_tier is not None:
+                tier = vllm_args.fetch_tier(self._fetch_tier, *sizes)
             else:
-                sizes = self._host_tier_bytes, _memory_bytes()
-                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared)
+                tier = vllm_args.host_tier(*sizes)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
@@ -282,27 +294,34 @@ class VllmEngine:
         if cpu and vllm_args.sizes_cache(self._engine_args):
             vllm_args.grow_cache(config, self._vllm.current_platform.get_device_total_memory())
         guide_behind_reasoning(config, self._reasoning_parser)
-        if self._disk_tier is not None:
+        sealed = self._disk_tier or self._fetch_tier
+        if sealed is not None:
             self._weights = self._read_weights()
-            digest = weights_digest(Path(self._model_path), self._disk_tier.digests / WEIGHTS_FILE)
+            digest = weights_digest(Path(self._model_path), sealed.digests / WEIGHTS_FILE)
             device = f"{self._vllm.current_platform.get_device_name()} {vllm_args.cpu_kind() if cpu else ''}"
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
-    def _claim_disk(self, tier: DiskTier) -> BlockFolderLock | None:
-        """The tier's folder is ours, or that of workers that share it, and nothing of killed engines is left in memory.
-        A folder of several machines has no lock: locks of files are another matter on each network file system.
-        CallerError if it cannot be had, or if the model is none in a folder."""
-        if not Path(self._model_path).is_dir():
-            raise CallerError(
-                f"a disk tier needs the model's own folder, to know its weights by their content: {self._model_path} "
-                "is none; fetch the model and give its folder"
-            )
+    def _claim_disk(self, tier: DiskTier | None) -> BlockFolderLock | None:
+        """The tier's folder, if there is one, is ours, or that of workers that share it. Nothing of killed engines is
+        left in memory. A folder of several machines has no lock: locks of files are another matter on each network
+        file system. CallerError if it cannot be had, or if the model is none in a folder."""
+        self._check_folder("an engine that fetches blocks" if tier is None else "a disk tier")
         shared_memory.remove_leftovers()
+        if tier is None:
+            return None
         if tier.local is not None:
             make_folder(tier.folder)
             return None
         return BlockFolderLock(tier.folder, shared=bool(tier.writer))
+
+    def _check_folder(self, part: str) -> None:
+        """Returns if the model is in a folder, else raises CallerError."""
+        if not Path(self._model_path).is_dir():
+            raise CallerError(
+                f"{part} needs the model's own folder, to know its weights by their content: {self._model_path} "
+                "is none; download the model and give its folder"
+            )
 
     def _read_weights(self) -> dict[str, str]:
         """The model's files, and what changes if they do."""
@@ -323,6 +342,28 @@ class VllmEngine:
         share = PoolShare(tier.writer, tier.size_bytes, tier.local is not None) if tier.writer else None
         return PoolDescription(
             tier.folder, tier.key, kind, facts.load_blocks, hash_bytes, GROUP_SUFFIX, self._shared, share
+        )
+
+    def _fetch_address(self) -> FetchAddress | None:
+        """The address of its blocks for others; None if they cannot be fetched. CallerError if its host holds less than
+        its device: the index knows only the nearer one of a block's copies, and all that it says of the device must be
+        in the host."""
+        tier = self._fetch_tier
+        facts = None if tier is None else read_fetch(self._shared / FETCH_FILE)
+        if tier is None or facts is None or facts.groups != 1:
+            return None
+        if facts.host_blocks < self._numbers.blocks_total:
+            raise CallerError(
+                f"to have blocks fetched, the host tier must hold all of the device's {self._numbers.blocks_total} "
+                f"blocks, and it holds {facts.host_blocks}: make it larger"
+            )
+        return FetchAddress(
+            host=tier.host,
+            port=facts.port,
+            kind=facts.kind,
+            block_bytes=facts.block_bytes,
+            load_blocks=facts.load_blocks,
+            mb_per_s=tier.mb_per_s,
         )
 
     def disk_counts(self) -> Mapping[str, int]:
@@ -373,6 +414,7 @@ class VllmEngine:
             disk_counts=self.disk_counts if self._disk_tier is not None else None,
             pool=self._pool(config.cache_config.prefix_caching_hash_algo) if self._disk_tier is not None else None,
             tier_loads=self._tier_loads if self._host_tier_bytes else None,
+            fetch=self._fetch_address(),
         )
 
     async def generate(self, request: GenerateRequest, pull: KvPull | None = None) -> AsyncIterator[Output]:
@@ -412,11 +454,8 @@ class VllmEngine:
         if self._llm is None:
             raise EngineDead("the engine is not running")
         try:
-            if self._disk_tier is not None:
-                moving = {DISK_PARAMETER: not request.adapter}
-            if request.skip_tiers and self._host_tier_bytes:
-                slower = "" if self._disk_tier is None else self._disk_tier.name
-                moving = {**(moving or {}), **skip_parameters(request.skip_tiers, slower)}
+            if self._host_tier_bytes:
+                moving = self._of_tiers(request)
             with self._adapter_of(request) as adapter:
                 call = vllm_calls.arguments(request, self._vllm, self._llm, adapter, moving)
                 ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
@@ -433,6 +472,16 @@ class VllmEngine:
             if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
                 raise CallerError(vllm_calls.sentence(error.__cause__)) from error
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
+
+    def _of_tiers(self, request: GenerateRequest) -> Mapping[str, Any] | None:
+        """Transfer parameters of a request to an engine with slower tiers; None if it needs none."""
+        found: dict[str, Any] = {}
+        if self._disk_tier is not None:
+            found[DISK_PARAMETER] = not request.adapter
+        if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
+            found[FETCH_PARAMETER] = msgspec.to_builtins(request.fetch)
+        slower = "" if self._disk_tier is None else self._disk_tier.name
+        return found | skip_parameters(request.skip_tiers, slower) or None
 
     def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
         if not request.adapter:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from actors.prompt_cache.digest_store import DigestStore
 from actors.prompt_cache.hash_columns import HashColumns
 from actors.router.answer_progress import AnswerProgress
@@ -19,6 +21,7 @@ from actors.router.routed_request import RoutedRequest
 from core.events import Event, RequestRouted, WorkerJoined
 from core.generation import GenerateRequest, Output
 from core.ids import ReplicaId, RequestId, WorkerId
+from core.kv_transfer import FetchAddress
 from core.settings import RoutingSettings
 from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_replica import SimulatedReplica
@@ -49,11 +52,12 @@ class Scheduling:
             self.join(log, number)
 
     @staticmethod
-    def join(log: SimulatedLog, number: int) -> SimulatedSource:
+    def join(log: SimulatedLog, number: int, fetch: FetchAddress | UnsetType = UNSET) -> SimulatedSource:
         """The worker's chain, which has begun."""
         joined = WorkerJoined(
             name=f"w{number}", model=MODEL, role="decode", engine="simulated", block_size=BLOCK_SIZE,
             capacity_blocks=1000, context_max=8192, address="virtual:0",
+            fetch=fetch,
         )  # fmt: skip
         source = SimulatedSource(log, KV, worker_id(number))
         source.append([joined])
@@ -76,9 +80,9 @@ class Scheduling:
         self.replica.feed(event)
         return self.commands[before:]
 
-    def arrive(self, name: str, tokens: int = 20, **options: object) -> RoutedRequest:
-        """A request of its own prompt."""
-        asked: GenerateRequest = request(range(tokens), 4, name)
+    def arrive(self, name: str, tokens: int = 20, first: int = 0, **options: object) -> RoutedRequest:
+        """A request with the tokens from `first` on."""
+        asked: GenerateRequest = request(range(first, first + tokens), 4, name)
         routed = RoutedRequest(
             id=RequestId(name), model=MODEL, prompt_tokens=tokens, answer_max=4,
             answer=AnswerProgress(asked, 8192, BLOCK_SIZE, HashColumns(DigestStore(), 7)), **options,  # type: ignore[arg-type]

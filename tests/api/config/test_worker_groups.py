@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.engines.vllm.vllm_args import DiskTier
+from actors.engines.vllm.vllm_args import DiskTier, FetchTier
 from actors.engines.vllm.vllm_engine import VllmEngine
 from api.cli.main import contrail
 from api.cli.up import describe
@@ -97,6 +97,53 @@ def test_a_disk_tier_lies_in_the_data_folder(tmp_path: Path, path: str, folder: 
     (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "disk": disk}}).deployment.workers
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     assert spec.command[at + 4 : at + 6] == ("--disk-shared", "--disk-remote")
+
+
+def test_workers_that_fetch_say_so_with_their_speed(tmp_path: Path) -> None:
+    """Others say nothing of it."""
+    for given, words in (
+        ({"fetch": True}, ("--host-tier", "1GiB", "--fetch", "--fetch-gb-per-s", "1")),
+        ({"fetch": True, "fetch_gb_per_s": 12.5}, ("--host-tier", "1GiB", "--fetch", "--fetch-gb-per-s", "12.5")),
+    ):
+        (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", **given}}).deployment.workers
+        (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+        at = spec.command.index("--host-tier")
+        assert spec.command[at : at + 5] == words
+    (group,) = loaded(tmp_path, TIERS).deployment.workers
+    (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+    assert not any(word.startswith("--fetch") for word in spec.command)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "fault"),
+    [
+        ({"fetch": True}, "through a host tier|a host tier, and from one: give its size"),
+        ({"host": "1GiB", "fetch": True, "disk": {"path": "kv", "size": "1GiB"}}, "do not go together yet"),
+        ({"host": "1GiB", "fetch": True, "fetch_gb_per_s": 0}, "fetch_gb_per_s: give 0.01 to 1000"),
+    ],
+)
+def test_what_does_not_go_with_fetches_is_refused(tmp_path: Path, tiers: dict[str, Any], fault: str) -> None:
+    with pytest.raises(CallerError, match=fault):
+        loaded(tmp_path, {"kv_tiers": tiers})
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"host_tier_bytes": 0}, "give its size, too"),
+        ({"disk_tier": DiskTier(Path("kv"), 1, b"")}, "do not go together yet"),
+        ({"engine": "simulated"}, "simulated workers of a deployment fetch no blocks yet"),
+    ],
+)
+def test_a_worker_refuses_them_as_well(given: dict[str, Any], fault: str) -> None:
+    """Also where it was started by hand."""
+    options: dict[str, Any] = {
+        "engine": "vllm", "model": "tiny", "model_path": "tiny", "engine_args": {}, "moves_blocks": "",
+        "block_host": "", "home": None, "host_tier_bytes": 1 << 30,
+        "fetch_tier": FetchTier("127.0.0.1", b"", Path("data")),
+    }  # fmt: skip
+    with pytest.raises(CallerError, match=fault):
+        make_engine(EngineArguments(**(options | given)))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ Line = tuple[str, str]
 
 def prefill_lines(attempt: AttemptExplanation) -> Iterator[Line]:
     """None where only this worker could have computed the prompt."""
+    if attempt.fetch is not None:
+        yield "fetch", attempt.fetch.text
     if attempt.prefill is not None:
         yield "prefill", attempt.prefill.text
     if attempt.hint is not None:

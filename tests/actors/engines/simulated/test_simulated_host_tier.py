@@ -154,6 +154,8 @@ def test_settings() -> None:
         SimulatedSettings.parse({"host_blocks": 1, "transfer": True})
     with pytest.raises(CallerError, match="host_us_per_block must not be negative"):
         SimulatedSettings.parse({"host_us_per_block": -1})
+    with pytest.raises(CallerError, match="fetched into a host, and from one: give host_blocks, too"):
+        SimulatedSettings.parse({"fetch_mb_per_s": 1})
 
 
 DISK = dataclasses.replace(TIERED, host_blocks=20, disk_blocks=400, disk_us_per_block=50)

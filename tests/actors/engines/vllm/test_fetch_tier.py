@@ -1,0 +1,228 @@
+"""Blocks of one vLLM engine in another: the text is that of cold, and a bad source costs time alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
+from actors.engines.vllm.vllm_args import FetchTier
+from actors.kv_fetch import block_server
+from actors.kv_fetch.block_client import BlockClient
+from actors.kv_fetch.block_server import BlockServer
+from actors.kv_fetch.fetch_protocol import checksum
+from core.clock import SystemClock
+from core.errors import CallerError
+from core.generation import GenerateRequest
+from core.kv_transfer import FetchAddress, FetchSource
+from tests.contracts.engine import answer_to, prompt, request
+from tests.fixtures.engines import RecordedEngine
+
+DEVICE_BLOCKS, HOST_BLOCKS, SIZE = 128, 512, 32
+BLOCK_BYTES = SIZE * 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
+"""Of the tiny model in float32."""
+KEY = b"f" * 32
+BLOCKS = 20
+LENGTH = BLOCKS * SIZE + 5
+REPEATS = 20
+WORSE_S = 3.0
+"""A dead source may cost so much."""
+
+
+class FetchingPair(NamedTuple):
+    """Two engines of one kind, which fetch from each other."""
+
+    source: RecordedEngine
+    reader: RecordedEngine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FetchingPair]:
+    tier = FetchTier("127.0.0.1", KEY, tmp_path_factory.mktemp("digests"))
+    arguments = {"max_model_len": 3200, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
+    host_bytes = HOST_BLOCKS * BLOCK_BYTES
+    source, reader = (
+        RecordedEngine("tiny", str(tiny_checkpoint), arguments, host_tier_bytes=host_bytes, fetch_tier=tier)
+        for _ in range(2)
+    )
+    try:
+        await source.start()
+        await reader.start()
+        yield FetchingPair(source, reader)
+    finally:
+        await reader.stop()
+        await source.stop()
+
+
+def address(of: RecordedEngine) -> FetchAddress:
+    assert of.info.fetch is not None
+    return of.info.fetch
+
+
+def fetching(asked: GenerateRequest, port: int, blocks: int = BLOCKS) -> GenerateRequest:
+    """The same request under another id, with a source."""
+    named = msgspec.structs.replace(asked, id=request(b"").id)
+    return msgspec.structs.replace(named, fetch=FetchSource(host="127.0.0.1", port=port, blocks=blocks))
+
+
+async def test_a_prompt_that_was_fetched_has_the_text_of_cold(pair: FetchingPair) -> None:
+    """Twenty times, whole prompts and parts of them; what came is in the reader's own caches then."""
+    port = address(pair.source).port
+    for number in range(REPEATS):
+        asked, blocks = request(prompt(LENGTH), 8), BLOCKS - number % 4
+        cold = await answer_to(pair.source, asked)
+        fetched = await answer_to(pair.reader, fetching(asked, port, blocks))
+        assert (fetched.tokens, fetched.cached_tokens) == (cold.tokens, blocks * SIZE)
+        assert cold.cached_tokens == 0
+    again = await answer_to(pair.reader, msgspec.structs.replace(asked, id=request(b"").id))
+    assert (again.tokens, again.cached_tokens) == (cold.tokens, BLOCKS * SIZE)
+
+
+async def test_both_say_the_same_kind(pair: FetchingPair) -> None:
+    """And each its own port."""
+    one, other = address(pair.source), address(pair.reader)
+    assert (one.kind, one.block_bytes, one.load_blocks) == (other.kind, BLOCK_BYTES, HOST_BLOCKS // 2)
+    assert one.port != other.port
+
+
+async def test_a_tenants_salt_keeps_its_blocks_apart(pair: FetchingPair) -> None:
+    """The salt is part of a block's name: neither finds the other's."""
+    plain = request(prompt(LENGTH), 8)
+    salted = request(plain.tokens, 8, cache_salt="tenant")
+    cold = await answer_to(pair.source, plain)
+    other = await answer_to(pair.reader, fetching(salted, address(pair.source).port))
+    assert (other.tokens, other.cached_tokens) == (cold.tokens, 0)
+    own = await answer_to(pair.source, msgspec.structs.replace(salted, id=request(b"").id))
+    assert own.cached_tokens == 0
+
+
+async def test_what_the_source_does_not_have_is_computed(pair: FetchingPair) -> None:
+    """All of it, and a tail: the router's word is not more than that."""
+    asked = request(prompt(LENGTH), 8)
+    nothing = await answer_to(pair.reader, fetching(asked, address(pair.source).port))
+    assert nothing.cached_tokens == 0
+    short = request(prompt(LENGTH), 8)
+    longer = request(short.tokens + prompt(10 * SIZE), 8)
+    await answer_to(pair.source, short)
+    part = await answer_to(pair.reader, fetching(longer, address(pair.source).port, BLOCKS + 10))
+    cold = await answer_to(pair.source, longer)
+    assert (part.tokens, part.cached_tokens) == (cold.tokens, BLOCKS * SIZE)
+
+
+async def test_a_dead_source_costs_little(pair: FetchingPair) -> None:
+    """Nothing listens there, or a process that was stopped: the text is that of cold, and the first token late by less
+    than WORSE_S."""
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            closed = gone.getsockname()[1]
+        for port in (closed, stopped.getsockname()[1]):
+            asked = request(prompt(LENGTH), 8)
+            began = time.monotonic()
+            cold = await answer_to(pair.source, asked)
+            took_s, began = time.monotonic() - began, time.monotonic()
+            found = await answer_to(pair.reader, fetching(asked, port))
+            assert (found.tokens, found.cached_tokens) == (cold.tokens, 0)
+            assert time.monotonic() - began < took_s + WORSE_S
+
+
+async def test_a_source_that_is_stopped_and_goes_on_writes_nothing(pair: FetchingPair) -> None:
+    """Its process stands still with the request half answered, and wakes up when the reader has long computed."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(3)]
+    cold = [await answer_to(pair.source, each) for each in asked]
+    (process,) = [pid for pid in pair.source._processes.pids if pid != os.getpid()][:1]
+    port = address(pair.source).port
+    os.kill(process, signal.SIGSTOP)
+    try:
+        found = [await answer_to(pair.reader, fetching(each, port)) for each in asked]
+    finally:
+        os.kill(process, signal.SIGCONT)
+    assert [each.tokens for each in found] == [each.tokens for each in cold]
+    assert {each.cached_tokens for each in found} == {0}
+    await asyncio.sleep(0.5)
+    for each, expected in zip(asked, cold, strict=True):
+        again = await answer_to(pair.reader, msgspec.structs.replace(each, id=request(b"").id))
+        assert again.tokens == expected.tokens
+
+
+class Relay:
+    """A source between the two, which changes a byte of the block numbered `bad`."""
+
+    def __init__(self, of: FetchAddress, bad: int) -> None:
+        kind = bytes.fromhex(of.kind)
+        self._client = BlockClient(KEY, kind, of.block_bytes, SystemClock())
+        self._address, self._bad, self._number = (of.host, of.port), bad, -1
+        self.server = BlockServer("127.0.0.1", KEY, kind, of.block_bytes, self)
+
+    def copy(self, name: bytes, into: bytearray) -> bool:
+        until_ms = SystemClock().monotonic_ms() + 2000
+        done, _ = self._client.fetch(self._address, [name], [memoryview(into)], until_ms)
+        self._number += 1
+        if self._number == self._bad:
+            into[:] = bytes(value ^ 0x40 for value in into)
+        return done == 1
+
+    def close(self) -> None:
+        self.server.close()
+        self._client.close()
+
+
+async def test_a_block_that_is_damaged_on_the_way_is_computed(
+    pair: FetchingPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks before it count. Without the check, the text is wrong: the check is no formality."""
+    for is_checked in (True, False):
+        relay = Relay(address(pair.source), bad=5)
+        asked = request(prompt(LENGTH), 32)
+        cold = await answer_to(pair.source, asked)
+        good: list[int] = []
+
+        def of_good(seed: int, name: bytes, block: bytearray, good: list[int] = good) -> int:
+            good.append(0)
+            if len(good) == 6:
+                return checksum(seed, name, bytearray(value ^ 0x40 for value in block))
+            return checksum(seed, name, block)
+
+        if is_checked:
+            monkeypatch.setattr(block_server, "checksum", of_good)
+        else:
+            monkeypatch.setattr(block_server, "checksum", checksum)
+        found = await answer_to(pair.reader, fetching(asked, relay.server.port))
+        relay.close()
+        if is_checked:
+            assert (found.tokens, found.cached_tokens) == (cold.tokens, 5 * SIZE)
+        else:
+            assert found.cached_tokens == BLOCKS * SIZE
+            assert found.tokens != cold.tokens
+
+
+async def test_blocks_of_other_weights_are_refused(pair: FetchingPair) -> None:
+    """Their kind is another: nothing is fetched, and the text is that of cold."""
+
+    class Never:
+        def copy(self, name: bytes, into: bytearray) -> bool:
+            raise AssertionError("it was asked for a block")
+
+    server = BlockServer("127.0.0.1", KEY, bytes(16), BLOCK_BYTES, Never())
+    asked = request(prompt(LENGTH), 8)
+    cold = await answer_to(pair.source, asked)
+    found = await answer_to(pair.reader, fetching(asked, server.port))
+    server.close()
+    assert (found.tokens, found.cached_tokens) == (cold.tokens, 0)
+
+
+def test_a_host_smaller_than_the_device_is_refused(pair: FetchingPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index has the nearest copy of a block alone."""
+    numbers = pair.reader._numbers._replace(blocks_total=HOST_BLOCKS + 1)
+    monkeypatch.setattr(pair.reader, "_numbers", numbers)
+    with pytest.raises(CallerError, match="host tier must hold all of the device's 513 blocks, and it holds 512"):
+        pair.reader._fetch_address()
