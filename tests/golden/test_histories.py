@@ -47,6 +47,8 @@ ADDED = {
     "load_ms",
     "loading",
     "fetch",
+    "fetch_mb_per_s",
+    "fetch_us",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"
