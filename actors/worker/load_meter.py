@@ -18,7 +18,7 @@ from core.settings import TIERS
 
 WINDOW_MS = 300_000
 """Older loads do not count …"""
-KEPT_MS_PER_BLOCK, KEPT_MAX_MS = 4_000, 1_800_000
+KEPT_MS_PER_BLOCK, KEPT_MAX_MS = 30_000, 1_800_000
 """… and a time is forgotten so long after the last load, for each block that it is the mean of; at most half an hour.
 So a few slow blocks do not keep the disk from use for long."""
 EVERY_MS = 2000
