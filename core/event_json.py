@@ -162,6 +162,8 @@ ABSENT = frozenset(
         "decode_rows_us",
         "fence",
         "fetch",
+        "load_time",
+        "load_times",
         "pools",
         "profile",
         "since",
