@@ -27,7 +27,7 @@ from core.settings import TIERS
 
 _, HOST, DISK, _ = TIERS
 SLOWER = frozenset({HOST, DISK})
-"""What lies on the disk comes through the host: without either, nothing is read."""
+"""Blocks on the disk come through the host: a request that skips either reads none."""
 
 
 def plan(state: EngineState, start_us: int) -> ScheduledPasses | None:
