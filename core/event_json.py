@@ -162,8 +162,6 @@ ABSENT = frozenset(
         "decode_rows_us",
         "fence",
         "fetch",
-        "load_time",
-        "load_times",
         "pools",
         "profile",
         "since",

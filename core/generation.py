@@ -94,8 +94,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     fetch: FetchSource | None = None
     """Another engine with the start of the prompt in its host; set by the router alone. Blocks that do not come from
     there in time are computed."""
-    skip_tiers: tuple[str, ...] = ()
-    """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing; a worker has them from the router."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,8 +110,6 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     if_free: bool = False
     """To be declined if prompts of other replicas are being computed, with which it does not fit into one pass: the
     router would rather choose again."""
-    skip_tiers: tuple[str, ...] = ()
-    """Tiers that are slower than computing: nothing is to be loaded from them."""
 
 
 NO_HINT = Hint()

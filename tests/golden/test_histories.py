@@ -52,9 +52,6 @@ ADDED = {
     "fetch_us",
     "learns",
     "profile",
-    "load_cost",
-    "load_ms",
-    "loading",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -27,20 +27,11 @@ from typing import Any
 
 import msgspec
 
-from actors.engines.engine import (
-    BlockTransfer,
-    CacheChange,
-    CacheGap,
-    EngineInfo,
-    EngineLoad,
-    TierLoads,
-    TransferFailed,
-)
+from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
 from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.kv_events.kv_batch import batch_handler
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
-from actors.engines.vllm.tier_loads import HOST, HOST_FACTS_FILE, HostLoads, skip_parameters
 from actors.engines.vllm.vllm_args import (
     DISK_KEY_VARIABLE,
     DISK_PARAMETER,
@@ -154,8 +145,6 @@ class VllmEngine:
         self._fetch_tier = fetch_tier
         self._disk_lock: BlockFolderLock | None = None
         self._disk_counts: Mapping[str, int] = {}
-        self._host_loads: HostLoads | None = None
-        """Of one that has a host tier, once it is configured."""
         self._weights: dict[str, str] = {}
         self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
         self.transfer = self._transfer
@@ -273,16 +262,15 @@ class VllmEngine:
             moving = connector(self._moves_blocks, self._transfer.keep_ms)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**moving)
         if self._host_tier_bytes:
-            self._host_loads = HostLoads()
             if KV_CONFIG in self._engine_args:
                 raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
-            sizes = self._host_tier_bytes, _memory_bytes(), self._shared
+            sizes = self._host_tier_bytes, _memory_bytes()
             if self._disk_tier is not None:
-                tier = vllm_args.disk_tier(self._disk_tier, *sizes)
+                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
             elif self._fetch_tier is not None:
-                tier = vllm_args.fetch_tier(self._fetch_tier, *sizes)
+                tier = vllm_args.fetch_tier(self._fetch_tier, *sizes, self._shared, cpu=cpu)
             else:
-                tier = vllm_args.host_tier(*sizes)
+                tier = vllm_args.host_tier(*sizes, cpu=cpu)
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
@@ -330,7 +318,7 @@ class VllmEngine:
 
     @property
     def _shared(self) -> Path:
-        """The folder of small files between the tiers, the pool's keeper and this process."""
+        """The folder of small files between the disk tier, the pool's keeper and this process."""
         return Path(self._feed.folder)
 
     def _pool(self, algorithm: str) -> PoolDescription | None:
@@ -374,19 +362,9 @@ class VllmEngine:
             self._disk_counts = read_counts(self._shared / COUNTS_FILE) or self._disk_counts
         return self._disk_counts
 
-    def _tier_loads(self) -> Mapping[str, TierLoads]:
-        if self._host_loads is None or self._feed is None:
-            return {}
-        found = {HOST: self._host_loads.sums(self._shared / HOST_FACTS_FILE)}
-        if self._disk_tier is not None and (counts := self.disk_counts()):
-            found[self._disk_tier.name] = TierLoads(counts["load_blocks"], counts["load_us"])
-        return found
-
     def _note(self, stats: Any) -> None:
         if self._transfer is not None:
             self._transfer.note(stats)
-        if self._host_loads is not None:
-            self._host_loads.note(stats.kv_connector_stats)
         total = self.info.capacity_blocks
         self._numbers = EngineLoad(
             running=stats.num_running_reqs,
@@ -414,7 +392,6 @@ class VllmEngine:
             embedding_size=config.model_config.embedding_size if config.model_config.runner_type == "pooling" else 0,
             disk_counts=self.disk_counts if self._disk_tier is not None else None,
             pool=self._pool(config.cache_config.prefix_caching_hash_algo) if self._disk_tier is not None else None,
-            tier_loads=self._tier_loads if self._host_tier_bytes else None,
             fetch=self._fetch_address(),
         )
 
@@ -455,8 +432,10 @@ class VllmEngine:
         if self._llm is None:
             raise EngineDead("the engine is not running")
         try:
-            if self._host_tier_bytes:
-                moving = self._of_tiers(request)
+            if self._disk_tier is not None:
+                moving = {DISK_PARAMETER: not request.adapter}
+            if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
+                moving = {FETCH_PARAMETER: msgspec.to_builtins(request.fetch)}
             with self._adapter_of(request) as adapter:
                 call = vllm_calls.arguments(request, self._vllm, self._llm, adapter, moving)
                 ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
@@ -473,16 +452,6 @@ class VllmEngine:
             if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
                 raise CallerError(vllm_calls.sentence(error.__cause__)) from error
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
-
-    def _of_tiers(self, request: GenerateRequest) -> Mapping[str, Any] | None:
-        """Transfer parameters of a request to an engine with slower tiers; None if it needs none."""
-        found: dict[str, Any] = {}
-        if self._disk_tier is not None:
-            found[DISK_PARAMETER] = not request.adapter
-        if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
-            found[FETCH_PARAMETER] = msgspec.to_builtins(request.fetch)
-        slower = "" if self._disk_tier is None else self._disk_tier.name
-        return found | skip_parameters(request.skip_tiers, slower) or None
 
     def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
         if not request.adapter:
