@@ -128,7 +128,7 @@ class BlockClient:
                 raise FetchRefused("it does not hold the deployment's key")  # noqa: TRY301
             if (kind, block_bytes) != (self._kind, self._block_bytes):
                 raise FetchRefused("its blocks are of another kind")  # noqa: TRY301
-        except BaseException:
+        except BaseException:  # nothing else would close it
             with suppress(OSError):
                 channel.close()
             raise

@@ -66,8 +66,8 @@ from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide_newest, record, rejection, rejection_reason
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.prefix_fetch import FETCH_POLICY
-from projections.policy.residence_time import ResidenceTime
 from projections.policy.view import Local, RouteRequest, View
+from projections.policy.worker_room import ResidenceTime
 
 US_PER_MS = 1000
 REFRESH_EVERY_US = 50_000

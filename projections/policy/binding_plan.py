@@ -99,7 +99,7 @@ class UnboundRequest(NamedTuple):
     start: int = 0
     """The virtual time at which its tenant's next request starts: the tenant with the lowest one is next."""
     residence_us: int = 0
-    """Learned time for which requests of the model stay at a worker (`projections.policy.residence_time`). 0 if it is
+    """Learned time for which requests of the model stay at a worker (`projections.policy.worker_room`). 0 if it is
     unknown: then workers count as having room."""
 
     @property

@@ -89,6 +89,18 @@ def test_sentences_name_their_subjects(page: Path) -> None:
     assert [each for each in sentences if len(each.split()) > SENTENCE_WORDS_MAX] == []
 
 
+def test_each_package_has_one_row_with_all_of_its_rooms() -> None:
+    """Merges that unite lines gave some packages three rows, each without a room of the others."""
+    rows = re.findall(r"^\| `(\w+)/` \|(.*)\|$", ARCHITECTURE.read_text(), re.MULTILINE)
+    named = [(package, set(re.findall(r"`(\w+)/`", text))) for package, text in rows]
+    packages = sorted({package for package, _ in named})
+    there = {
+        package: {each.name for each in (ROOT / package).iterdir() if any(each.glob("*.py"))} for package in packages
+    }
+    assert sorted(package for package, _ in named) == packages
+    assert {package: sorted(there[package] - rooms) for package, rooms in named if there[package] - rooms} == {}
+
+
 def named_functions() -> list[tuple[str, str]]:
     """Rows of ARCHITECTURE.md that end with a file and a function of it."""
     return re.findall(r"\| `([\w/]+\.py)` `([\w.]+)` \|$", ARCHITECTURE.read_text(), re.MULTILINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from projections.policy.residence_time import NEWEST, ResidenceTime
+from projections.policy.worker_room import NEWEST, ResidenceTime
 
 
 def test_the_mean_of_few_is_that_of_all() -> None:
