@@ -149,6 +149,10 @@ class BlockTransfer(Protocol):
     async def decline(self, pull: KvPull) -> None:
         """The puller's side of the same: their holder is told that we will not fetch them, if it can be reached."""
 
+    async def confirm(self, pull: KvPull) -> None:
+        """The blocks of this pull are right, or none of them is in the cache: from now on they may be copied to slower
+        tiers. Before, none is, nor one that was computed behind them."""
+
     async def forget(self) -> None:
         """Nothing that is in the cache now will be found by requests to come; those that run go on correctly."""
 

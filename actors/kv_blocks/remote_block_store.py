@@ -55,6 +55,9 @@ class SlowStore(Protocol):
     def load(self, name: bytes, into: memoryview) -> bool:
         """The block's bytes stand in `into`, and are proved."""
 
+    def remove(self, names: Iterable[bytes]) -> None:
+        """None of these blocks lies there, or is read here."""
+
     def close(self) -> None:
         """Nothing begins in threads of the store any more."""
 
@@ -158,6 +161,15 @@ class RemoteBlockStore:
         if loaded:
             into[:] = read
         return loaded
+
+    def remove(self, names: Iterable[bytes]) -> None:
+        """None of these blocks lies there, as far as calls for them end in time. Blocks: for CALL_S at most for each
+        STAMPS_PER_CALL of them."""
+        left = [*names]
+        with suppress(FileSystemUnavailable):
+            while left:
+                part, left = left[:STAMPS_PER_CALL], left[STAMPS_PER_CALL:]
+                self._calls.make(partial(self._store.remove, part))
 
     def close(self) -> None:
         """No lookup begins any more."""

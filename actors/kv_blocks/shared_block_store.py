@@ -140,13 +140,22 @@ class SharedBlockStore:
             self._counts.add(**{f"refused_{reason}": 1})
             if self._remote and reason == "unreadable":
                 return False
-            try:
-                self._files.path(name).unlink(missing_ok=True)
-            except OSError:
-                with self._lock:
-                    self._counts.add(stuck=1)
-                    self._stuck.add(name, 0)
+            self._unlink(name)
         return False
+
+    def remove(self, names: Iterable[bytes]) -> None:
+        """None of these blocks lies there, or is read here. A call of the system for each. The keeper announces that
+        with its next listing."""
+        for name in names:
+            self._unlink(name)
+
+    def _unlink(self, name: bytes) -> None:
+        try:
+            self._files.path(name).unlink(missing_ok=True)
+        except OSError:
+            with self._lock:
+                self._counts.add(stuck=1)
+                self._stuck.add(name, 0)
 
     def close(self) -> None:
         """The store has no threads."""

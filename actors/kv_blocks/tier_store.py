@@ -44,5 +44,9 @@ class TierStore(Protocol):
     def load(self, name: bytes, into: memoryview) -> bool:
         """The block's bytes stand in `into`, and are proved. False if not: then `into` may hold anything. Blocks."""
 
+    def remove(self, names: Iterable[bytes]) -> None:
+        """None of these blocks, which are not being written, is held or read here any more. Blocks where calls may
+        hang."""
+
     def close(self) -> None:
         """Nothing begins in threads of the store any more."""

@@ -136,6 +136,11 @@ class ObjectBlockStore:
         self._reports.seen(name)
         return True
 
+    def remove(self, names: Iterable[bytes]) -> None:
+        """None of these blocks lies there, or is found here. The keeper hears of it."""
+        for name in names:
+            self._refuse(name)
+
     def close(self) -> None:
         """All reports to the keeper stand in files of the engine's folder."""
         self._reports.close()

@@ -140,6 +140,9 @@ class SimulatedTransfer:
         """Their holder was told that they will not be fetched, if it could be reached in time."""
         await self._notify_holder(pull, fetched=False)
 
+    async def confirm(self, pull: KvPull) -> None:
+        """Nothing: a simulated engine that moves blocks has no slower tiers."""
+
     async def forget(self) -> None:
         """Nothing that is in the cache now will be found. EngineDead, also if it hangs: it must not serve so."""
         self._host.feed(Forget())

@@ -14,7 +14,9 @@ queues are bounded.
 4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
    request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
    done in the store's `load_s` ends; blocks that were not read are misses.
-5. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
+5. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
+   writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten.
+6. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
 from __future__ import annotations
@@ -73,6 +75,8 @@ LOADS_SHARE, STORES_SHARE = 2, 2
 """Blocks that are read at once, and those that are written, are at most this part of the host: one half each."""
 STAMPS_MAX = 64
 """Ended requests whose blocks are still to be marked as used; more are not."""
+SUSPECTS_MAX = 65_536
+"""Blocks that are written while a pull is unconfirmed; beyond them none is until all pulls are confirmed."""
 
 _logger = logging.getLogger(__name__)
 
@@ -229,6 +233,9 @@ class SealedDiskTier(SecondaryTierManager):
         self._promised = 0
         """Blocks that are to be read at the end of this step."""
         self._finished: deque[JobResult] = deque()
+        self._suspects: dict[bytes, None] | None = None
+        """Blocks that were written since the oldest pull that is unconfirmed; None if none is."""
+        self._remote = remote
 
     @staticmethod
     def _seal(digest: bytes) -> BlockSeal:
@@ -281,7 +288,7 @@ class SealedDiskTier(SecondaryTierManager):
             blocks = blocks[:room]
 
         def store(name: bytes, chunk: int, stamp: int) -> bool:
-            return self._store.put(name, self._row(chunk), stamp)
+            return self._is_noted(name) and self._store.put(name, self._row(chunk), stamp)
 
         self._begin(self._storers, job_metadata, [(key, store, rest) for key, *rest in blocks])
 
@@ -298,6 +305,38 @@ class SealedDiskTier(SecondaryTierManager):
         pairs = zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True)
         blocks = [(key, load, [block_name(self._key, key), chunk]) for key, chunk in pairs]
         self._begin(self._loaders, job_metadata, blocks)
+
+    def note_pulls(self, *, open_pulls: bool) -> None:
+        """Unconfirmed pulls are open, or none is: then what was written meanwhile is right."""
+        with self._changed:
+            if not open_pulls:
+                self._suspects = None
+            elif self._suspects is None:
+                self._suspects = {}
+
+    def remove_suspects(self) -> None:
+        """What was written since the oldest open pull does not lie there any more, and no pull is open. Nothing is
+        being written. A few us for each block; of a remote store that goes on in a thread."""
+        with self._changed:
+            names, self._suspects = [*(self._suspects or ())], None
+
+        def remove() -> None:
+            self._store.remove(names)
+
+        if names:
+            self._storers.submit(self._logged(remove)) if self._remote else remove()
+
+    def _is_noted(self, name: bytes) -> bool:
+        """False if the block may not be written now."""
+        with self._changed:
+            if self._suspects is None:
+                return True
+            if len(self._suspects) < SUSPECTS_MAX:
+                self._suspects[name] = None
+            noted = name in self._suspects
+        if not noted:
+            self._counts.add(stores_dropped=1)
+        return noted
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call."""

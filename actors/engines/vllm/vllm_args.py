@@ -67,6 +67,14 @@ GROUP_SUFFIX = bytes(4)
 """Behind a block's hash in vLLM's name of a copy: the number of its group, of which there is one."""
 DISK_PARAMETER = "contrail_disk"
 """Of a request's `kv_transfer_params`: true if its blocks may lie on the disk."""
+OFFLOADING_MODULE = "actors.engines.vllm.offloading_connector"
+"""Likewise, in an engine that pulls blocks, too."""
+PULL_PARAMETER = "contrail_pull"
+"""Of a request's `kv_transfer_params`: the name of the pull of its blocks, which are unconfirmed from then on."""
+CONFIRMED_PARAMETER = "contrail_confirmed"
+"""Likewise: the pull of this name is unconfirmed no longer."""
+FORGET_PARAMETER = "contrail_forget"
+"""Likewise: the cache will be forgotten."""
 FETCH_TIER_MODULE = "actors.engines.vllm.fetch_tier"
 """vLLM imports it in each of its processes."""
 FETCH_KEY_VARIABLE = "CONTRAIL_FETCH_KEY"
@@ -255,6 +263,25 @@ def fetch_tier(tier: FetchTier, host_bytes: int, memory_bytes: int, shared: Path
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 
 
+def beside_pulls(pulls: Mapping[str, Any], tier: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of vLLM's KVTransferConfig for an engine with both: those of its pull connector, and of its tiers."""
+    tier = dict(tier) | {"kv_connector_module_path": OFFLOADING_MODULE}
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": pulls["kv_load_failure_policy"],
+        "engine_id": tier.pop("engine_id", f"{ENGINE_ID}{new_id()}"),
+        "kv_connector_extra_config": {"connectors": [dict(pulls), tier]},  # of two that match, the first one counts
+    }
+
+
+def tier_fields(config: Any) -> dict[str, Any]:
+    """The field `kv_connector_extra_config` of the connector with a tier behind the host, in vLLM's configuration."""
+    fields: dict[str, Any] = config.kv_transfer_config.kv_connector_extra_config
+    connectors = fields.get("connectors")
+    return fields if connectors is None else connectors[-1]["kv_connector_extra_config"]
+
+
 def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None:
     """The disk tier, or the fetch tier, of vLLM's configuration knows all that its blocks' bytes depend on, but the
     layout, which the engine alone can say."""
@@ -272,7 +299,7 @@ def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None
         config.attention_config,
         config.speculative_config,
     ]
-    (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+    (tier,) = tier_fields(config)["secondary_tiers"]
     tier["facts"] = json.dumps([str(fact) for fact in facts])
 
 

@@ -39,6 +39,7 @@ from actors.engines.vllm.vllm_args import (
     FETCH_PARAMETER,
     GROUP_SUFFIX,
     HASH_BYTES,
+    PULL_PARAMETER,
     WHOLE_NAMES_VARIABLE,
     DiskTier,
     FetchTier,
@@ -103,8 +104,8 @@ class VllmEngine:
     `moves_blocks` is `prefill` if others are to fetch blocks here, `decode` if it fetches them, empty if neither.
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
-    `host_tier_bytes` of memory hold copies of the cache's blocks, for one that moves no blocks; next is `disk_tier`, or
-    `fetch_tier`: the host tiers of other engines.
+    `host_tier_bytes` of memory hold copies of the cache's blocks, but of an engine from which others fetch; next is
+    `disk_tier`, or, for one that moves no blocks, `fetch_tier`: the host tiers of other engines.
     """
 
     info: EngineInfo
@@ -126,7 +127,9 @@ class VllmEngine:
         disk_tier: DiskTier | None = None,
         fetch_tier: FetchTier | None = None,
     ) -> None:
-        assert not moves_blocks or (moves_blocks in ROLES and not host_tier_bytes)
+        assert not moves_blocks or moves_blocks in ROLES
+        assert moves_blocks != "prefill" or not host_tier_bytes
+        assert not moves_blocks or fetch_tier is None
         assert host_tier_bytes or (disk_tier is None and fetch_tier is None)
         assert disk_tier is None or fetch_tier is None
         self._model = model
@@ -146,7 +149,8 @@ class VllmEngine:
         self._disk_lock: BlockFolderLock | None = None
         self._disk_counts: Mapping[str, int] = {}
         self._weights: dict[str, str] = {}
-        self._transfer = VllmTransfer(self._results, keep_ms) if moves_blocks else None
+        tiers = bool(host_tier_bytes)
+        self._transfer = VllmTransfer(self._results, keep_ms, has_tiers=tiers) if moves_blocks else None
         self.transfer = self._transfer
         self._side_channel: NixlSideChannel | None = None
         self._numbers = EngineLoad(running=0, waiting=0, blocks_used=0, blocks_total=0)
@@ -258,20 +262,9 @@ class VllmEngine:
             replay_endpoint=self._feed.replay_endpoint,
             buffer_steps=self._feed.buffer_steps,
         )
-        if self._transfer is not None:
-            moving = connector(self._moves_blocks, self._transfer.keep_ms)
+        moving = self._moving(cpu=cpu)
+        if moving:
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**moving)
-        if self._host_tier_bytes:
-            if KV_CONFIG in self._engine_args:
-                raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
-            sizes = self._host_tier_bytes, _memory_bytes()
-            if self._disk_tier is not None:
-                tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
-            elif self._fetch_tier is not None:
-                tier = vllm_args.fetch_tier(self._fetch_tier, *sizes, self._shared, cpu=cpu)
-            else:
-                tier = vllm_args.host_tier(*sizes, cpu=cpu)
-            arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**tier)
         try:
             # without a context vLLM has defaults for no hardware in particular
             server = self._vllm.UsageContext.OPENAI_API_SERVER
@@ -289,6 +282,22 @@ class VllmEngine:
             device = f"{self._vllm.current_platform.get_device_name()} {vllm_args.cpu_kind() if cpu else ''}"
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
+
+    def _moving(self, *, cpu: bool) -> dict[str, Any]:
+        """The fields of vLLM's KVTransferConfig; none for an engine that moves no blocks and has no tiers."""
+        pulls = {} if self._transfer is None else connector(self._moves_blocks, self._transfer.keep_ms)
+        if not self._host_tier_bytes:
+            return pulls
+        if KV_CONFIG in self._engine_args:
+            raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
+        sizes = self._host_tier_bytes, _memory_bytes()
+        if self._disk_tier is not None:
+            tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
+        elif self._fetch_tier is not None:
+            tier = vllm_args.fetch_tier(self._fetch_tier, *sizes, self._shared, cpu=cpu)
+        else:
+            tier = vllm_args.host_tier(*sizes, cpu=cpu)
+        return vllm_args.beside_pulls(pulls, tier) if pulls else tier
 
     def _claim_disk(self, tier: DiskTier | None) -> BlockFolderLock | None:
         """The tier's folder, if there is one, is ours, or that of workers that share it. Nothing of killed engines is
@@ -409,6 +418,8 @@ class VllmEngine:
                 moving = pull_params(pull)
                 name = await until_first.enter_async_context(self._transfer.pulling(request.id))
                 request = msgspec.structs.replace(request, id=name)
+                if self._host_tier_bytes:
+                    moving[PULL_PARAMETER] = pull.blocks.request
             async with aclosing(self._results(request, moving)) as results:
                 async for result in results:
                     if first and pull is not None and self._transfer is not None:  # never for an embedding
@@ -433,7 +444,7 @@ class VllmEngine:
             raise EngineDead("the engine is not running")
         try:
             if self._disk_tier is not None:
-                moving = {DISK_PARAMETER: not request.adapter}
+                moving = {**(moving or {}), DISK_PARAMETER: not request.adapter}
             if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
                 moving = {FETCH_PARAMETER: msgspec.to_builtins(request.fetch)}
             with self._adapter_of(request) as adapter:

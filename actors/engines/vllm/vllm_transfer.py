@@ -7,8 +7,11 @@
    still: such a pull gives wrong text without an error, and the wrong blocks are found by later prompts. What was
    pulled must be confirmed by its holder, or else forgotten.
 3. A pull that fails leaves nothing in the cache: blocks are entered there when they have come.
-4. `forget` makes vLLM compute all running requests again from their tokens; they go on as if nothing had been.
-   It fails while blocks are on their way, so pulls to come wait for it, and it waits for those under way.
+4. An engine with KV tiers copies pulled blocks to none of them before `confirm` says that they are right
+   (`offloading_connector`).
+5. `forget` makes vLLM compute all running requests again from their tokens; they go on as if nothing had been.
+   It fails while blocks are on their way, so pulls to come wait for it, and it waits for those under way. Of an engine
+   with KV tiers it empties the host, too; from its call on nothing is loaded from slower tiers.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import msgspec
 
 from actors.engines.engine import TransferTotals
 from actors.engines.vllm import vllm_calls
+from actors.engines.vllm.vllm_args import CONFIRMED_PARAMETER, FORGET_PARAMETER
 from core.clock import SystemClock
 from core.errors import EngineDead
 from core.generation import GenerateRequest, Sampling
@@ -41,6 +45,8 @@ ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """The connector roles of an engine, by our names, in vLLM's."""
 HELD = {"do_remote_decode": True, "do_remote_prefill": False}
 """Transfer parameters of a prompt with blocks that another engine will fetch."""
+MOVED = "bytes_transferred"
+"""A number that is in the statistics of vLLM's pull connector alone, and always."""
 ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0, ignore_eos=True)
 """A prefill makes a token too; it is not used."""
 
@@ -75,13 +81,19 @@ def pull_params(pull: KvPull) -> dict[str, Any]:
     }
 
 
+def nixl_stats(stats: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The numbers of the pull connector; one level deeper where it is one of several. Empty if a step has none."""
+    return stats if MOVED in stats else next((each for each in stats.values() if MOVED in each), {})
+
+
 class VllmTransfer:
     """The moving side of one engine. `results` asks it: RequestOutputs, with errors as of `Engine.generate`."""
 
     address: KvAddress
 
-    def __init__(self, results: Results, keep_ms: int) -> None:
+    def __init__(self, results: Results, keep_ms: int, *, has_tiers: bool = False) -> None:
         self.keep_ms = keep_ms
+        self._has_tiers = has_tiers
         self._results = results
         self._clock = SystemClock()
         self._llm: Any = None
@@ -145,6 +157,12 @@ class VllmTransfer:
         """Their holder is told in the background that it can free them; unheard, its lease ends it."""
         await self._reject(pull_params(pull))
 
+    async def confirm(self, pull: KvPull) -> None:
+        """The pulled blocks may be copied to slower tiers: they are right, or none of them is in the cache. Nothing
+        without tiers, and nothing once the engine is down."""
+        if self._has_tiers and self._llm is not None:
+            await self._reject({CONFIRMED_PARAMETER: pull.blocks.request})
+
     async def _reject(self, params: dict[str, Any]) -> None:
         """A request that ends before it begins."""
         llm = self._running()
@@ -161,6 +179,8 @@ class VllmTransfer:
         async with self._forgetting:
             self._open.clear()
             try:
+                if self._has_tiers:
+                    await self._reject({FORGET_PARAMETER: True})
                 async with asyncio.timeout(FORGET_TIMEOUT_S):
                     await self._quiet.wait()
                     emptied = await self._reset()
@@ -179,7 +199,8 @@ class VllmTransfer:
         """False if blocks are in use that belong to no running request: on their way, or held for others."""
         llm = self._running()
         try:
-            return bool(await llm.reset_prefix_cache(reset_running_requests=True))
+            tiers = {"reset_connector": True} if self._has_tiers else {}
+            return bool(await llm.reset_prefix_cache(reset_running_requests=True, **tiers))
         except Exception as error:  # vLLM raises a bare one for what failed in its core
             if llm.errored:
                 raise EngineDead(f"the engine died: {error}") from error
@@ -229,7 +250,7 @@ class VllmTransfer:
         """The engine's numbers of one step."""
         if self._held and not stats.kv_cache_usage:
             self._fetched.update(self._held)
-        moved = stats.kv_connector_stats
+        moved = nixl_stats(stats.kv_connector_stats or {})
         if not moved:
             return
         self._transfers += len(moved["bytes_transferred"])

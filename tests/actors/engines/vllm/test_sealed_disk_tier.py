@@ -332,3 +332,60 @@ async def test_a_request_waits_while_a_network_file_system_is_asked(
     assert [each.success for each in made.finished()] == [True]
     assert np.array_equal(made.host[4:6], before)
     made.tier.shutdown()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_what_was_written_while_a_pull_was_unconfirmed_goes(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and nothing of before. Of what was confirmed nothing goes."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    folder, keys = tmp_path / "kv", names(6)
+    tier = Tier(folder, **({"writer": "0" * 16} if shared else {}))
+    if shared:
+        KeeperFence(folder, 1).grant(1 << 20, 1 << 16, ("0" * 16,))
+
+    def store(*numbers: int) -> None:
+        some = [keys[number] for number in numbers]
+        tier.job(tier.request(str(numbers), keys, PLAIN.copy()), some, [*numbers], load=False)
+        tier.finished()
+
+    def held() -> list[int]:
+        later = [tier.request("later", [key], PLAIN.copy()) for key in keys]
+        return [number for number, key in enumerate(keys) if tier.hit(key, later[number])]
+
+    try:
+        tier.tier.note_pulls(open_pulls=False)
+        store(0)
+        tier.tier.note_pulls(open_pulls=True)
+        store(1)
+        tier.tier.note_pulls(open_pulls=True)
+        store(2)
+        tier.tier.remove_suspects()
+        assert len(list(folder.glob("*.kv"))) == 1
+        store(3)
+        tier.tier.note_pulls(open_pulls=True)
+        store(4)
+        tier.tier.note_pulls(open_pulls=False)
+        tier.tier.note_pulls(open_pulls=True)
+        tier.tier.remove_suspects()
+        tier.tier.remove_suspects()
+        tier.tier.on_schedule_end(None)
+        assert held() == [0, 3, 4]
+        store(1)
+        assert len(list(folder.glob("*.kv"))) == 4
+    finally:
+        tier.tier.shutdown()
+
+
+async def test_more_suspects_than_can_be_noted_are_not_written(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier.module, "SUSPECTS_MAX", 2)
+    keys = names(4)
+    tier.tier.note_pulls(open_pulls=True)
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    tier.finished()
+    assert (tier.tier._counts["blocks"], tier.tier._counts["stores_dropped"]) == (2, 2)
+    tier.tier.note_pulls(open_pulls=False)
+    tier.job(tier.request("b", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    tier.finished()
+    assert tier.tier._counts["blocks"] == 4
