@@ -110,6 +110,9 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     if_free: bool = False
     """To be declined if prompts of other replicas are being computed, with which it does not fit into one pass: the
     router would rather choose again."""
+    pool_tokens: int = 0
+    """Tokens of the prompt's start that this worker would load from its pools, and take from its cache, as the router
+    sees it; 0 if none lies in a pool alone."""
 
 
 NO_HINT = Hint()

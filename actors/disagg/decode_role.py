@@ -77,7 +77,8 @@ class DecodeRole(TransferRole):
         super().__init__(context)
         assert context.mirror is not None
         self.remote_prefill = RemotePrefill(self._kind, context.engine.info.slots, self)
-        self.overlap, self.holds = context.mirror.overlap, context.mirror.holds
+        mirror = context.mirror
+        self.overlap, self.loadable, self.holds = mirror.overlap, mirror.loadable, mirror.holds
         self._live = LiveSettings(context.routing, lambda: None)
         self._shell = MachineShell(self.remote_prefill, context.clock, self._execute)
         self._jobs_follower = JobsFollower(context.log, context.clock, context.key.chain_key, self._on_event)
@@ -228,6 +229,8 @@ class DecodeRole(TransferRole):
                 answer = self._answers[job.id]
                 answer.report, answer.pull = job.report, self._pulls.pop(job.id)
                 answer.decided.set()
+            case machine.ConfirmPull(pull):
+                self._spawn_short(self._transfer.confirm(pull))
             case machine.FailRequest(job, error):
                 self._answers[job].error = error
                 self._answers[job].decided.set()

@@ -69,6 +69,8 @@ class PrefillJob:
     answer: PrefillCompleted | None = None
     until_us: int = 0
     """The blocks are of no use after this time."""
+    begun: bool = False
+    """The engine was asked to pull."""
     pull_depth: int = 0
     """Blocks that the cache had when the pull began."""
     cached_tokens: int = 0

@@ -7,7 +7,8 @@
 3. Nothing is pulled that `core.kv_transfer.mismatch` objects to, or with too little left of the promised time. No token
    leaves before the holder said that the blocks were held until they had come. If it does not say so, the whole cache
    is forgotten: wrong blocks would be found under right names. That goes on when the client is gone. Where it cannot be
-   done, the engine must serve no request any more.
+   done, the engine must serve no request any more. An engine with KV tiers copies pulled blocks to none of them before
+   `ConfirmPull`.
 4. Logprobs of a prompt and embeddings are no part of its blocks: such a prompt is computed here, without a verdict.
 5. A prefill worker loses a job with its connection. The job is offered again at once, and the queue hands it out again.
 """
@@ -86,6 +87,9 @@ class DecodeView(Protocol):
 
     def overlap(self, prompt: Prompt) -> int:
         """The number of first blocks of the prompt that are in the cache."""
+
+    def loadable(self, prompt: Prompt) -> int:
+        """The number of those that are in the cache or on the engine's host, from which it would load them."""
 
     def holds(self, block: int) -> bool:
         """True if the block with this hash is in the cache."""
@@ -200,6 +204,12 @@ class DeliverPulled(NamedTuple):
     job: PrefillJob
 
 
+class ConfirmPull(NamedTuple):
+    """The blocks of this pull are right, or none of them is in the cache: the engine may copy them to slower tiers."""
+
+    pull: KvPull
+
+
 class FailRequest(NamedTuple):
     """The request ends with this error."""
 
@@ -242,6 +252,7 @@ DecodeCommand = (
     ComputeHere
     | StartPull
     | DeliverPulled
+    | ConfirmPull
     | FailRequest
     | EndPull
     | ForgetCache
@@ -366,7 +377,8 @@ class RemotePrefill:
 
     def _verdict(self, job: PrefillJob) -> PrefillReport:
         settings, prompt, depth = self._view.routing, job.prompt, job.depth
-        uncached = prompt.tokens - depth * prompt.block_size
+        near = max(depth, self._view.loadable(prompt), job.hint.pool_tokens // prompt.block_size)
+        uncached = prompt.tokens - min(near, prompt.blocks_reusable) * prompt.block_size
         waiting = self._view.jobs.waiting().keys() | {each.id for each in self.jobs.values() if each.attempt < 0}
         waiting -= {each.id for each in self.jobs.values() if each.attempt >= 0}
         # looked at for long prompts only: it takes a digest for each request in the engine
@@ -452,6 +464,7 @@ class RemotePrefill:
             job = self.ready.pop(0)
             job.phase, job.pull_depth = JobPhase.PULLING, self._view.overlap(job.prompt)
             self._timers.set(job.id, self._now_us + round(PULL_TIMEOUT_S * 1e6))
+            job.begun = True
             self._commands.append(StartPull(job.id, job.pull))
         if self.ready and SLOT not in self._timers:
             self._timers.set(SLOT, self._now_us + round(SLOT_CHECK_S * 1e6))
@@ -550,6 +563,8 @@ class RemotePrefill:
     def _verified(self, job: PrefillJob) -> None:
         """The job's blocks are in doubt no more: requests that waited for them go on, in their order."""
         self._unverified.remove(job.id)
+        if job.begun:
+            self._commands.append(ConfirmPull(job.pull))
         for waiting in list(self._waiting.values()):
             self._proceed(waiting)
 

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import NamedTuple, assert_never
 
@@ -37,7 +37,7 @@ LEVELS = {tier: level for level, tier in enumerate(TIERS)}
 UNREACHABLE = len(TIERS)
 """The level of what no request can reach."""
 
-DEVICE = LEVELS["device"]
+DEVICE, HOST = LEVELS["device"], LEVELS["host"]
 STATES_MAX = 1024
 """Tips remembered, at some 600 bytes each; another tip is rebuilt from the token bytes on its way to the root."""
 _COPY_BITS = 32
@@ -252,6 +252,8 @@ class CacheMirror:
         self._states = PrefixHashStates(seed)
         self._device_hashes: set[int] = set()
         """Our hashes of what is reported on the device."""
+        self._host_hashes: set[int] = set()
+        """Likewise on the host: device and host together are closed under prefixes."""
 
     def __repr__(self) -> str:
         return (
@@ -297,14 +299,11 @@ class CacheMirror:
     def overlap(self, prompt: Prompt) -> int:
         """The number of first blocks of the prompt that a request can use on the device; at most those reusable.
         O(log blocks) probes: what is reported is closed under prefixes."""
-        low, high = 0, prompt.blocks_reusable
-        while low < high:
-            middle = (low + high + 1) // 2
-            if prompt.key(middle) in self._device_hashes:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return _depth(prompt, self._device_hashes.__contains__)
+
+    def loadable(self, prompt: Prompt) -> int:
+        """The same on the device or on the host, from which a request would load them."""
+        return _depth(prompt, lambda block: block in self._device_hashes or block in self._host_hashes)
 
     def restate(self, part_bytes_max: int) -> list[CacheRestated]:
         """All reported blocks, in parts with at most that many bytes of hashes each."""
@@ -405,13 +404,13 @@ class CacheMirror:
         for block, old in moved.items():
             counts[old] -= 1
             counts[block.reach] += 1
-            if old == DEVICE and block.hash is not None:
-                self._device_hashes.discard(block.hash)
+            if block.hash is not None and old <= HOST:
+                (self._host_hashes if old else self._device_hashes).discard(block.hash)
             if block.reach == UNREACHABLE:
                 continue
             ours = block.hash if block.hash is not None else self._set_hash(block)
-            if block.reach == DEVICE:
-                self._device_hashes.add(ours)
+            if block.reach <= HOST:
+                (self._host_hashes if block.reach else self._device_hashes).add(ours)
         return events_of(moved)
 
     def _set_hash(self, block: CachedBlock) -> int:
@@ -437,8 +436,22 @@ class CacheMirror:
         self._plain_root = CachedBlock.root(b"")
         self._states.clear()
         self._device_hashes.clear()
+        self._host_hashes.clear()
         self._counts = [0] * (UNREACHABLE + 1)
         return [CacheCleared(reason=reason)]
+
+
+def _depth(prompt: Prompt, holds: Callable[[int], bool]) -> int:
+    """The number of first blocks of the prompt, at most those reusable, for which that holds; of a block for which it
+    does it does for those before it, too."""
+    low, high = 0, prompt.blocks_reusable
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(prompt.key(middle)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _move(start: CachedBlock, moved: dict[CachedBlock, int]) -> None:

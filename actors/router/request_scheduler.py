@@ -50,7 +50,7 @@ from core.ids import RequestId, WorkerId, to_column
 from core.kv_transfer import FetchSource
 from core.machine import Tick
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded, RateLimited
-from core.settings import RoutingSettings
+from core.settings import TIERS, RoutingSettings
 from core.timers import Timers
 from projections.folds.routing_fold import in_flight
 from projections.policy.binding_plan import (
@@ -89,6 +89,8 @@ CLOCK_STANDS_MS = 1000
 TENANTS_SHOWN = 16
 """The tenants with most in flight and waiting are shown by name, all others as one."""
 OTHERS = "other"
+POOLS = TIERS.index("disk")
+"""The first level of a candidate's overlap that counts pools."""
 OVERLOADED = "overloaded"
 """The reason for which decisions leave busy workers out (`projections.policy.decide`)."""
 REFUSED = "the engine refused the request"
@@ -709,7 +711,14 @@ class RequestScheduler:
     def _send(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, *, if_free: bool = False) -> None:
         assert decision.worker is not None
         assert request.payload is not None
-        hint = Hint(asked.attempt, decision.prefer, decision.prefer_tokens, decision.prefill_tokens, if_free)
+        hint = Hint(
+            attempt=asked.attempt,
+            prefer=decision.prefer,
+            prefer_tokens=decision.prefer_tokens,
+            prefill_tokens=decision.prefill_tokens,
+            if_free=if_free,
+            pool_tokens=_pool_blocks(decision) * asked.prompt.block_size,
+        )
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)
         payload = request.payload
@@ -1042,6 +1051,12 @@ def _no_worker(asked: RouteRequest, decision: Decision, view: View) -> NoWorkers
         text = f"it {ONLY_PREFILL}"
     text = f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})"
     return Overloaded(text) if rejection_reason(decision.excluded) == OVERLOADED else NoWorkers(text)
+
+
+def _pool_blocks(decision: Decision) -> int:
+    """Blocks of the prompt's start that the chosen worker has with its pools; 0 if it has as many without them."""
+    overlap = decision.ranked[0].candidate.overlap
+    return overlap[-1] if len(overlap) > POOLS and overlap[-1] > overlap[POOLS - 1] else 0
 
 
 def _tenants(queue: RequestQueue) -> list[dict[str, Any]]:

@@ -94,6 +94,9 @@ class SimulatedDecodeRole:
         """Number of leading blocks of the prompt in the cache."""
         return self._worker.overlap(prompt.hashes())
 
+    loadable = overlap
+    """Of any tier, as published."""
+
     def holds(self, block: int) -> bool:
         """The block is in the cache."""
         return self._worker.holds(block)
@@ -189,8 +192,8 @@ class SimulatedDecodeRole:
                 self._soon(machine.CacheForgotten(job))
             case machine.SendToPrefill(connection, frame):
                 connection.send(frame)
-            case machine.Decline():
-                pass  # the holder hears it by Release
+            case machine.Decline() | machine.ConfirmPull():
+                pass  # the holder hears it by Release; slower tiers have no wrong blocks, as none is simulated
             case PublishJob(event):
                 self._source.append([event])
                 if isinstance(event, PrefillRequested):

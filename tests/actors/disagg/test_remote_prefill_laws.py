@@ -71,6 +71,9 @@ class View:
     def holds(self, block: int) -> bool:
         return block in self.cache
 
+    def loadable(self, prompt: Prompt) -> int:
+        return self.overlap(prompt)
+
     def overlap(self, prompt: Prompt) -> int:
         return next(
             (d for d in range(prompt.blocks_reusable) if prompt.key(d + 1) not in self.cache), prompt.blocks_reusable
@@ -106,6 +109,10 @@ class World:
         self.ended: dict[str, str] = {}
         self.held: dict[str, bool] = {}
         """The holder's first word on a job."""
+        self.unproved: set[str] = set()
+        """Pulls of which blocks are in the cache; they were not held, as far as is known."""
+        self.begun: set[str] = set()
+        self.confirmed: set[str] = set()
         self.spoiled: list[str] = []
         self.last_forgotten = ""
         self.connections = [Connection("a"), Connection("b")]
@@ -144,10 +151,16 @@ class World:
                 )
                 assert job in self.alive
                 self.pulling.append(job)
+                self.begun.add(job)
             case machine.DeliverPulled(job):
                 assert self.held.get(job.id) is True, "no output leaves before confirmation"
                 assert self.ended[job.id] == "pulled"
                 self.served.append(job.id)
+            case machine.ConfirmPull(pull):
+                job = pull.blocks.request
+                assert job in self.begun - self.confirmed
+                assert self.held.get(job) is True or job not in self.unproved, "no copy of what may be wrong"
+                self.confirmed.add(job)
             case machine.FailRequest(job):
                 assert job in self.alive
                 self.served.append(job)
@@ -214,6 +227,7 @@ class World:
     def _first(self, job: str) -> None:
         self.pulling.remove(job)
         self._cache(job)
+        self.unproved.add(job)
         self.feed(machine.PullStarted(job, 0))
 
     def _pull_fails(self, job: str, error: Any) -> None:
@@ -226,6 +240,7 @@ class World:
             self.pulling.remove(job)
             if len(self.prompts) % 2:  # some of its blocks had come
                 self._cache(job)
+                self.unproved.add(job)
         self.last_forgotten = job
         self.feed(machine.PullSettled(job, error))
 
@@ -234,6 +249,7 @@ class World:
         self.last_forgotten = job
         if error is None:
             self.view.cache.clear()
+            self.unproved.clear()
         before = len(self.spoiled)
         self.feed(machine.CacheForgotten(job, error))
         assert len(self.spoiled) - before == (error is not None), "an undecidable pull spoils the engine"
@@ -300,6 +316,7 @@ class World:
             self._tick()
         assert set(self.ended) == set(self.requested)
         assert self.machine.jobs == {}
+        assert self.begun - self.confirmed == set(self.spoiled) & self.begun
         assert self.machine.waiting == 0
 
 
