@@ -22,9 +22,9 @@ SHARED = ("model", "served_name", "engine")
 COPIED = ("model", "served_name", "engine", "engine_args", "advertise")
 """Keys that a generated prefill group copies from its decode group."""
 
-TIERS_ALONE = (
-    "KV tiers do not go together with remote prefill yet: blocks that were fetched would be copied before their holder "
-    "confirmed them; leave one of the two out"
+TIERS_PREFILL = "prefill workers have no KV tiers: give them to the decode workers, which load from them"
+TIERS_SIMULATED = (
+    "simulated workers have no KV tiers together with remote prefill yet; leave one of the two out, or run vLLM"
 )
 ADAPTERS_ALONE = (
     "adapters do not go together with remote prefill yet: no job names an adapter to a prefill worker; leave one of "
@@ -35,6 +35,7 @@ ONE_TIER = "behind the host lies one tier: give a disk, or a remote one"
 DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
 FETCH_ALONE = "blocks are fetched into a host tier, and from one: give its size, too"
 FETCH_WITH_DISK = "a disk tier and fetches do not go together yet: leave one of the two out"
+FETCH_WITH_PREFILL = "fetches and remote prefill do not go together yet: leave one of the two out"
 FETCH_SIMULATED = "simulated workers of a deployment fetch no blocks yet: leave it out"
 
 
@@ -107,7 +108,7 @@ def with_remote_prefill(groups: Iterable[WorkerGroup]) -> tuple[WorkerGroup, ...
     )
     for group in decided:
         if group.kv_tiers.host is not None:
-            _check_alone(group, TIERS_ALONE)
+            _check_tiers(group)
         if group.adapters:
             _check_alone(group, ADAPTERS_ALONE)
         if group.role == PREFILL:
@@ -134,6 +135,16 @@ def check_aliases(groups: Iterable[WorkerGroup]) -> None:
                 raise ValueError(
                     f"worker group {group.name!r}: a model is called {adapter.name!r}, and so is an adapter; rename one"
                 )
+
+
+def _check_tiers(group: WorkerGroup) -> None:
+    """Its tiers go together with its part in remote prefill, if it has one."""
+    if group.role == PREFILL:
+        raise ValueError(f"worker group {group.name!r}: {TIERS_PREFILL}")
+    if group.engine == "simulated":
+        _check_alone(group, TIERS_SIMULATED)
+    if group.kv_tiers.fetch:
+        _check_alone(group, FETCH_WITH_PREFILL)
 
 
 def _check_alone(group: WorkerGroup, fault: str) -> None:

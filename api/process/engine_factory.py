@@ -22,9 +22,12 @@ from api.config.worker_groups import (
     FETCH_ALONE,
     FETCH_SIMULATED,
     FETCH_WITH_DISK,
-    TIERS_ALONE,
+    FETCH_WITH_PREFILL,
+    TIERS_PREFILL,
+    TIERS_SIMULATED,
 )
 from core.errors import CallerError
+from core.events.kv import PREFILL
 
 NO_MACHINE = ("0.0.0.0", "::")  # noqa: S104 - these are the ones we do not give out
 
@@ -112,7 +115,7 @@ def make_engine(arguments: EngineArguments) -> Engine:
 def _check(arguments: EngineArguments) -> None:
     """CallerError for parts that do not go together."""
     if arguments.host_tier_bytes and arguments.moves_blocks:
-        raise CallerError(TIERS_ALONE)
+        _check_tiers(arguments)
     if arguments.disk_tier is not None and not arguments.host_tier_bytes:
         raise CallerError(DISK_ALONE)
     if arguments.disk_tier is not None and arguments.engine == "simulated":
@@ -126,6 +129,16 @@ def _check(arguments: EngineArguments) -> None:
             raise CallerError(FETCH_SIMULATED)
     if arguments.adapters and arguments.moves_blocks:
         raise CallerError(ADAPTERS_ALONE)
+
+
+def _check_tiers(arguments: EngineArguments) -> None:
+    """CallerError if the tiers do not go together with moving blocks."""
+    if arguments.moves_blocks == PREFILL:
+        raise CallerError(TIERS_PREFILL)
+    if arguments.engine == "simulated":
+        raise CallerError(TIERS_SIMULATED)
+    if arguments.fetch_tier is not None:
+        raise CallerError(FETCH_WITH_PREFILL)
 
 
 def block_host(listen_host: str, advertise: str) -> str:

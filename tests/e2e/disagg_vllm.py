@@ -59,6 +59,65 @@ async def test_the_text_is_that_of_one_engine_alone(tmp_path: Path, vllm_engine:
         await _killed(running, judge)
 
 
+TIERED_ARGS = {"max_model_len": 1024, "num_gpu_blocks_override": 65}
+TIERED = [
+    {
+        "name": "decode",
+        "count": 1,
+        "engine": "vllm",
+        "engine_args": TIERED_ARGS,
+        "kv_tiers": {"host": "64MiB", "disk": {"path": "kv", "size": "1GiB"}},
+    },
+    {"name": "prefill", "role": "prefill", "count": 1, "engine": "vllm", "engine_args": TIERED_ARGS},
+]
+KEPT = [Question(14, length) for length in (400, 450, 500, 550, 600)]
+OTHERS = [Question(15, length) for length in (410, 460, 510, 560, 610)]
+
+
+async def test_with_tiers(tmp_path: Path, vllm_engine: RecordedEngine) -> None:
+    """Pulled prompts that left the device are loaded from the host, and from the disk after the worker was killed: no
+    prefill worker computes them again, each text is right, and the log is verified."""
+    file = tmp_path / "tiers.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": TIERED, "routing": ROUTING}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        judge = VllmJudge(vllm_engine)
+        await judge.start(running.data / "models" / "tiny")
+        for question in [*KEPT, *OTHERS]:
+            assert (await _judged(judge, question, await _text(running, question, streamed=True))).right
+        reports = await _reports(running, *(question.id for question in [*KEPT, *OTHERS]))
+        assert {report.outcome for report in reports.values()} == {"pulled"}
+        await _loaded(running, judge, "host")
+        announced = sum(question.length // 32 for question in [*KEPT, *OTHERS])
+        await eventually(lambda: running.state("decode-0")["pool"]["blocks"] >= announced, "the pool", REST_S)
+        killed = running.part("decode-0")["id"]
+        os.kill(running.part("decode-0")["pid"], signal.SIGKILL)
+        await eventually(lambda: _worker(running) not in {None, killed}, "the worker's restart", 240.0)
+        await eventually(lambda: running.state("decode-0")["pool"]["blocks"] >= announced, "the pool", 240.0)
+        await eventually(lambda: running.state("decode-0")["prefill"]["prefill_workers"], "the prefill worker", REST_S)
+        await _loaded(running, judge, "disk")
+        verified = await asyncio.to_thread(contrail, "replay", "verify", "--data", str(running.data))
+        assert verified.returncode == 0, verified.stdout
+        await running.assert_index_is_cache()
+
+
+def _worker(running: Running) -> str | None:
+    """The id of the decode worker that is there now."""
+    try:
+        return str(running.part("decode-0")["id"])
+    except LookupError:
+        return None
+
+
+async def _loaded(running: Running, judge: VllmJudge, tier: str) -> None:
+    for question in KEPT:
+        id_ = f"{question.id}-{tier}"
+        text = await _text(running, question, streamed=True, id=id_)
+        assert (await _judged(judge, question, text)).right
+        report = (await _reports(running, id_))[id_]
+        assert (report.remote, report.reason) == (False, "short"), (tier, report)
+        assert report.uncached_tokens <= 32, (tier, report)
+
+
 async def _text(running: Running, question: Question, *, streamed: bool, id: str | None = None) -> str:
     """The greedy answer, of ANSWER_TOKENS."""
     asked: dict[str, Any] = {"model": "tiny", "prompt": question.tokens, "max_tokens": ANSWER_TOKENS, "temperature": 0}

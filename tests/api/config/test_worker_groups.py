@@ -32,6 +32,7 @@ from core.errors import CallerError
 
 PREFILL = {"role": "prefill", "count": 1}
 TIERS = {"kv_tiers": {"host": "1GiB"}}
+FETCHES = {"host": "1GiB", "fetch": True}
 
 
 def loaded(
@@ -215,8 +216,12 @@ def test_a_worker_refuses_them_as_well(given: dict[str, Any], fault: str) -> Non
         ([{}, {**PREFILL, "slots": 0}], "slots"),
         ([{}, PREFILL, PREFILL], "two worker groups have one name, 'prefill': give each a `name` of its own"),
         ([{"role": "both"}], "role 'both': there are decode, prefill"),
-        ([{**TIERS}, PREFILL], "group 'decode': KV tiers do not go together with remote prefill yet"),
-        ([{}, {**PREFILL, **TIERS}], "group 'prefill': KV tiers do not go together with remote prefill yet"),
+        (
+            [{**TIERS, "engine": "simulated"}, {**PREFILL, "engine": "simulated"}],
+            "group 'decode': simulated workers have no KV tiers together with remote prefill yet",
+        ),
+        ([{"kv_tiers": FETCHES}, PREFILL], "group 'decode': fetches and remote prefill do not go together yet"),
+        ([{}, {**PREFILL, **TIERS}], "group 'prefill': prefill workers have no KV tiers: give them to the decode"),
     ],
 )
 def test_what_cannot_work_together_is_said(tmp_path: Path, groups: list[dict[str, Any]], said: str) -> None:
@@ -383,18 +388,41 @@ def test_engines_are_made_for_their_role(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("engine", "moves_blocks", "said"),
+    ("engine", "moves_blocks", "fetches", "said"),
     [
-        ("simulated", "decode", "KV tiers do not go together with remote prefill yet"),
-        ("vllm", "decode", "KV tiers do not go together with remote prefill yet"),
-        ("vllm", "prefill", "KV tiers do not go together with remote prefill yet"),
+        ("simulated", "decode", False, "simulated workers have no KV tiers together with remote prefill yet"),
+        ("vllm", "decode", True, "fetches and remote prefill do not go together yet"),
+        ("vllm", "prefill", False, "prefill workers have no KV tiers"),
     ],
 )
-def test_an_engine_that_can_have_no_host_tier_is_not_made(engine: str, moves_blocks: str, said: str) -> None:
+def test_an_engine_that_can_have_no_host_tier_is_not_made(
+    engine: str, moves_blocks: str, fetches: bool, said: str
+) -> None:
     """In one sentence, before anything starts."""
     given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
+    tier = FetchTier("127.0.0.1", b"k", Path("kv")) if fetches else None
+    tiers = {"host_tier_bytes": 1 << 30, "fetch_tier": tier}
     with pytest.raises(CallerError, match=said):
-        make_engine(EngineArguments(engine=engine, moves_blocks=moves_blocks, host_tier_bytes=1 << 30, **given))
+        make_engine(EngineArguments(engine=engine, moves_blocks=moves_blocks, **tiers, **given))
+
+
+def test_a_decode_engine_has_tiers() -> None:
+    given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
+    disk = DiskTier(Path("kv"), 1 << 30, bytes(32))
+    tiers = {"host_tier_bytes": 1 << 30, "disk_tier": disk}
+    engine = make_engine(EngineArguments(engine="vllm", moves_blocks="decode", **tiers, **given))
+    assert engine.transfer is not None
+
+
+def test_a_decode_group_has_tiers_and_remote_prefill(tmp_path: Path) -> None:
+    """Prefill workers compute its long prompts; a group that asks for none may have any tier."""
+    disk = {"kv_tiers": {"host": "1GiB", "disk": {"path": "kv", "size": "2GiB"}}}
+    for tiers in (TIERS, disk):
+        decode, prefill = loaded(tmp_path, tiers, PREFILL).deployment.workers
+        assert (decode.remote_prefill, decode.kv_tiers.host) == (True, "1GiB")
+        assert prefill.kv_tiers.host is None
+    alone = {"kv_tiers": FETCHES, "remote_prefill": False, "name": "alone"}
+    assert loaded(tmp_path, alone, {}, PREFILL).deployment.workers[0].kv_tiers.fetch
 
 
 @pytest.mark.parametrize(
