@@ -221,6 +221,7 @@ BY_VLLM = [
     "actors/engines/vllm/disk_tier.py",
     "actors/engines/vllm/fetch_tier.py",
     "actors/engines/vllm/host_tier.py",
+    "actors/engines/vllm/offloading_connector.py",
 ]
 
 

@@ -592,11 +592,11 @@ class RemotePrefill:
         job = self.jobs.get(id_)
         if job is None or job.phase is not JobPhase.SETTLING:
             return
-        if job.pull_depth >= job.prompt.blocks:
-            self._end_pull(job)  # no full block was fetched
-        elif error is not None:
+        # a part of a block has no name, and may be a whole block by now, under the name of right tokens
+        partial = job.pull_depth >= job.prompt.blocks
+        if error is not None:
             self._spoil(job, error)
-        elif not self._view.holds(job.prompt.key(job.pull_depth + 1)):
+        elif not partial and not self._view.holds(job.prompt.key(job.pull_depth + 1)):
             self._end_pull(job)
         elif self._now_us <= job.until_us:
             self._confirm(job, JobPhase.REASKING)

@@ -307,7 +307,7 @@ class SealedDiskTier(SecondaryTierManager):
         self._begin(self._loaders, job_metadata, blocks)
 
     def note_pulls(self, *, open_pulls: bool) -> None:
-        """Unconfirmed pulls are open, or none is: then what was written meanwhile is right."""
+        """Unconfirmed pulls are open, or none is: then the blocks that were written meanwhile are right."""
         with self._changed:
             if not open_pulls:
                 self._suspects = None
@@ -315,8 +315,8 @@ class SealedDiskTier(SecondaryTierManager):
                 self._suspects = {}
 
     def remove_suspects(self) -> None:
-        """What was written since the oldest open pull does not lie there any more, and no pull is open. Nothing is
-        being written. A few us for each block; of a remote store that goes on in a thread."""
+        """No block that was written since the oldest open pull lies there any more, and no pull is open. Called while
+        no block is being written. A few us for each; in a remote store they go in a thread."""
         with self._changed:
             names, self._suspects = [*(self._suspects or ())], None
 

@@ -25,6 +25,7 @@ from actors.engines.vllm.vllm_args import CONFIRMED_PARAMETER, FORGET_PARAMETER,
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorRole
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import SchedulerOffloadConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
@@ -40,7 +41,7 @@ class OffloadingConnector(offloading_connector.OffloadingConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         self._forgetting = self._limited = False
         if self.connector_scheduler is not None:
-            self._pulls = UnconfirmedPulls(self.connector_scheduler.config.tokens_per_hash)
+            self._pulls = _unconfirmed_pulls(self.connector_scheduler.config)
 
     def on_new_request(self, request: Request) -> None:
         """The request is known; one that pulls loads nothing."""
@@ -89,3 +90,10 @@ class OffloadingConnector(offloading_connector.OffloadingConnector):
     def _disks(self) -> list[SealedDiskTier]:
         tiers = getattr(self.scheduler.manager, "secondary_tiers", [])
         return [tier for tier in tiers if isinstance(tier, SealedDiskTier)]
+
+
+def _unconfirmed_pulls(config: SchedulerOffloadConfig) -> UnconfirmedPulls:
+    """None is open. ValueError for a model of which vLLM stores parts of blocks: for those it takes no limit of 0."""
+    if config.supports_partial_tail:
+        raise ValueError("this model's KV tiers do not go together with remote prefill: leave one of the two out")
+    return UnconfirmedPulls(config.tokens_per_hash)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -159,9 +159,10 @@ class VllmTransfer:
 
     async def confirm(self, pull: KvPull) -> None:
         """The pulled blocks may be copied to slower tiers: they are right, or none of them is in the cache. Nothing
-        without tiers, and nothing once the engine is down."""
+        without tiers, and of an engine that is down or dead, which copies nothing."""
         if self._has_tiers and self._llm is not None:
-            await self._reject({CONFIRMED_PARAMETER: pull.blocks.request})
+            with suppress(EngineDead):
+                await self._reject({CONFIRMED_PARAMETER: pull.blocks.request})
 
     async def _reject(self, params: dict[str, Any]) -> None:
         """A request that ends before it begins."""

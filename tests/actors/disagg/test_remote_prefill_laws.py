@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,4 +328,24 @@ def test_laws_hold_in_any_order_of_events(draws: list[int]) -> None:
     for draw in draws:
         choices = world.choices()
         choices[draw % len(choices)]()
+    world.finish()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_pull_of_a_part_of_a_block_is_judged_too(held: bool) -> None:
+    """The engine may have filled the block by the time that the pull is given up: under the name of right tokens."""
+    world = World()
+    number = next(n for n, prompt in enumerate(PROMPTS) if len(prompt) > BLOCK and len(prompt) % BLOCK)
+    world._submit(number)
+    (job,) = world.requested
+    world._claim(world.connections[0], job)
+    world._cache(job)  # others computed all whole blocks in the meantime
+    world._complete(job)
+    world._first(job)
+    world._close(job)
+    world._settled(job, None)
+    assert (world.ended, world.forgetting) == ({}, [])
+    world._still_held(world.connections[0], job, held)
+    assert world.forgetting == ([] if held else [job])
+    assert world.confirmed == ({job} if held else set())
     world.finish()

@@ -98,7 +98,8 @@ def assert_known(index: PrefixIndex, workers: list[Worker]) -> None:
         prompt = prompt_of(document)
         found = index.overlaps(prompt)
         for worker in workers:
-            assert found.get(worker.id, (0,))[0] == worker.mirror.overlap(prompt)
+            device, host = found.get(worker.id, (0, 0))[:2]
+            assert (device, host) == (worker.mirror.overlap(prompt), worker.mirror.loadable(prompt))
 
 
 def runs(table: BlockTable) -> int:

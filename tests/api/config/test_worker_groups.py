@@ -401,7 +401,7 @@ def test_an_engine_that_can_have_no_host_tier_is_not_made(
     """In one sentence, before anything starts."""
     given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
     tier = FetchTier("127.0.0.1", b"k", Path("kv")) if fetches else None
-    tiers = {"host_tier_bytes": 1 << 30, "fetch_tier": tier}
+    tiers: dict[str, Any] = {"host_tier_bytes": 1 << 30, "fetch_tier": tier}
     with pytest.raises(CallerError, match=said):
         make_engine(EngineArguments(engine=engine, moves_blocks=moves_blocks, **tiers, **given))
 
@@ -409,7 +409,7 @@ def test_an_engine_that_can_have_no_host_tier_is_not_made(
 def test_a_decode_engine_has_tiers() -> None:
     given: dict[str, Any] = {"model": "tiny", "model_path": "", "engine_args": {}, "home": None, "block_host": ""}
     disk = DiskTier(Path("kv"), 1 << 30, bytes(32))
-    tiers = {"host_tier_bytes": 1 << 30, "disk_tier": disk}
+    tiers: dict[str, Any] = {"host_tier_bytes": 1 << 30, "disk_tier": disk}
     engine = make_engine(EngineArguments(engine="vllm", moves_blocks="decode", **tiers, **given))
     assert engine.transfer is not None
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
 from actors.engines.vllm.unconfirmed_pulls import UnconfirmedPulls
 
 HASH = 32
@@ -65,3 +71,15 @@ def test_beyond_the_bound_nothing_is_stored() -> None:
     pulls.end("3")
     assert pulls.limit("x", chain("abc")) is None
     assert pulls.limit("x", chain("1bc")) == 0
+
+
+def test_a_model_with_parts_of_blocks_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
+        from actors.engines.vllm.offloading_connector import _unconfirmed_pulls  # noqa: PLC0415
+
+    whole: Any = SimpleNamespace(supports_partial_tail=False, tokens_per_hash=HASH)
+    assert len(_unconfirmed_pulls(whole)) == 0
+    whole.supports_partial_tail = True
+    with pytest.raises(ValueError, match="this model's KV tiers do not go together with remote prefill"):
+        _unconfirmed_pulls(whole)
