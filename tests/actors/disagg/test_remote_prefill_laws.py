@@ -27,7 +27,7 @@ from actors.transport.frames import (
 )
 from core.errors import EngineDead
 from core.events.jobs import PrefillCancelled, PrefillCompleted, PrefillFailed, PrefillPulled, PrefillRequested
-from core.generation import NO_HINT, GenerateRequest, Sampling
+from core.generation import NO_HINT, GenerateRequest, Hint, Sampling
 from core.ids import RequestId, WorkerId
 from core.kv_transfer import KvAddress, KvBlocks, answer_digest
 from core.machine import TICK
@@ -64,6 +64,7 @@ class View:
         self.routing = RoutingSettings(remote_prefill_min_tokens=BLOCK, prefill_queue_max=100, prefill_wait_max_ms=1000)
         self.jobs = JobsFold()
         self.cache: set[int] = set()
+        self.host: set[int] = set()
         self.running = 0
 
     def load(self) -> EngineLoad:
@@ -73,11 +74,15 @@ class View:
         return block in self.cache
 
     def loadable(self, prompt: Prompt) -> int:
-        return self.overlap(prompt)
+        return self._depth(prompt, self.cache | self.host)
 
     def overlap(self, prompt: Prompt) -> int:
+        return self._depth(prompt, self.cache)
+
+    @staticmethod
+    def _depth(prompt: Prompt, found: set[int]) -> int:
         return next(
-            (d for d in range(prompt.blocks_reusable) if prompt.key(d + 1) not in self.cache), prompt.blocks_reusable
+            (d for d in range(prompt.blocks_reusable) if prompt.key(d + 1) not in found), prompt.blocks_reusable
         )
 
 
@@ -349,3 +354,21 @@ def test_a_pull_of_a_part_of_a_block_is_judged_too(held: bool) -> None:
     assert world.forgetting == ([] if held else [job])
     assert world.confirmed == ({job} if held else set())
     world.finish()
+
+
+@pytest.mark.parametrize(("on_host", "in_pool", "lacks"), [(0, 0, 30), (3, 0, 18), (6, 0, 6), (0, 7, 2), (2, 7, 2)])
+def test_what_can_be_loaded_is_not_missing(on_host: int, in_pool: int, lacks: int) -> None:
+    """Blocks of the host, and those of a pool as the router sees them. The other ones are sent away if they are many."""
+    world, tokens = World(), tokens_to_bytes(PROMPTS[3])
+    prompt = Prompt(tokens, BLOCK, 0)
+    world.prompts["x"], world.alive = prompt, ["x"]
+    world.view.host |= {prompt.key(depth + 1) for depth in range(on_host)}
+    request = GenerateRequest(id=RequestId("x"), tokens=tokens, sampling=Sampling(max_tokens=2))
+    hint = Hint(pool_tokens=in_pool * BLOCK)
+    (first, *_) = world.machine.step(machine.RequestSubmitted("x", request, prompt, hint), 0)
+    here = isinstance(first, machine.ComputeHere)
+    assert here == (lacks <= BLOCK)
+    report = first.report if isinstance(first, machine.ComputeHere) else world.machine.jobs["x"].report
+    assert report is not None
+    assert report.uncached_tokens == lacks
+    assert here or world.machine.jobs["x"].depth == 0, "only the device's blocks are not pulled"

@@ -19,7 +19,7 @@ from actors.router.request_scheduler import (
     SchedulerEvent,
 )
 from actors.router.routed_request import RoutedRequest
-from core.events import Event, RequestRouted, WorkerJoined
+from core.events import Event, PoolAccess, RequestRouted, WorkerJoined
 from core.generation import GenerateRequest, Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.kv_transfer import FetchAddress
@@ -53,12 +53,17 @@ class Scheduling:
             self.join(log, number)
 
     @staticmethod
-    def join(log: SimulatedLog, number: int, fetch: FetchAddress | UnsetType = UNSET) -> SimulatedSource:
+    def join(
+        log: SimulatedLog,
+        number: int,
+        fetch: FetchAddress | UnsetType = UNSET,
+        pools: PoolAccess | UnsetType = UNSET,
+    ) -> SimulatedSource:
         """The worker's chain, which has begun."""
         joined = WorkerJoined(
             name=f"w{number}", model=MODEL, role="decode", engine="simulated", block_size=BLOCK_SIZE,
             capacity_blocks=1000, context_max=8192, address="virtual:0",
-            fetch=fetch,
+            fetch=fetch, pools=pools,
         )  # fmt: skip
         source = SimulatedSource(log, KV, worker_id(number))
         source.append([joined])

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from actors.router import request_scheduler
 from actors.router.adapter_loads import LOAD_US
@@ -37,8 +38,9 @@ from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from projections.folds.routing_fold import in_flight, restated_requests
 from projections.policy.prefill_time import PrefillTime
-from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
-from tests.projections.facts import worker_id
+from replay.simulate.simulated_log import KV, SimulatedSource
+from tests.actors.router.scheduling import BLOCK_SIZE, MODEL, Scheduling
+from tests.projections.facts import pool_joined, reads, worker_id
 
 HOLDING = RoutingSettings(policy="time", hold_max_ms=1000, active_max=2)
 
@@ -116,6 +118,25 @@ def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learn
     assert routed.expects_load is not learns
     it.output(asked, 1, cached_tokens=12)
     assert noted == [20 - 12] * learns
+
+
+@pytest.mark.parametrize(("on_device", "on_disk", "told"), [(0, 3, 3), (1, 3, 3), (2, 1, 0), (2, 2, 0), (2, 0, 0)])
+def test_the_worker_hears_how_much_lies_in_its_pools(on_device: int, on_disk: int, told: int) -> None:
+    """In tokens, and only where a pool has more of the prompt than the worker itself."""
+    it = Scheduling(workers=0)
+    worker = Scheduling.join(it.log, 0, pools=reads("pool"))
+    pool = SimulatedSource(it.log, KV, worker_id(1))
+    pool.append([replace(pool_joined("pool", worker_id(0), model=MODEL), block_size=BLOCK_SIZE)])
+    hashes = Prompt(tokens_to_bytes(range(100)), BLOCK_SIZE, 7).hashes()
+    for source, blocks, tier in ((worker, on_device, "device"), (pool, on_disk, "disk")):
+        if blocks:
+            source.append([BlocksStored(hashes=hashes[: 8 * blocks], tier=tier)])
+    it.ticks(1_000_000)
+    it.arrive("one", 100)
+    it.ticks()
+    (sent,) = it.done(Send)
+    assert isinstance(sent, Send)
+    assert sent.hint.pool_tokens == told * BLOCK_SIZE
 
 
 @pytest.mark.parametrize("late", [None, 12])
