@@ -358,7 +358,7 @@ def test_a_pull_of_a_part_of_a_block_is_judged_too(held: bool) -> None:
 
 @pytest.mark.parametrize(("on_host", "in_pool", "lacks"), [(0, 0, 30), (3, 0, 18), (6, 0, 6), (0, 7, 2), (2, 7, 2)])
 def test_what_can_be_loaded_is_not_missing(on_host: int, in_pool: int, lacks: int) -> None:
-    """Blocks of the host, and those of a pool as the router sees them. The other ones are sent away if they are many."""
+    """Blocks of the host, and those of a pool as the router sees them; the others are sent away if they are many."""
     world, tokens = World(), tokens_to_bytes(PROMPTS[3])
     prompt = Prompt(tokens, BLOCK, 0)
     world.prompts["x"], world.alive = prompt, ["x"]
