@@ -55,8 +55,11 @@ async def prefilled(engine: Engine, asked: GenerateRequest) -> KvPull:
 
 
 async def moved(pair: Pair, asked: GenerateRequest) -> Answer:
-    """The answer to a prompt that was computed by the one and pulled by the other."""
-    return await answer_to(pair.puller.engine, asked, await prefilled(pair.holder.engine, asked))
+    """The answer to a prompt that was computed by the one and pulled by the other; the pull is confirmed."""
+    pull = await prefilled(pair.holder.engine, asked)
+    answer = await answer_to(pair.puller.engine, asked, pull)
+    await transfer_of(pair.puller.engine).confirm(pull)
+    return answer
 
 
 async def alone(engine: Engine, asked: GenerateRequest) -> Answer:

@@ -141,7 +141,10 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_pool/test_shared_pool.py",
     ),
     "objects": ("tests/actors/kv_objects/test_object_pool.py",),
-    "disk tier": ("tests/actors/engines/vllm/test_sealed_disk_tier.py",),
+    "disk tier": (
+        "tests/actors/engines/vllm/test_sealed_disk_tier.py",
+        "tests/actors/engines/vllm/test_unconfirmed_pulls.py",
+    ),
     "excuses": (
         "tests/replay/recording/test_gaps.py",
         "tests/replay/verify/test_differing_terms.py",
@@ -2845,6 +2848,19 @@ MUTANTS: tuple[Mutant, ...] = (
                 "engine_digest(self._key, facts)",
                 NO_DISK,
             ),
+            "disk-suspects-stay": ("        elif names:\n            remove()\n", "", NO_DISK),
+        },
+    ),
+    *_mutants(
+        "disk tier",
+        "actors/engines/vllm/unconfirmed_pulls.py",
+        {
+            "unconfirmed-found-is-stored": (
+                "if pull.first and depth < len(hashes)",
+                "if False and depth < len(hashes)",
+                NO_DISK,
+            ),
+            "unconfirmed-own-is-stored": ("if own is not None:", "if False:", NO_DISK),
         },
     ),
     *_mutants(

@@ -323,8 +323,10 @@ class SealedDiskTier(SecondaryTierManager):
         def remove() -> None:
             self._store.remove(names)
 
-        if names:
-            self._storers.submit(self._logged(remove)) if self._remote else remove()
+        if names and self._remote:
+            self._storers.submit(self._logged(remove))
+        elif names:
+            remove()
 
     def _is_noted(self, name: bytes) -> bool:
         """False if the block may not be written now."""
