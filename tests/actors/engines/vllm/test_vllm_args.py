@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,22 @@ from actors.engines.vllm.vllm_args import (
     BLOCKS_ARGUMENT,
     CACHE_SHARE_CPU,
     CACHE_VARIABLE,
+    ENGINE_ID,
     EXECUTOR_CPU,
     KV_CACHE_BYTES_CPU,
+    OFFLOADING_MODULE,
     RANKS_ARGUMENTS,
     UNBOUND,
+    DiskTier,
+    beside_pulls,
+    disk_tier,
     engine_arguments,
     environment_cpu,
     grow_cache,
+    host_tier,
+    tier_fields,
 )
+from actors.engines.vllm.vllm_transfer import connector, nixl_stats
 
 EXECUTOR = "distributed_executor_backend"
 
@@ -104,3 +113,31 @@ def test_without_what_vllm_brings() -> None:
     """The engine's module is there without psutil too, and can say what is to be installed."""
     program = "import sys; sys.modules['psutil'] = None; import actors.engines.vllm.vllm_engine"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_pulls_beside_tiers() -> None:
+    """The pull connector comes first; the name of the engine stands once, above both; the tier is found again."""
+    pulls = connector("decode", 1500)
+    tier = disk_tier(DiskTier(Path("kv"), 1 << 30, b"k"), 1 << 20, 1 << 30, Path("shared"), cpu=True)
+    both = beside_pulls(pulls, tier)
+    first, second = both["kv_connector_extra_config"]["connectors"]
+    assert (both["kv_connector"], both["kv_load_failure_policy"], both["engine_id"]) == (
+        "MultiConnector",
+        "fail",
+        tier["engine_id"],
+    )
+    assert first == pulls
+    assert (second["kv_connector"], second["kv_connector_module_path"]) == ("OffloadingConnector", OFFLOADING_MODULE)
+    assert "engine_id" not in second
+    for fields in (both, tier):
+        found = tier_fields(SimpleNamespace(kv_transfer_config=SimpleNamespace(**fields)))
+        assert found["secondary_tiers"] == tier["kv_connector_extra_config"]["secondary_tiers"]
+    host = beside_pulls(pulls, host_tier(1 << 20, 1 << 30, cpu=True))
+    assert host["engine_id"].startswith(ENGINE_ID)
+
+
+def test_statistics_of_several_connectors_lie_deeper() -> None:
+    moved = {"bytes_transferred": [1], "num_failed_transfers": []}
+    tiers = {"OffloadingConnector": {"stores": 1}}
+    assert nixl_stats(moved) == nixl_stats({**tiers, "NixlPullConnector": moved}) == moved
+    assert nixl_stats({}) == nixl_stats(tiers) == {}
