@@ -21,8 +21,6 @@ PULLS_MAX = 4096
 class Pull:
     """One request's."""
 
-    request: str
-    """The engine's name of it."""
     tokens: int = 0
     """Tokens of its prompt that the device had before; 0 until that is known."""
     first: bytes = b""
@@ -36,7 +34,9 @@ class UnconfirmedPulls:
         self._tokens_per_hash = tokens_per_hash
         self._pulls_max = pulls_max
         self._pulls: dict[str, Pull] = {}
-        self._of_request: dict[str, Pull] = {}
+        """By the engine's name of the request."""
+        self._requests: dict[str, list[str]] = {}
+        """Those names by the name of the pull; more than one if the same blocks are pulled again."""
         self._beyond: set[str] = set()
         """Names beyond the bound: of them only that they are open is known."""
 
@@ -51,12 +51,13 @@ class UnconfirmedPulls:
         if len(self._pulls) >= self._pulls_max:
             self._beyond.add(name)
         else:
-            self._pulls[name] = self._of_request[request] = Pull(request)
+            self._pulls[request] = Pull()
+            self._requests.setdefault(name, []).append(request)
 
     def place(self, request: str, tokens: int, hashes: Sequence[bytes]) -> None:
         """The request pulls what lies behind so many tokens of its prompt, whose blocks have these names; again if
         that has changed before the pull."""
-        pull = self._of_request.get(request)
+        pull = self._pulls.get(request)
         if pull is not None:
             depth = tokens // self._tokens_per_hash
             pull.tokens, pull.first = tokens, bytes(hashes[depth]) if depth < len(hashes) else b""
@@ -64,14 +65,13 @@ class UnconfirmedPulls:
     def end(self, name: str) -> None:
         """The pull's blocks are right, or none of them is in the cache. A pull that is not open is no fault."""
         self._beyond.discard(name)
-        pull = self._pulls.pop(name, None)
-        if pull is not None:
-            del self._of_request[pull.request]
+        for request in self._requests.pop(name, ()):
+            del self._pulls[request]
 
     def clear(self) -> None:
         """No block of before is in the cache."""
         self._pulls.clear()
-        self._of_request.clear()
+        self._requests.clear()
         self._beyond.clear()
 
     def limit(self, request: str, hashes: Sequence[bytes]) -> int | None:
@@ -79,7 +79,7 @@ class UnconfirmedPulls:
         if self._beyond:
             return 0
         limits = []
-        own = self._of_request.get(request)
+        own = self._pulls.get(request)
         if own is not None:
             limits.append(own.tokens)
         for pull in self._pulls.values():

@@ -58,6 +58,18 @@ def test_the_least_of_several_counts_until_each_has_ended() -> None:
     assert [pulls.limit(each, chain("abcde")) for each in "abc"] == [None] * 3
 
 
+def test_the_same_blocks_may_be_pulled_by_two() -> None:
+    """The word that they are right ends both pulls, and neither before."""
+    pulls = UnconfirmedPulls(HASH)
+    for request, depth in (("a", 1), ("b", 3)):
+        pulls.begin("pull", request)
+        pulls.place(request, depth * HASH, chain("abcd"))
+    assert [pulls.limit(each, chain("abcde")) for each in "abc"] == [HASH] * 3
+    pulls.end("pull")
+    assert [pulls.limit(each, chain("abcde")) for each in "abc"] == [None] * 3
+    assert not pulls
+
+
 def test_beyond_the_bound_nothing_is_stored() -> None:
     pulls = UnconfirmedPulls(HASH, pulls_max=2)
     for number in range(4):
