@@ -74,6 +74,8 @@ ENGINE_STOP_TIMEOUT_S = 60.0
 LOG_AWAY_REPORT_S = 3.0
 """A log that acknowledges nothing for so long is reported as away."""
 
+UNKEPT = "the blocks of its disk tier are not announced, and have no tenants: stop it, and remove its folder"
+
 _logger = logging.getLogger(__name__)
 
 
@@ -468,7 +470,7 @@ class Worker:
         """The blocks in the pool by tenant, if the worker keeps it."""
         pool = self.pool
         if pool is None:
-            return PoolContent()
+            return PoolContent(fault=UNKEPT if self.engine.info.disk_counts is not None else "")
         try:
             tenants = await pool.tenants()
         except OSError as error:
