@@ -101,7 +101,8 @@ async def _erase(
                     if answer.fault:
                         raise _Interrupted(done, answer.fault)
                     if answer.failed:
-                        return msgspec.structs.replace(done, fault=f"{count_text(done.failed, 'block')} cannot be removed")
+                        left = count_text(done.failed, "block")
+                        return msgspec.structs.replace(done, fault=f"{left} cannot be removed")
                     if not answer.blocks:
                         break
                 if look and done.blocks == before:
