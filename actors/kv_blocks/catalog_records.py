@@ -68,12 +68,13 @@ class CatalogRecords:
     def decode(self, raw: bytes) -> dict[bytes, CatalogEntry]:
         """The entries of all records that are whole and of this kind, by the names of their files. Some 7 us each."""
         found: dict[bytes, CatalogEntry] = {}
+        tenants: dict[bytes, bytes] = {}  # entries of one tenant have one digest in memory
         before = b""
         for at in range(0, len(raw) - RECORD_BYTES + 1, RECORD_BYTES):
             record = raw[at : at + RECORD_BYTES]
             name = record[:DIGEST_BYTES]
             if name == before and (tenant := self._open(record, b"tenant")):
-                found[name] = found[name]._replace(tenant=tenant)
+                found[name] = CatalogEntry(*found[name][:2], tenants.setdefault(tenant, tenant))
             elif blocks := self._open(record, b"proof"):
                 block, parent = _BLOCKS.unpack(blocks)
                 found[name] = CatalogEntry(block, parent or None)

@@ -196,13 +196,17 @@ def _chosen(found: PoolSearch, pools: tuple[str, ...]) -> list[FoundPool]:
 
 
 def _ask(chosen: list[FoundPool], tenant: ErasedTenant, whose: str) -> None:
-    if not sys.stdin.isatty():
+    if not _has_terminal():
         raise CallerError("give --yes: there is no terminal at which this could be asked")
     text = f"Erase {count_text(sum(pool.blocks_of([tenant.digest]) for pool in chosen), 'block')} {whose}"
     unknown = sum(pool.blocks_of([UNKNOWN_TENANT]) for pool in chosen)
     if tenant.unknown and unknown:
         text += f", and {count_text(unknown, 'block')} of which no tenant is known"
     click.confirm(f"{text}, from {count_text(len(chosen), 'pool')}?", abort=True, err=True)
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 async def _erase_all(connection: DeploymentRef, chosen: list[FoundPool], tenant: ErasedTenant) -> list[ErasedPool]:

@@ -25,7 +25,7 @@ from actors.kv_pool.shared_pool import SharedPool
 from actors.worker.worker import Worker, WorkerOptions
 from api.auth.api_keys import ApiKey, add_key, new_key
 from api.cli import worker_link
-from api.cli.kv import erasure
+from api.cli.kv import erasure, tenant_blocks
 from api.cli.kv.erasure import ErasedTenant, erase_from
 from api.cli.kv.pool_search import find_pools
 from api.cli.kv.tenant_blocks import kv
@@ -306,15 +306,23 @@ async def test_without_pools_there_is_nothing_to_erase(fleet: Fleet) -> None:
         )
 
 
-async def test_it_asks_before_it_erases(fleet: Fleet, tmp_path: Path) -> None:
-    """Without a terminal it needs --yes."""
+async def test_it_asks_before_it_erases(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the numbers of blocks. Without a terminal it needs --yes."""
     folder = tmp_path / "own"
     worker = await fleet.worker("decode-0", folder)
-    await fleet.store(worker, folder, {1: "acme:"})
+    await fleet.store(worker, folder, {1: "acme:", 2: "other:"})
+    fleet.path(folder, 3).write_bytes(b"unknown")
+    await eventually(lambda: keeper_of(worker).describe()["files"] == 3, "it is listed")  # type: ignore[union-attr]
     result = await fleet.here.run(kv, "erase", "--tenant", "acme")
     assert isinstance(result.exception, CallerError)
     assert "give --yes" in str(result.exception)
-    assert fleet.files(folder) == {1}
+    monkeypatch.setattr(tenant_blocks, "_has_terminal", lambda: True)
+    words = ["erase", *fleet.here.words, "--tenant", "acme"]
+    result = await asyncio.to_thread(CliRunner().invoke, kv, words, "n")
+    assert (result.exit_code, fleet.files(folder)) == (1, {1, 2, 3})
+    assert "Erase 1 block of tenant acme, and 1 block of which no tenant is known, from 1 pool? [y/N]" in result.stderr
+    result = await asyncio.to_thread(CliRunner().invoke, kv, words, "y")
+    assert (result.exit_code, fleet.files(folder)) == (0, {2})
 
 
 @pytest.mark.parametrize(
