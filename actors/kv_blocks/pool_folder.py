@@ -159,7 +159,7 @@ class KeptPool(Protocol):
     def remove_going(self, names: Iterable[bytes]) -> int:
         """These blocks, as far as they still go, are removed; returns how many cannot be."""
 
-    def look_again(self) -> None:
+    def read_again(self) -> None:
         """The next listing reads all names that lie there. No I/O."""
 
     def erase(self, names: Iterable[bytes]) -> set[bytes]:
@@ -283,7 +283,7 @@ class PoolFolder:
         self.lease.count_removal()
         return failed
 
-    def look_again(self) -> None:
+    def read_again(self) -> None:
         """The next listing reads all names that lie there. No I/O."""
         self._listed_ns = 0
 

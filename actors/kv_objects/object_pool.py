@@ -81,7 +81,7 @@ class ObjectPool:
         """Bytes that workers which are gone may have written since then."""
         self._list_at_ms = 0
         """All blocks are listed then …"""
-        self._looks_again = False
+        self._reads_again = False
         """… and with the next listing, if an operator erases some."""
         self._parts = 0
         """Objects of the catalogue, and …"""
@@ -185,7 +185,7 @@ class ObjectPool:
         if self._clock.monotonic_ms() >= self._list_at_ms:
             self._fence.check()
             self._list_all()
-        elif self._looks_again:
+        elif self._reads_again:
             self._read_all()
         going = len(self._chosen)
         self._choose()
@@ -229,9 +229,9 @@ class ObjectPool:
         be."""
         return len(self.erase(name for name in names if name in self._chosen))
 
-    def look_again(self) -> None:
+    def read_again(self) -> None:
         """The next listing reads all names that lie there. No I/O."""
-        self._looks_again = True
+        self._reads_again = True
 
     def erase(self, names: Iterable[bytes]) -> set[bytes]:
         """These blocks are removed, whether they were used lately or not; returns those that cannot be."""
@@ -277,7 +277,7 @@ class ObjectPool:
         self._blocks = OrderedDict((name, listed[name].size) for name in (*old, *known, *new))
         self._used = sum(self._blocks.values())
         self._chosen = {name: None for name in self._chosen if name in listed}
-        self._changed, self._looks_again = True, False
+        self._changed, self._reads_again = True, False
 
     def _part_with_workers(self) -> None:
         """Workers that ended, or have not beaten for LIVES_S, have no credit any more."""

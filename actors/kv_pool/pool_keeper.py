@@ -275,7 +275,7 @@ class PoolKeeper:
         async with self._refreshing:
             found = self._blocks_of(tenant, unknown=unknown)
             if not found:
-                self._folder.look_again()
+                self._folder.read_again()
                 with self._timed():
                     await self._list()
                 found = self._blocks_of(tenant, unknown=unknown)

@@ -26,7 +26,7 @@ KEEPER_WAIT_S = 20.0
 """Longest wait for a keeper: longer than the lease of one that died, and than the next one takes to open the pool."""
 KEEPER_PAUSE_S = 1.0
 ROUNDS_MAX = 10
-"""Looks that find further blocks, of a tenant that goes on sending requests."""
+"""Rounds that find further blocks, of a tenant that goes on sending requests."""
 
 
 class ErasedPool(msgspec.Struct, frozen=True):
@@ -90,8 +90,8 @@ async def _erase(
     frame = EraseBlocks(pool=done.pool, tenant=tenant.digest, unknown=tenant.unknown)
     try:
         async with worker_link(connection, *keeper, COMMAND) as link:
-            for look in range(ROUNDS_MAX):
-                if look:
+            for number in range(ROUNDS_MAX):
+                if number:
                     await asyncio.sleep(SETTLE_S)
                 before = done.blocks
                 while True:
@@ -105,7 +105,7 @@ async def _erase(
                         return msgspec.structs.replace(done, fault=f"{left} cannot be removed")
                     if not answer.blocks:
                         break
-                if look and done.blocks == before:
+                if number and done.blocks == before:
                     return done
     except (PeerError, TimeoutError) as error:
         raise _Interrupted(done, str(error) or "the keeper did not answer in time") from error

@@ -53,8 +53,8 @@ class FoundPool(NamedTuple):
 
     def blocks_of(self, digests: Iterable[bytes]) -> int:
         """The number of blocks of these tenants."""
-        wanted = {*digests}
-        return sum(each.blocks for each in self.tenants if each.tenant in wanted)
+        chosen = {*digests}
+        return sum(each.blocks for each in self.tenants if each.tenant in chosen)
 
 
 class PoolSearch(NamedTuple):

@@ -240,7 +240,11 @@ def _erased_text(results: list[ErasedPool], unanswered: list[Unanswered], whose:
     yield from (Mark(f"pool {each.pool}: {each.fault}", PROBLEM) for each in results if each.fault)
     yield from _unanswered_text(unanswered)
     if results and not unanswered and not any(each.fault for each in results):
-        yield Mark(f"no block {whose} is left in {'the pool' if len(results) == 1 else 'these pools'}", OK)
+        where = "the pool" if len(results) == 1 else "these pools"
+        if not any(each.blocks for each in results):
+            yield Mark(f"no block {whose} was in {where}: `contrail kv tenants` shows those that have some", WARNING)
+            return
+        yield Mark(f"no block {whose} is left in {where}", OK)
         yield Notes("not erased by this:", KEPT)
 
 

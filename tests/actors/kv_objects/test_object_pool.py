@@ -585,7 +585,7 @@ def test_blocks_are_erased_by_the_newest_keeper_alone(kind: str, request: pytest
         older.erase([name(0)])
     it.objects.create(block_key(name(5)), bytes(BLOCK_BYTES))
     assert newer.size_of(name(5)) == 0
-    newer.look_again()
+    newer.read_again()
     listing = newer.listing()
     assert listing is not None
     assert name(5) in listing.stays

@@ -184,6 +184,8 @@ async def test_a_tenants_blocks_are_counted_and_erased(fleet: Fleet, tmp_path: P
         assert announced(first, second, third) == {1003, 1004, 1006, 1007}
         again = await fleet.erase("--tenant", "acme")
         assert [each["blocks"] for each in again["pools"]] == [0, 0]
+        result = await fleet.here.run(kv, "erase", "--tenant", "nobody", "--yes")
+        assert "no block of tenant nobody was in these pools: `contrail kv tenants` shows" in result.stdout
 
         result = await fleet.here.run(kv, "erase", "--no-tenant", "--yes")
         assert result.exit_code == 0, result.output
