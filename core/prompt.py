@@ -52,6 +52,25 @@ def scope_bytes(adapter: str | None, cache_salt: str | None) -> bytes:
     return hashlib.blake2b(framed, digest_size=SCOPE_BYTES).digest()
 
 
+SALT_SEPARATOR = ":"
+"""Between tenant and salt, where tenants are isolated. No tenant has one in its name, so no salt of one is that of
+another."""
+
+
+def salt_of_tenant(tenant: str, given: str) -> str:
+    """A salt that only this tenant's requests have: narrower if the request gave one of its own.
+
+    Without a tenant it still has the separator, so that a request without a tenant cannot name the salt of one.
+    """
+    return f"{tenant}{SALT_SEPARATOR}{given}"
+
+
+def tenant_of_salt(salt: str) -> str:
+    """The tenant to which a prompt with that salt belongs; empty if it belongs to no tenant."""
+    tenant, separator, _ = salt.partition(SALT_SEPARATOR)
+    return tenant if separator else ""
+
+
 class Prompt:
     """A prompt's canonical bytes with its block hashes computed at the depths that are asked for.
 

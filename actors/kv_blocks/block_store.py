@@ -12,6 +12,8 @@
    all: a request that uses it gives the file its name back. So a HEADROOM_SHARE-th of the bytes is left free.
    The bytes are never exceeded: a block that finds no room meanwhile is not stored. After the lease's end files are
    removed at once again, and counted (`evictions_unannounced`).
+   At an operator's command the keeper erases files that do not go. The lease counts that, too; the store then reads
+   the folder's names again.
 5. A refused file that cannot be removed is named to the keeper (`stuck_files`). Its removal is tried again every
    RETRY_S, RETRIES_MAX times; it counts as used.
 6. A block that cannot be written is not stored, and nothing else happens. After FAILURES_MAX failures in a row nothing
@@ -122,7 +124,7 @@ class BlockStore:
         """Blocks whose files have their other name, in the order in which they go."""
         self._going_bytes = 0
         self._lease = KeeperLease(shared, clock)
-        self._removals_seen = 0
+        self._removals_seen = self._erasures_seen = 0
         self._stuck = StuckFiles(shared)
         self._retries = 0
         self._retry_at_ms = 0
@@ -179,6 +181,7 @@ class BlockStore:
         """Blocks, of which not all need lie here, have these stamps, or keep newer ones. Of those that go the files
         get their names back, if they still lie there."""
         with self._lock:
+            self._forget_erased()
             for name, stamp in stamps:
                 block = self._blocks.get(name)
                 if block is not None and block.stamp < stamp and (name not in self._going or self._take_back(name)):
@@ -204,6 +207,7 @@ class BlockStore:
         self.save_stamps()
         size = allocated(HEADER_BYTES + payload.nbytes)
         with self._lock:
+            self._forget_erased()
             self._retry()
             if name in self._going and self._take_back(name):
                 heapq.heappush(self._oldest, (self._blocks[name].stamp, name))
@@ -237,9 +241,13 @@ class BlockStore:
             self._counts.add(loads=1)
             return True
         with self._lock:
-            if reason == "missing" and name in self._going:  # the keeper took it away
-                self._forget_evicted(name)
-                return False
+            if reason == "missing":
+                self._forget_erased()
+                if name not in self._blocks:
+                    return False
+                if name in self._going:  # the keeper took it away
+                    self._forget_evicted(name)
+                    return False
             self._counts.add(**{f"refused_{reason}": 1})
             self._refuse(name)
         return False
@@ -310,6 +318,22 @@ class BlockStore:
                 self._forget_evicted(name)
             except OSError:  # it may lie there, and counts
                 pass
+
+    def _forget_erased(self) -> None:
+        """Files that the keeper erased since the last call are held no more. About 2 us for each file of the folder, if
+        there are any."""
+        erasures = self._lease.erasures()
+        if erasures == self._erasures_seen:
+            return
+        try:
+            with os.scandir(self._folder) as entries:
+                there = {entry.name.partition(".")[0] for entry in entries}
+        except OSError:  # tried again before the next write
+            return
+        self._erasures_seen = erasures
+        # a file that got another name meanwhile may not have been seen; its engine would do that, which has the lock
+        for name in [name for name in self._blocks if name.hex() not in there]:
+            self._forget(name)
 
     def _evict(self, room: int) -> None:
         """Files that go are removed until no more than so many bytes are used, if no keeper will remove them.

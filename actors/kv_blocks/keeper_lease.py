@@ -1,8 +1,9 @@
 """KeeperLease: a file by which a pool's keeper tells the engine until when it announces what leaves the pool.
 
 The file's time of change is the lease's end, by the monotonic clock of the machine, which all of its processes share.
-Its time of access counts the keeper's removals of files. So reading either is one call of the system. Its folder lives
-as long as the engine: no lease outlives either process.
+Its time of access counts the keeper's removals of files: whole seconds those of files that go, nanoseconds those of
+files that an operator erases. So reading each is one call of the system. Its folder lives as long as the engine: no
+lease outlives either process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class KeeperLease:
         self._path = shared / LEASE_FILE
         self._clock = clock
         self._ends_ns = 0
-        self._removals = 0
+        self._removals = self._erasures = 0
 
     def __repr__(self) -> str:
         return f"<KeeperLease {self._path}>"
@@ -44,6 +45,12 @@ class KeeperLease:
     def count_removal(self) -> None:
         """The engine sees that files are gone, now or with the next renewal. OSError as for `renew`."""
         self._removals += 1
+        self._write(self._path)
+
+    def count_erasure(self) -> None:
+        """The engine sees that files are gone which did not go, now or with the next renewal. OSError as for
+        `renew`."""
+        self._erasures += 1
         self._write(self._path)
 
     def end(self) -> None:
@@ -65,5 +72,12 @@ class KeeperLease:
         except OSError:
             return 0
 
+    def erasures(self) -> int:
+        """The number of times that the keeper erased files; 0 without a keeper."""
+        try:
+            return self._path.stat().st_atime_ns % 10**9
+        except OSError:
+            return 0
+
     def _write(self, path: Path) -> None:
-        os.utime(path, ns=(self._removals * 10**9, self._ends_ns))
+        os.utime(path, ns=(self._removals * 10**9 + self._erasures, self._ends_ns))

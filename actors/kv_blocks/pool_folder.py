@@ -18,10 +18,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from actors.kv_blocks.block_file import SUFFIX
+from actors.kv_blocks.block_file import SUFFIX, allocated
 from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal, block_name
 from actors.kv_blocks.block_store import GOING
-from actors.kv_blocks.catalog_records import RECORD_BYTES, CatalogEntry, CatalogRecords
+from actors.kv_blocks.catalog_records import (
+    RECORD_BYTES,
+    CatalogEntry,
+    CatalogRecords,
+    catalog_bytes,
+    digest_of_salt,
+)
 from actors.kv_blocks.keeper_lease import KeeperLease
 from actors.kv_blocks.stuck_files import read_stuck
 from core.clock import Clock
@@ -29,7 +35,7 @@ from core.ids import new_id
 
 ID_FILE, CATALOG_FILE = "pool", "catalogue"
 SLACK = 1024
-"""The catalogue is written anew when it has so many records more than twice those that are used."""
+"""The catalogue is written anew when it has so many entries more than twice those that are used."""
 SETTLED_NS = 2_000_000_000
 """A folder that changed later than this before its listing is listed again: its time of change has coarse steps."""
 _FILE = re.compile(rf"([0-9a-f]{{32}})({re.escape(SUFFIX)}|{re.escape(GOING)})")
@@ -93,6 +99,10 @@ class PoolDescription(NamedTuple):
         """The name of the file of the block that the engine names so. Some 1 us; no I/O."""
         return block_name(self.key, block.to_bytes(self.hash_bytes, "big") + self.suffix)
 
+    def tenant_of(self, salt: str) -> bytes:
+        """The digest of the tenant to which prompts with that salt belong. Under 1 us; no I/O."""
+        return digest_of_salt(self.key, salt)
+
 
 class Listing(NamedTuple):
     """The names of the blocks in a folder."""
@@ -112,6 +122,9 @@ class KeptPool(Protocol):
 
     def name_of(self, block: int) -> bytes:
         """The name of the file of the block that the engine names so. No I/O."""
+
+    def tenant_of(self, salt: str) -> bytes:
+        """The digest of the tenant to which prompts with that salt belong. No I/O."""
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
         """The pool's id, and the entries of blocks that lie there. This keeper is the newest from now on."""
@@ -146,6 +159,15 @@ class KeptPool(Protocol):
     def remove_going(self, names: Iterable[bytes]) -> int:
         """These blocks, as far as they still go, are removed; returns how many cannot be."""
 
+    def read_again(self) -> None:
+        """The next listing reads all names that lie there. No I/O."""
+
+    def erase(self, names: Iterable[bytes]) -> set[bytes]:
+        """These blocks are removed, whether requests use them or not; returns those that cannot be."""
+
+    def size_of(self, name: bytes) -> int:
+        """Bytes of that block, as the pool counts them; 0 if it is gone."""
+
 
 class PoolFolder:
     """See the module's text."""
@@ -157,14 +179,14 @@ class PoolFolder:
         self._records = CatalogRecords(pool.key, pool.kind)
         self._catalog = self._folder / CATALOG_FILE
         self._clock = clock
-        self._length = 0
-        """Records in the catalogue's file, those that are used no more included."""
+        self._length = self._end = 0
+        """Entries in the catalogue's file, those that are used no more included, and its bytes."""
         self._listed_ns = 0
         """The folder's time of change at the last listing, if that is old enough to be trusted; else 0."""
         self.lease = KeeperLease(pool.shared, clock)
 
     def __repr__(self) -> str:
-        return f"<PoolFolder {self._folder}, {self._length} records>"
+        return f"<PoolFolder {self._folder}, {self._length} entries>"
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
         """The pool's id, and the entries of files that lie there. The lease is taken before they are listed. OSError if
@@ -201,6 +223,10 @@ class PoolFolder:
     def name_of(self, block: int) -> bytes:
         """As the pool's description has it."""
         return self._pool.name_of(block)
+
+    def tenant_of(self, salt: str) -> bytes:
+        """As the pool's description has it."""
+        return self._pool.tenant_of(salt)
 
     def _id(self) -> str:
         """It stands in the folder from now on, with the folder's inode: a copy of a folder is another pool."""
@@ -257,6 +283,30 @@ class PoolFolder:
         self.lease.count_removal()
         return failed
 
+    def read_again(self) -> None:
+        """The next listing reads all names that lie there. No I/O."""
+        self._listed_ns = 0
+
+    def erase(self, names: Iterable[bytes]) -> set[bytes]:
+        """These files are removed under either name, and the engine sees it; returns those that cannot be. About 20 us
+        each. OSError if the lease cannot be written."""
+        failed = set()
+        for name in names:
+            try:
+                for suffix in (SUFFIX, GOING, SUFFIX):  # the engine may have given it its first name back between
+                    (self._folder / f"{name.hex()}{suffix}").unlink(missing_ok=True)
+            except OSError:
+                failed.add(name)
+        self.lease.count_erasure()
+        return failed
+
+    def size_of(self, name: bytes) -> int:
+        """Bytes of that block's file, as a disk allocates them; 0 if it is gone."""
+        try:
+            return allocated((self._folder / f"{name.hex()}{SUFFIX}").stat().st_size)
+        except OSError:
+            return 0
+
     def _load(self, names: frozenset[bytes]) -> dict[bytes, CatalogEntry]:
         """The entries of these files, as the catalogue has them, which then has no others."""
         try:
@@ -264,8 +314,8 @@ class PoolFolder:
         except OSError:
             raw = b""
         found = {name: entry for name, entry in self._records.decode(raw).items() if name in names}
-        self._length = len(raw) // RECORD_BYTES
-        if len(raw) != len(found) * RECORD_BYTES:
+        self._length, self._end = len(found), len(raw) - len(raw) % RECORD_BYTES
+        if len(raw) != catalog_bytes(found):
             self.rewrite(found)
         return found
 
@@ -279,13 +329,12 @@ class PoolFolder:
             records = self._records.encode({name: entries[name] for name in proved})
             file = os.open(self._catalog, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                end = self._length * RECORD_BYTES
-                os.ftruncate(file, end)
-                if os.pwrite(file, records, end) != len(records):
+                os.ftruncate(file, self._end)
+                if os.pwrite(file, records, self._end) != len(records):
                     raise OSError("the disk took only a part")
             finally:
                 os.close(file)
-            self._length += len(proved)
+            self._length, self._end = self._length + len(proved), self._end + len(records)
         return set(proved)
 
     def is_wasteful(self, used: int) -> bool:
@@ -295,8 +344,8 @@ class PoolFolder:
     def rewrite(self, entries: Mapping[bytes, CatalogEntry]) -> None:
         """The catalogue has these entries, or, on a full disk, those of before."""
         with suppress(OSError):
-            replace_file(self._catalog, self._records.encode(entries))
-            self._length = len(entries)
+            replace_file(self._catalog, records := self._records.encode(entries))
+            self._length, self._end = len(entries), len(records)
 
     def _is_ours(self, name: bytes) -> bool:
         try:

@@ -53,7 +53,7 @@ class CachedBlock:
 
     __slots__ = (
         "after", "before", "copies", "first_child", "hash", "head", "level", "name", "parent", "place", "reach",
-        "tokens",
+        "salt", "tokens",
     )  # fmt: skip
 
     def __init__(self, name: int) -> None:
@@ -67,6 +67,8 @@ class CachedBlock:
         """Our hash of the block that begins its span, known with its own."""
         self.tokens = b""
         """Its own token ids as canonical bytes; a root's are the scope."""
+        self.salt = ""
+        """That of the prompts that it belongs to, known with the hash; a root's from the start."""
         self.parent: CachedBlock | None = None
         self.first_child: CachedBlock | None = None
         self.before: CachedBlock | None = None
@@ -85,10 +87,11 @@ class CachedBlock:
         return f"<CachedBlock {self.name} {where}, {reach}, {len(list(self.children()))} behind it>"
 
     @classmethod
-    def root(cls, scope: bytes) -> CachedBlock:
+    def root(cls, scope: bytes, salt: str = "") -> CachedBlock:
         """The parent of the first blocks of prompts of one scope: always held, always reachable."""
         root = cls(-1)
         root.tokens = scope
+        root.salt = salt
         root.add_copy(0)
         root.reach = 0
         return root
@@ -116,9 +119,10 @@ class CachedBlock:
         self.level = self.level_from(0)
 
     def set_hash(self, block: int) -> int:
-        """Our hash, span and place of the block are set, and the hash returned; the parent's must be known."""
+        """Our hash, span, place and salt of the block are set, and the hash returned; the parent's must be known."""
         assert self.parent is not None
         self.hash = block
+        self.salt = self.parent.salt
         self.place = (self.parent.place + 1) % SPAN_BLOCKS
         self.head = self.parent.head if self.place else block
         return block
@@ -224,6 +228,8 @@ class NamedBlock(NamedTuple):
     """Our hash."""
     parent: int | None
     """That of the block before it; None at the start of a prompt."""
+    salt: str = ""
+    """That of the prompts that it belongs to."""
 
 
 class CacheMirror:
@@ -387,7 +393,7 @@ class CacheMirror:
     def _parent_of(self, change: CacheStored) -> CachedBlock:
         if change.parent is None:
             scope = scope_bytes(change.adapter, change.cache_salt)
-            return CachedBlock.root(scope) if scope else self._plain_root
+            return CachedBlock.root(scope, change.cache_salt or "") if scope else self._plain_root
         parent = self._block(change.parent)
         if not parent.copies:
             self.orphans += len(change.blocks)
@@ -417,7 +423,7 @@ class CacheMirror:
         ours = block.set_hash(self._hash_of(block))
         if self._named is not None:
             assert block.parent is not None
-            self._named.append(NamedBlock(block.name, ours, block.parent.hash))
+            self._named.append(NamedBlock(block.name, ours, block.parent.hash, block.salt))
         return ours
 
     def _hash_of(self, block: CachedBlock) -> int:

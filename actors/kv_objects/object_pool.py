@@ -80,7 +80,9 @@ class ObjectPool:
         self._lost = 0
         """Bytes that workers which are gone may have written since then."""
         self._list_at_ms = 0
-        """All blocks are listed then."""
+        """All blocks are listed then …"""
+        self._reads_again = False
+        """… and with the next listing, if an operator erases some."""
         self._parts = 0
         """Objects of the catalogue, and …"""
         self._length = 0
@@ -110,6 +112,10 @@ class ObjectPool:
     def name_of(self, block: int) -> bytes:
         """As the pool's description has it."""
         return self._pool.name_of(block)
+
+    def tenant_of(self, salt: str) -> bytes:
+        """As the pool's description has it."""
+        return self._pool.tenant_of(salt)
 
     def open(self) -> tuple[str, dict[bytes, CatalogEntry]]:
         """The pool's id, and the entries of blocks that lie there. This keeper is the newest from now on. CallerError
@@ -179,6 +185,8 @@ class ObjectPool:
         if self._clock.monotonic_ms() >= self._list_at_ms:
             self._fence.check()
             self._list_all()
+        elif self._reads_again:
+            self._read_all()
         going = len(self._chosen)
         self._choose()
         changed, self._changed = self._changed or going or self._chosen, False
@@ -219,21 +227,41 @@ class ObjectPool:
     def remove_going(self, names: Iterable[bytes]) -> int:
         """These blocks, as far as they were not used since they were chosen, are removed; returns how many cannot
         be."""
-        left = [name for name in names if name in self._chosen]
+        return len(self.erase(name for name in names if name in self._chosen))
+
+    def read_again(self) -> None:
+        """The next listing reads all names that lie there. No I/O."""
+        self._reads_again = True
+
+    def erase(self, names: Iterable[bytes]) -> set[bytes]:
+        """These blocks are removed, whether they were used lately or not; returns those that cannot be."""
+        left = [*names]
         while left:
-            part, left = left[:REMOVED_AT_ONCE], left[REMOVED_AT_ONCE:]
+            part, rest = left[:REMOVED_AT_ONCE], left[REMOVED_AT_ONCE:]
             self._fence.check()
             try:
                 self._objects.delete(map(block_key, part))
             except FileNotFoundError:
                 pass
             except OSError:
-                return len(part) + len(left)
+                return {*left}
             for name in part:
                 self._forget(name)
-        return 0
+            left = rest
+        return set()
+
+    def size_of(self, name: bytes) -> int:
+        """Bytes of that block's object; 0 if none is known."""
+        return self._blocks.get(name, 0)
 
     def _list_all(self) -> None:
+        """The blocks are those that lie there, and all that workers which are gone may have written is among them."""
+        self._read_all()
+        self._unsure_before = {writer: totals.unsure_bytes for writer, totals in self._totals.items()}
+        self._lost = 0
+        self._list_at_ms = self._clock.monotonic_ms() + int(LIST_ALL_S * 1000)
+
+    def _read_all(self) -> None:
         """The blocks are those that lie there. A thousand a call."""
         listed = {}
         for each in self._objects.list(BLOCKS):
@@ -249,9 +277,7 @@ class ObjectPool:
         self._blocks = OrderedDict((name, listed[name].size) for name in (*old, *known, *new))
         self._used = sum(self._blocks.values())
         self._chosen = {name: None for name in self._chosen if name in listed}
-        self._unsure_before = {writer: totals.unsure_bytes for writer, totals in self._totals.items()}
-        self._lost, self._changed = 0, True
-        self._list_at_ms = self._clock.monotonic_ms() + int(LIST_ALL_S * 1000)
+        self._changed, self._reads_again = True, False
 
     def _part_with_workers(self) -> None:
         """Workers that ended, or have not beaten for LIVES_S, have no credit any more."""

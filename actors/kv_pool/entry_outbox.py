@@ -34,10 +34,18 @@ _logger = logging.getLogger(__name__)
 class EntryOutbox:
     """See the module's text."""
 
-    def __init__(self, batches: WorkerBatches, name_of: Callable[[int], bytes], clock: Clock) -> None:
-        """`name_of` has the file's name of the block that the engine names so."""
+    def __init__(
+        self,
+        batches: WorkerBatches,
+        name_of: Callable[[int], bytes],
+        tenant_of: Callable[[str], bytes],
+        clock: Clock,
+    ) -> None:
+        """`name_of` has the file's name of the block that the engine names so, `tenant_of` the digest of the tenant to
+        which prompts with that salt belong."""
         self._batches = batches
         self._name_of = name_of
+        self._tenant_of = tenant_of
         self._clock = clock
         self.waiting = WaitingEntries()
         self.failures = 0
@@ -50,7 +58,7 @@ class EntryOutbox:
 
     def note(self, named: Iterable[NamedBlock]) -> None:
         """The engine has these blocks, and may write them. Some 2 us each; no I/O."""
-        for file, entry in entries_of(named, self._name_of):
+        for file, entry in entries_of(named, self._name_of, self._tenant_of):
             self.waiting.wait(file, entry)
 
     async def run(self) -> None:

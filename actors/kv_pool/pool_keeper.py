@@ -11,22 +11,24 @@
 4. Files that go are removed FOLD_S after the log has acknowledged that. So a block that the log has as stored can be
    read, but for a refused file, and for one that the engine removed after the end of the keeper's lease. The lease
    (`keeper_lease`) is renewed before a listing, if the one before succeeded and the log has all that was announced.
-5. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
+5. At an operator's command the blocks of one tenant are erased, ERASED_AT_ONCE at a time, in the same order: the log
+   has their removal first. The catalogue is written anew behind the last of them.
+6. A folder or catalogue that cannot be read or written is tried again. Meanwhile nothing new is announced.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from actors.kv_blocks.catalog_records import CatalogEntry
+from actors.kv_blocks.catalog_records import UNKNOWN_TENANT, CatalogEntry
 from actors.kv_blocks.pool_folder import KeptPool, Listing
 from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
@@ -35,6 +37,7 @@ from actors.kv_pool.pool_publisher import PoolPublisher
 from actors.kv_pool.waiting_entries import WaitingEntries, entries_of
 from actors.membership.worker_publisher import LEAVE_TIMEOUT_S
 from core.clock import Clock
+from core.errors import Unavailable
 from core.events import PoolJoined
 from core.ids import SourceId, WorkerId, new_id
 from core.keys import DeploymentKey
@@ -49,10 +52,32 @@ ACKNOWLEDGED_S = 5.0
 FOLD_S = 0.25
 """Between the log's acknowledgement of removals and the removal of their files: replicas fold them, and requests that
 were sent before come to the engine."""
+ERASED_AT_ONCE = 4096
+"""Blocks of a tenant that are erased between two listings: at most some seconds in a store of objects."""
 
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
+
+
+class TenantBlocks(NamedTuple):
+    """The blocks of one tenant in a pool."""
+
+    tenant: bytes
+    """Its digest (`catalog_records.tenant_digest`); UNKNOWN_TENANT for blocks of which no tenant is known."""
+    blocks: int
+    size_bytes: int
+
+
+class ErasedBlocks(NamedTuple):
+    """Blocks that were erased by one call."""
+
+    blocks: int
+    size_bytes: int
+    failed: int
+    """Blocks that could not be removed; they are announced again."""
+    left: int
+    """Blocks of the tenant that another call will erase."""
 
 
 class PoolKeeper:
@@ -100,7 +125,7 @@ class PoolKeeper:
         self._pause_s = LIST_EVERY_S
         """Between the last listing and the next one."""
         self._since_ms: int | None = None
-        """Time at which the listing that is under way began."""
+        """Time at which the listing, or the erasure, that is under way began."""
         self.failures = 0
         """Listings of the folder that failed."""
         self.removals_failed = 0
@@ -127,7 +152,7 @@ class PoolKeeper:
 
     @property
     def listing_s(self) -> float:
-        """Seconds since the listing that is under way began; 0 without one."""
+        """Seconds since the listing, or the erasure, that is under way began; 0 without one."""
         return 0.0 if self._since_ms is None else (self._clock.monotonic_ms() - self._since_ms) / 1000
 
     def describe(self) -> dict[str, object]:
@@ -169,21 +194,27 @@ class PoolKeeper:
 
     def note(self, named: Iterable[NamedBlock]) -> None:
         """The engine has these blocks, and may write them. Some 2 us each; no I/O."""
-        self._expect(entries_of(named, self._folder.name_of))
+        self._expect(entries_of(named, self._folder.name_of, self._folder.tenant_of))
 
     async def refresh(self) -> None:
         """Files of the folder that have an entry are in the catalogue and announced; those that are gone are not, and
         those that go are removed, if the log acknowledges it in time."""
         async with self._refreshing:  # else a file that goes again could be removed by the call before
-            self._since_ms = self._clock.monotonic_ms()
-            try:
+            with self._timed():
                 await self._list()
                 self._pause_s = max(LIST_EVERY_S, LIST_SHARE * self.listing_s)
-            finally:
-                self._since_ms = None
             if self._listing.goes and await self.publisher.acknowledged(ACKNOWLEDGED_S):
                 await asyncio.sleep(FOLD_S)
                 await self._remove_going()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """`listing_s` counts from now on, until the block ends."""
+        self._since_ms = self._clock.monotonic_ms()
+        try:
+            yield
+        finally:
+            self._since_ms = None
 
     async def _list(self) -> None:
         failed_before, self._failed = self._failed, True
@@ -223,6 +254,71 @@ class PoolKeeper:
         if not failed:
             self._listing = Listing(self._listing.stays)
 
+    async def tenants(self) -> list[TenantBlocks]:
+        """The blocks that lay there at the last listing, by tenant, sorted by its digest. Each block counts with the
+        bytes of one of its tenant: all blocks of a pool have one size."""
+        by_tenant: dict[bytes, list[bytes]] = {}
+        for file in self._there():
+            by_tenant.setdefault(self._tenant_of(file), []).append(file)
+        sizes = await self._in_thread(lambda: {tenant: self._size_of(files) for tenant, files in by_tenant.items()})
+        return [
+            TenantBlocks(tenant, len(files), len(files) * sizes[tenant]) for tenant, files in sorted(by_tenant.items())
+        ]
+
+    async def erase(self, tenant: bytes, *, unknown: bool) -> ErasedBlocks:
+        """At most ERASED_AT_ONCE blocks of this tenant are gone; the log had their removal first. With `unknown` also
+        those of which no tenant is known: they may be this one's.
+
+        If none of them is known, all names are read again. OSError if the pool cannot be read, Unavailable if the log
+        acknowledges nothing: then nothing is removed. KeeperSuperseded.
+        """
+        async with self._refreshing:
+            found = self._blocks_of(tenant, unknown=unknown)
+            if not found:
+                self._folder.read_again()
+                with self._timed():
+                    await self._list()
+                found = self._blocks_of(tenant, unknown=unknown)
+            part = found[:ERASED_AT_ONCE]
+            size = await self._in_thread(partial(self._size_of, part))
+            failed = await self._erase(part) if part else set[bytes]()
+            if part and len(part) == len(found):
+                await self._in_thread(partial(self._folder.rewrite, dict(self._entries)))
+        erased = len(part) - len(failed)
+        return ErasedBlocks(erased, erased * size, len(failed), len(found) - len(part))
+
+    async def _erase(self, files: list[bytes]) -> set[bytes]:
+        """These files are gone; returns those that cannot be removed. Their entries wait: an engine may be writing one
+        of them at this moment, and it is this tenant's then."""
+        for file in files:
+            if (entry := self._entries.get(file) or self._waiting.get(file)) is not None:
+                self._waiting.wait(file, entry)
+        announced = [entry for file in files if (entry := self._entries.pop(file, None)) is not None]
+        self.publisher.publish(self.mirror.remove(announced))
+        if not await self.publisher.acknowledged(ACKNOWLEDGED_S):
+            raise Unavailable(f"the log acknowledges nothing within {ACKNOWLEDGED_S:g} s")
+        await asyncio.sleep(FOLD_S)
+        with self._timed():
+            failed = await self._in_thread(partial(self._folder.erase, files))
+        gone = {*files} - failed
+        self._listing = Listing(self._listing.stays - gone, self._listing.goes - gone)
+        return failed
+
+    def _there(self) -> frozenset[bytes]:
+        return self._listing.stays | self._listing.goes
+
+    def _tenant_of(self, file: bytes) -> bytes:
+        entry = self._entries.get(file) or self._waiting.get(file)
+        return UNKNOWN_TENANT if entry is None else entry.tenant
+
+    def _blocks_of(self, tenant: bytes, *, unknown: bool) -> list[bytes]:
+        tenants = {tenant, UNKNOWN_TENANT} if unknown else {tenant}
+        return [file for file in self._there() if self._tenant_of(file) in tenants]
+
+    def _size_of(self, files: Iterable[bytes]) -> int:
+        """Bytes of the first of these that is there."""
+        return next(filter(None, map(self._folder.size_of, files)), 0)
+
     async def leave(self, reason: str) -> None:
         """The catalogue has the files that lie there now, and PoolLeft is in the log, if that was possible in time."""
         with suppress(TimeoutError, KeeperSuperseded):  # a disk that hangs; a newer keeper's folder
@@ -253,12 +349,14 @@ class PoolKeeper:
         kept = {file: entry for file, entry in ready.items() if file in proved}
         for file in kept:
             self._waiting.pop(file, None)
+        new = [entry for file, entry in kept.items() if file not in self._entries]
         self._entries |= kept
-        self.publisher.publish(self.mirror.store(kept.values()))
+        self.publisher.publish(self.mirror.store(new))
 
     def _expect(self, entries: Iterable[tuple[bytes, CatalogEntry]]) -> None:
         for file, entry in entries:
-            if file not in self._entries:
+            known = self._entries.get(file)
+            if known is None or known == entry._replace(tenant=UNKNOWN_TENANT) != entry:
                 self._waiting.wait(file, entry)
 
     def _rejoin(self) -> None:

@@ -24,7 +24,7 @@ from actors.kv_blocks.pool_folder import PoolDescription
 from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_cache.cache_mirror import NamedBlock
 from actors.kv_pool.entry_outbox import EntryOutbox
-from actors.kv_pool.pool_keeper import PoolKeeper
+from actors.kv_pool.pool_keeper import ErasedBlocks, PoolKeeper, TenantBlocks
 from actors.kv_pool.pool_place import PoolPlace
 from core.clock import Clock
 from core.errors import CallerError, PeerError
@@ -77,7 +77,7 @@ class SharedPool:
         self._worker = WorkerId("")
         self._stood = False
         """It tried to claim the pool, and may have the claim."""
-        self._outbox = EntryOutbox(place.batches(), described.name_of, clock)
+        self._outbox = EntryOutbox(place.batches(), described.name_of, described.tenant_of, clock)
         self.keeper: PoolKeeper | None = None
         """While this worker keeps the pool."""
         self._opener = ThreadPoolExecutor(1, "pool opener")
@@ -135,6 +135,14 @@ class SharedPool:
     def note(self, named: Iterable[NamedBlock]) -> None:
         """The engine has these blocks, and may write them. Some 2 us each; no I/O."""
         self._outbox.note(named)
+
+    async def tenants(self) -> list[TenantBlocks] | None:
+        """As the keeper has it, if the pool is kept here; else None."""
+        return None if self.keeper is None else await self.keeper.tenants()
+
+    async def erase(self, tenant: bytes, *, unknown: bool) -> ErasedBlocks | None:
+        """As the keeper has it, if the pool is kept here; else None."""
+        return None if self.keeper is None else await self.keeper.erase(tenant, unknown=unknown)
 
     async def leave(self, reason: str) -> None:
         """Entries of files that lie there are handed over, and another worker may keep the pool. The tasks of `start`

@@ -29,8 +29,10 @@ class WaitingEntries(OrderedDict[bytes, CatalogEntry]):
             self.dropped += 1
 
 
-def entries_of(named: Iterable[NamedBlock], name_of: Callable[[int], bytes]) -> Iterator[tuple[bytes, CatalogEntry]]:
+def entries_of(
+    named: Iterable[NamedBlock], name_of: Callable[[int], bytes], tenant_of: Callable[[str], bytes]
+) -> Iterator[tuple[bytes, CatalogEntry]]:
     """File and entry of each block that the mirror named. Some 2 us each; no I/O."""
-    for name, block, parent in named:
+    for name, block, parent, salt in named:
         if block and parent != 0:  # 0 stands for no parent
-            yield name_of(name), CatalogEntry(block, parent)
+            yield name_of(name), CatalogEntry(block, parent, tenant_of(salt))

@@ -200,6 +200,21 @@ class UnloadAdapter(Frame, frozen=True, tag="UnloadAdapter"):
     name: str
 
 
+class AskPool(Frame, frozen=True, tag="AskPool"):
+    """Which blocks lie in your pool, by tenant?"""
+
+
+class EraseBlocks(Frame, frozen=True, tag="EraseBlocks"):
+    """Erase blocks of that tenant from the pool that you keep."""
+
+    pool: str
+    """The pool's id."""
+    tenant: bytes
+    """The tenant's digest."""
+    unknown: bool = False
+    """Blocks of which no tenant is known go, too."""
+
+
 class WorkerHello(Frame, frozen=True, tag="WorkerHello"):
     """The answer to `ClientHello`: the worker proves itself first."""
 
@@ -217,6 +232,8 @@ class Welcome(Frame, frozen=True, tag="Welcome"):
     """True if the worker reads `Generate.parts`."""
     changes_adapters: bool = False
     """True if the worker reads `LoadAdapter` and `UnloadAdapter`."""
+    erases_blocks: bool = False
+    """True if the worker reads `AskPool` and `EraseBlocks`."""
 
 
 class Refusal(Frame, frozen=True, tag="Refusal"):
@@ -286,6 +303,41 @@ class AdapterChanged(Frame, frozen=True, tag="AdapterChanged"):
     """The reason why nothing was changed; empty if it was."""
 
 
+class PoolTenant(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of one tenant in a pool."""
+
+    tenant: bytes
+    """Its digest; empty for blocks of which no tenant is known."""
+    blocks: int
+    size_bytes: int
+
+
+class PoolContent(Frame, frozen=True, tag="PoolContent"):
+    """The answer to `AskPool`."""
+
+    pool: str = ""
+    """The pool's id; empty if the worker has none."""
+    tier: str = ""
+    kept: bool = False
+    """True if the worker keeps the pool; else another one does, and `tenants` is empty."""
+    tenants: list[PoolTenant] = []
+    fault: str = ""
+    """The reason why the worker cannot say; empty if there is none."""
+
+
+class BlocksErased(Frame, frozen=True, tag="BlocksErased"):
+    """The answer to `EraseBlocks`."""
+
+    blocks: int = 0
+    size_bytes: int = 0
+    failed: int = 0
+    """Blocks that could not be removed."""
+    left: int = 0
+    """Blocks that the next `EraseBlocks` will erase; if 0 and `blocks` is 0, none lies there."""
+    fault: str = ""
+    """The reason why nothing was erased; empty if there is none."""
+
+
 ToWorker = (
     ClientHello
     | ClientProof
@@ -298,6 +350,8 @@ ToWorker = (
     | AskCache
     | LoadAdapter
     | UnloadAdapter
+    | AskPool
+    | EraseBlocks
     | Introduce
     | Claim
     | JobCompleted
@@ -316,6 +370,8 @@ ToReplica = (
     | Files
     | Cache
     | AdapterChanged
+    | PoolContent
+    | BlocksErased
     | JobPrompt
     | JobOffer
     | Confirm

@@ -10,11 +10,15 @@ from actors.transport.frames import (
     AdapterChanged,
     AskCache,
     AskFiles,
+    AskPool,
+    BlocksErased,
     Cache,
+    EraseBlocks,
     Files,
     LoadAdapter,
     Ping,
     Pong,
+    PoolContent,
     Restate,
     ToPrefill,
     ToReplica,
@@ -39,6 +43,8 @@ ASK_TIMEOUT_S = 10.0
 """For an answer that takes the worker more than a word."""
 ADAPTER_TIMEOUT_S = 300.0
 """For a worker to copy and load an adapter, behind others that it was asked for."""
+POOL_TIMEOUT_S = 300.0
+"""For a worker to list its pool, and to erase blocks of it."""
 PORT_MAX = 65535
 OLDER = "the worker is of the version before and cannot prove itself: upgrade it, or set link.old_handshake_until"
 UNPROVED = "the worker closed the connection or kept silent before it proved itself; with link.tls there, give it here"
@@ -173,6 +179,24 @@ class ReconnectingClient:
         assert isinstance(answer, AdapterChanged)
         return answer
 
+    async def pool(self) -> PoolContent:
+        """The blocks in the worker's pool by tenant. Errors as of `erase`."""
+        answer = await self._ask_of_pool(AskPool(), PoolContent)
+        assert isinstance(answer, PoolContent)
+        return answer
+
+    async def erase(self, frame: EraseBlocks) -> BlocksErased:
+        """The worker's answer. TimeoutError after POOL_TIMEOUT_S; PeerError if the connection breaks, or if the worker
+        is of a version that erases nothing."""
+        answer = await self._ask_of_pool(frame, BlocksErased)
+        assert isinstance(answer, BlocksErased)
+        return answer
+
+    async def _ask_of_pool(self, frame: AskPool | EraseBlocks, kind: type[ToReplica]) -> ToReplica:
+        if not self._ready().erases_blocks:
+            raise PeerError("the worker is of an earlier version, which knows no tenants of blocks")
+        return await self._ask(frame, kind, POOL_TIMEOUT_S)
+
     def _ready(self) -> WorkerConnection:
         if self._connection is None or not self.up:
             raise WorkerDisconnected(f"no connection to worker {self.worker} at {self.address}")
@@ -255,6 +279,7 @@ class ReconnectingClient:
         assert isinstance(frame, Welcome)
         connection.keeps_prompts = frame.keeps_prompts
         connection.changes_adapters = frame.changes_adapters
+        connection.erases_blocks = frame.erases_blocks
         return frame
 
     def _broken(self) -> None:

@@ -15,6 +15,7 @@ from actors.prompt_cache.part_digests import NamedParts
 from actors.transport.frames import (
     AdapterChanged,
     AskPrompt,
+    BlocksErased,
     Cache,
     Cancel,
     Confirm,
@@ -25,6 +26,7 @@ from actors.transport.frames import (
     JobPrompt,
     Ping,
     Pong,
+    PoolContent,
     PromptParts,
     Refusal,
     Release,
@@ -147,6 +149,8 @@ class WorkerConnection(asyncio.Protocol):
         """The number of pings since then."""
         self.keeps_prompts = False
         self.changes_adapters = False
+        """As the worker's welcome says."""
+        self.erases_blocks = False
         """As the worker's welcome says."""
         """The worker keeps the parts of prompts that it was sent."""
         self._sent_parts = _SentParts()
@@ -329,7 +333,16 @@ class WorkerConnection(asyncio.Protocol):
             case Refusal(reason=reason):
                 self.refusal = reason
                 self.close()
-            case WorkerHello() | Welcome() | Pong() | Files() | Cache() | AdapterChanged():
+            case (
+                WorkerHello()
+                | Welcome()
+                | Pong()
+                | Files()
+                | Cache()
+                | AdapterChanged()
+                | PoolContent()
+                | BlocksErased()
+            ):
                 self._answer(frame)
             case JobPrompt() | JobOffer() | Confirm() | Release():
                 if self._on_frame is None:

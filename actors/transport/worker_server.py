@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Protocol, assert_never, cast
 
@@ -18,12 +18,15 @@ from actors.transport.frames import (
     AdapterChanged,
     AskCache,
     AskFiles,
+    AskPool,
     AskPrompt,
+    BlocksErased,
     Cache,
     Cancel,
     Claim,
     ClientHello,
     ClientProof,
+    EraseBlocks,
     Failed,
     Files,
     FromPrefill,
@@ -35,6 +38,7 @@ from actors.transport.frames import (
     LoadAdapter,
     Ping,
     Pong,
+    PoolContent,
     Refusal,
     Restate,
     StillHeld,
@@ -57,14 +61,16 @@ HELLO_TIMEOUT_S = 5.0
 """A connection whose client has not proved itself by then is closed."""
 UNPROVED_MAX = 256
 """Connections whose clients have not proved themselves yet; for one more, the oldest one is closed."""
-ADAPTER_CHANGES_MAX = 64
-"""Changes of adapters under way on one connection; one more breaks it."""
+CHANGES_MAX = 64
+"""Changes of adapters and pools under way on one connection; one more breaks it."""
 GATHERED_TOKENS_MAX = 32
 """Of an answer that is taken whole so many tokens leave together: what a worker that dies takes with it, at most."""
 WRITE_HIGH_BYTES = 256 * 1024
 """Unsent bytes on a connection above which tokens wait and are merged, and nothing more is read from it."""
 CLOSE_TIMEOUT_S = 1.0
 """Bound on the sending of the last bytes when the server closes."""
+
+ChangeAnswer = AdapterChanged | PoolContent | BlocksErased
 
 _logger = logging.getLogger(__name__)
 
@@ -86,6 +92,12 @@ class ServerHandler(Protocol):
 
     async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
         """The answer, once the change is made or refused; one at a time, in their order."""
+
+    async def pool_content(self) -> PoolContent:
+        """The blocks in the worker's pool, by tenant."""
+
+    async def erase_blocks(self, frame: EraseBlocks) -> BlocksErased:
+        """The answer, once some blocks are erased, or the reason why none is."""
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """The engine said how much of a prompt came from its cache."""
@@ -217,8 +229,8 @@ class ClientConnection(asyncio.Protocol):
         """Streams without a token yet, with how many tokens their replica expects to be computed."""
         self._asked: set[int] = set()
         """Streams of which the client was asked for the whole prompt."""
-        self._changes: set[asyncio.Task[AdapterChanged]] = set()
-        """Changes of adapters under way; at most ADAPTER_CHANGES_MAX."""
+        self._changes: set[asyncio.Task[ChangeAnswer]] = set()
+        """Changes of adapters and pools under way; at most CHANGES_MAX."""
         self._held: dict[int, OutputBuffer] = {}
         """Tokens of each stream that are gathered before they are sent."""
         self._worker_server = port
@@ -259,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
         self._worker_server.left(self)
 
     def cancel(self) -> None:
-        """Nothing is served any more, and changes of adapters that are under way are given up."""
+        """Nothing is served any more, and changes that are under way are given up."""
         for task in (*self.streams.values(), *self._changes):
             task.cancel()
 
@@ -348,8 +360,8 @@ class ClientConnection(asyncio.Protocol):
                 self._worker_server.host.restate()
             case AskFiles() | AskCache():
                 self._answer(frame)
-            case LoadAdapter() | UnloadAdapter():
-                self._change_adapter(frame)
+            case LoadAdapter() | UnloadAdapter() | AskPool() | EraseBlocks():
+                self._change(frame)
             case Introduce() if self._handshake and not self._handshake.speaks_as(frame.worker, frame.proof):
                 self._refuse(f"you did not prove to be {frame.worker}")
             case Introduce() | Claim() | JobCompleted() | JobFailed() | StillHeld():
@@ -366,21 +378,32 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.send(Cache(hashes=host.cached()))
 
-    def _change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> None:
-        if len(self._changes) >= ADAPTER_CHANGES_MAX:
-            self._refuse(f"{ADAPTER_CHANGES_MAX} changes of adapters are under way on this connection")
+    def _change(self, frame: LoadAdapter | UnloadAdapter | AskPool | EraseBlocks) -> None:
+        """The answer is sent once it is there; after a defect one with a fault."""
+        if len(self._changes) >= CHANGES_MAX:
+            self._refuse(f"{CHANGES_MAX} changes are under way on this connection")
             return
-        task = asyncio.create_task(self._worker_server.host.change_adapter(frame), name=f"adapter {frame.name}")
+        host = self._worker_server.host
+        call: Coroutine[None, None, ChangeAnswer]
+        kind: type[ChangeAnswer]
+        match frame:
+            case AskPool():
+                call, kind = host.pool_content(), PoolContent
+            case EraseBlocks():
+                call, kind = host.erase_blocks(frame), BlocksErased
+            case _:
+                call, kind = host.change_adapter(frame), AdapterChanged
+        task = asyncio.create_task(call, name=f"change by {type(frame).__name__}")
         self._changes.add(task)
-        task.add_done_callback(self._adapter_changed)
+        task.add_done_callback(lambda done: self._changed(done, kind))
 
-    def _adapter_changed(self, task: asyncio.Task[AdapterChanged]) -> None:
+    def _changed(self, task: asyncio.Task[ChangeAnswer], kind: type[ChangeAnswer]) -> None:
         self._changes.discard(task)
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            _logger.error("an adapter could not be changed by a defect", exc_info=error)
-            self.send(AdapterChanged(fault="internal error of the worker"))
+            _logger.error("a change failed by a defect", exc_info=error)
+            self.send(kind(fault="internal error of the worker"))
         else:
             self.send(task.result())
 

@@ -29,7 +29,18 @@ from actors.membership.restatement_schedule import RestatementSchedule
 from actors.membership.worker_membership import WorkerMembership
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
-from actors.transport.frames import AdapterChanged, FromPrefill, Generate, LoadAdapter, UnloadAdapter, Welcome
+from actors.transport.frames import (
+    AdapterChanged,
+    BlocksErased,
+    EraseBlocks,
+    FromPrefill,
+    Generate,
+    LoadAdapter,
+    PoolContent,
+    PoolTenant,
+    UnloadAdapter,
+    Welcome,
+)
 from actors.transport.handshake import NO_LINK_OPTIONS, LinkOptions
 from actors.transport.worker_server import WorkerServer
 from actors.worker.adapter_placement import PLACED, AdapterPlacement
@@ -62,6 +73,8 @@ ENGINE_STOP_TIMEOUT_S = 60.0
 """Bound on the engine's stop, longer than its own bounds; then the worker ends without it."""
 LOG_AWAY_REPORT_S = 3.0
 """A log that acknowledges nothing for so long is reported as away."""
+
+UNKEPT = "the blocks of its disk tier are not announced, and have no tenants: stop it, and remove its folder"
 
 _logger = logging.getLogger(__name__)
 
@@ -381,7 +394,14 @@ class Worker:
         """The worker's present id, its name and its model."""
         assert self.publisher is not None
         name, model = self.options.name, self.engine.info.model
-        return Welcome(worker=self.publisher.id, name=name, model=model, keeps_prompts=True, changes_adapters=True)
+        return Welcome(
+            worker=self.publisher.id,
+            name=name,
+            model=model,
+            keeps_prompts=True,
+            changes_adapters=True,
+            erases_blocks=True,
+        )
 
     @property
     def publisher(self) -> WorkerPublisher | None:
@@ -445,6 +465,31 @@ class Worker:
         except ContrailError as error:
             return AdapterChanged(fault=str(error))
         return AdapterChanged(adapter=changed.id)
+
+    async def pool_content(self) -> PoolContent:
+        """The blocks in the pool by tenant, if the worker keeps it."""
+        pool = self.pool
+        if pool is None:
+            return PoolContent(fault=UNKEPT if self.engine.info.disk_counts is not None else "")
+        try:
+            tenants = await pool.tenants()
+        except OSError as error:
+            return PoolContent(pool=pool.id, tier=pool.tier, kept=True, fault=f"the pool cannot be read: {error}")
+        found = [PoolTenant(*each) for each in tenants or ()]
+        return PoolContent(pool=pool.id, tier=pool.tier, kept=tenants is not None, tenants=found)
+
+    async def erase_blocks(self, frame: EraseBlocks) -> BlocksErased:
+        """Blocks of the tenant are erased from the pool, or the answer has the reason why not."""
+        pool = self.pool
+        if pool is None or pool.id != frame.pool:
+            return BlocksErased(fault=f"this worker has no pool {frame.pool}")
+        try:
+            erased = await pool.erase(frame.tenant, unknown=frame.unknown)
+        except (OSError, ContrailError) as error:
+            return BlocksErased(fault=f"the blocks cannot be erased now: {error}")
+        if erased is None:
+            return BlocksErased(fault=f"another worker keeps the pool {frame.pool} now")
+        return BlocksErased(**erased._asdict())
 
     def served(self, prompt_tokens: int, cached_tokens: int) -> None:
         """A prompt was computed, and so much of it came from the engine's cache."""

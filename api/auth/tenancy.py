@@ -12,10 +12,8 @@ from api.server.caller import CALLER, Caller, effective_tenant
 from api.server.errors import ApiError
 from core.generation import GenerateRequest, OutputConsumer
 from core.models import ModelCard, UnknownModel, unknown_model
+from core.prompt import salt_of_tenant
 from core.readiness import Readiness
-
-SEPARATOR = ":"
-"""Between tenant and salt. No tenant has one in its name, so no salt of one is that of another."""
 
 
 class Tenancy:
@@ -66,18 +64,10 @@ def request_of_caller(model: str, request: GenerateRequest, *, isolate: bool) ->
     ApiError for a priority that the key does not allow."""
     _check_allowed(CALLER.get(), model, request.priority)
     tenant = effective_tenant(request.tenant)
-    salt = salt_of(tenant, request.cache_salt) if isolate else request.cache_salt
+    salt = salt_of_tenant(tenant or "", request.cache_salt or "") if isolate else request.cache_salt
     if tenant == request.tenant and salt == request.cache_salt:
         return request
     return msgspec.structs.replace(request, tenant=tenant, cache_salt=salt)
-
-
-def salt_of(tenant: str | None, given: str | None) -> str:
-    """A salt that only this tenant's requests have: narrower if the request gave one of its own.
-
-    Without a tenant it still has the separator, so that a request without a tenant cannot name the salt of one.
-    """
-    return f"{tenant or ''}{SEPARATOR}{given or ''}"
 
 
 def _check_allowed(caller: Caller | None, model: str, priority: int) -> None:

@@ -133,6 +133,7 @@ COMMANDS = {
         "api.cli.inspect.settings:settings", "Show and change what decisions go by, while it runs."
     ),
     "keys": LazyCommand("api.cli.keys:keys", "Make, list and revoke API keys."),
+    "kv": LazyCommand("api.cli.kv.tenant_blocks:kv", "List and erase the blocks of a tenant on disks and in stores."),
     "nats": LazyCommand("api.cli.nats_commands:nats", "Set up a NATS of your own, with an account for each role."),
     "deployment-key": LazyCommand(
         "api.cli.deployment_key:deployment_key", "Change the deployment's own secret; old chains still verify."

@@ -8,7 +8,16 @@ from typing import Any
 
 from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
 from actors.engines.engine_adapters import EngineAdapters
-from actors.transport.frames import AdapterChanged, Generate, LoadAdapter, UnloadAdapter, Welcome
+from actors.transport.frames import (
+    AdapterChanged,
+    BlocksErased,
+    EraseBlocks,
+    Generate,
+    LoadAdapter,
+    PoolContent,
+    UnloadAdapter,
+    Welcome,
+)
 from core.generation import GenerateRequest, Output
 from core.kv_transfer import KvPull
 
@@ -104,6 +113,12 @@ class ScriptedHost:
 
     async def change_adapter(self, frame: LoadAdapter | UnloadAdapter) -> AdapterChanged:
         return AdapterChanged(fault="this host has no adapters")
+
+    async def pool_content(self) -> PoolContent:
+        return PoolContent()
+
+    async def erase_blocks(self, frame: EraseBlocks) -> BlocksErased:
+        return BlocksErased(fault=f"this host has no pool {frame.pool}")
 
     def on_disconnect(self, connection: object) -> None:
         pass

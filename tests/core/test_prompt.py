@@ -16,7 +16,9 @@ from core.prompt import (
     Prompt,
     hashes_from_bytes,
     hashes_to_bytes,
+    salt_of_tenant,
     scope_bytes,
+    tenant_of_salt,
     tokens_from_bytes,
     tokens_to_bytes,
 )
@@ -124,3 +126,12 @@ def test_a_prompt_whose_hashes_are_known_keeps_no_states() -> None:
     assert prompt._states == []
     assert [prompt.key(depth) for depth in range(1, prompt.blocks + 1)] == hashes
     assert prompt.hashes() is prompt.hashes()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "given"), [("acme", ""), ("acme", "of its own"), ("acme", "other:more"), ("", ""), ("", "acme:")]
+)
+def test_a_salt_names_its_tenant_alone(tenant: str, given: str) -> None:
+    """Clients choose what stands behind it. A salt without a tenant names none, whatever it is."""
+    assert tenant_of_salt(salt_of_tenant(tenant, given)) == tenant
+    assert tenant_of_salt(given.partition(":")[0]) == ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -74,6 +75,8 @@ KV_CONFIG = "kv_transfer_config"
 WEIGHTS_FILE = "weights.json"
 """Digests of model files that were read once: see `DiskTier.digests`."""
 NO_ADAPTERS = "this engine serves no adapters: start it with one, or with enable_lora"
+
+_logger = logging.getLogger(__name__)
 VLLM_PARTS = {
     "AsyncEngineArgs": "vllm.engine.arg_utils",
     "AsyncLLM": "vllm.v1.engine.async_llm",
@@ -331,9 +334,17 @@ class VllmEngine:
         return Path(self._feed.folder)
 
     def _pool(self, algorithm: str) -> PoolDescription | None:
-        """The pool that the disk tier is; None if blocks in it cannot be announced."""
+        """The pool that the disk tier is; None if blocks in it cannot be announced. CallerError if several workers were
+        to share such a pool: it would have no keeper, and without one nothing is stored."""
         tier, facts = self._disk_tier, read_pool(self._shared / FACTS_FILE)
-        if tier is None or facts is None or facts.groups != 1 or algorithm not in HASH_BYTES:
+        if tier is None or facts is None:
+            return None
+        if facts.groups != 1 or algorithm not in HASH_BYTES:
+            cause = f"names them by {algorithm}" if facts.groups == 1 else f"has {facts.groups} kinds of caches"
+            fault = f"the blocks of {self._model} on the disk cannot be announced, because the engine {cause}"
+            if tier.writer:
+                raise CallerError(f"{fault}: give each worker a disk of its own, or none")
+            _logger.warning("%s: routing does not know them, and they have no tenants", fault)
             return None
         kind = bytes.fromhex(facts.kind)
         hash_bytes = HASH_BYTES[algorithm]

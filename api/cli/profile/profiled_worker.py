@@ -10,19 +10,13 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
-from actors.membership.registration import Registration, registration_of
+from actors.membership.registration import Registration
 from actors.transport.reconnecting_client import ReconnectingClient
+from api.cli.worker_link import decode_workers, worker_link
 from api.config.deployment_ref import DeploymentRef
-from api.process.planes import open_registry
-from core.clock import SystemClock
 from core.errors import CallerError, Unavailable
-from core.events.kv import DECODE
 from core.generation import NO_HINT, GenerateRequest, Output
-from core.ids import WorkerId, new_id
-
-WORKERS = "workers/"
-CONNECT_S = 10.0
-"""Longest wait for the worker's welcome."""
+from core.ids import WorkerId
 
 
 class _Outputs:
@@ -76,33 +70,12 @@ async def profiled_worker(connection: DeploymentRef, name: str) -> AsyncIterator
     """The worker of that name, connected; without a name the deployment's only decode worker. CallerError if there is
     none, or if there are several. Unavailable if it does not answer."""
     worker, about = await _find(connection, name)
-    clock, up = SystemClock(), asyncio.Event()
-    security = connection.link(clock).security(connection.key, connection.namespace, clock)
-    own_id = f"profile-{new_id()}"
-    link = ReconnectingClient(
-        worker, about.address, security, lambda: own_id, lambda it: up.set() if it.up else None, steps=False
-    )
-    link.start()
-    try:
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                await up.wait()
-        except TimeoutError as error:
-            reason = link.refusal or f"no answer within {CONNECT_S:g} s"
-            raise Unavailable(f"worker {about.name or worker} at {about.address}: {reason}") from error
+    async with worker_link(connection, worker, about, "profile") as link:
         yield ProfiledWorker(about.name or worker, about, link)
-    finally:
-        await link.close()
 
 
 async def _find(connection: DeploymentRef, name: str) -> tuple[WorkerId, Registration]:
-    async with open_registry(connection) as registry:
-        changes = await registry.get(WORKERS)
-    found = {
-        WorkerId(change.key.removeprefix(WORKERS)): about
-        for change in changes
-        if (about := registration_of(change)) is not None and about.role == DECODE
-    }
+    found = await decode_workers(connection)
     names = sorted(about.name or worker for worker, about in found.items())
     if not found:
         raise CallerError("the deployment has no worker that answers requests now")

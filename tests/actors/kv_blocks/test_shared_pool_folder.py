@@ -406,3 +406,29 @@ def test_a_pool_has_one_kind(it: Shared, tmp_path: Path) -> None:
     (tmp_path / "copy" / "pool").unlink()
     assert shared_pool_id(shared(tmp_path / "copy")) != found
     assert [file.name for file in it.folder.glob(".pool*")] == []
+
+
+def test_the_newest_keeper_alone_erases(it: Shared) -> None:
+    """Blocks go whether they were used lately or not; they are misses for all workers, and may be stored again."""
+    it.list()
+    for number in (1, 2, 3):
+        assert it.put(number)
+    older, newer = it.keeper, it.next_keeper()
+    with pytest.raises(KeeperSuperseded):
+        older.erase([name(1)])
+    assert it.load(1, worker=1)
+    it.stores[1].touch([(name(1), it.stores[1].stamp_now() + 10**9)])
+    assert newer.erase([name(1), name(2), name(9)]) == set()
+    assert [it.load(number, worker=1) for number in (1, 2, 3)] == [False, False, True]
+    assert not any(it.counts[1][count] for count in ("refused_missing", "stuck"))
+    assert (newer.size_of(name(1)), newer.size_of(name(3))) == (0, FILE_BYTES)
+    it.list()
+    assert it.put(1)
+
+
+def test_a_file_that_cannot_be_erased_is_named(it: Shared) -> None:
+    it.list()
+    assert it.put(2)
+    (it.folder / f"{name(1).hex()}.kv").mkdir()
+    assert it.keeper.erase([name(1), name(2)]) == {name(1)}
+    assert not (it.folder / f"{name(2).hex()}.kv").exists()

@@ -405,10 +405,10 @@ def test_named_blocks_are_noted_on_request() -> None:
     assert mirror.take_named() == []
     mirror.apply(stored(path[:3]))
     expected = zip([name_of(block) for block in prefixes(path)], chain, [None, *chain], strict=False)
-    assert mirror.take_named() == [(name, block, parent) for name, block, parent in expected]
+    assert mirror.take_named() == [(name, block, parent, "salt") for name, block, parent in expected]
     mirror.apply(removed(path))
     mirror.apply(stored(path))
-    assert [block for _, block, _ in mirror.take_named()] == chain[3:]
+    assert [block for _, block, *_ in mirror.take_named()] == chain[3:]
     assert mirror.take_named() == []
     unasked = CacheMirror(SIZE, SEED)
     unasked.apply(stored(path))

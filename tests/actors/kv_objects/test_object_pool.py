@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from actors.kv_blocks.write_grant import KeeperSuperseded
 from actors.kv_objects import object_pool, store_report
 from actors.kv_objects.object_block_store import ObjectBlockStore
 from actors.kv_objects.object_pool import LIST_AFTER_S, LIST_ALL_S, PARTS_MAX, REMOVED_AT_ONCE, ObjectPool
-from actors.kv_objects.object_store import BUSY, DENIED, FAILED, TIMEOUT, ObjectStore
+from actors.kv_objects.object_store import BUSY, DENIED, FAILED, TIMEOUT, ObjectStore, ObjectStoreFailed
 from actors.kv_objects.pool_objects import ObjectSeal, block_key, object_pool_id
 from actors.kv_objects.report_batches import ACTIVE_S, BEAT_S, ReportBatches
 from actors.kv_objects.s3_objects import S3Objects
@@ -568,3 +569,47 @@ def test_fresh_blocks_that_no_worker_reported_yet_are_the_newest(tmp_path: Path,
     objects.put(block_key(name(4)), b"new")
     it.next_keeper()
     assert [*it.keeper._blocks] == [name(1), name(3), name(2), name(4)]
+
+
+@pytest.mark.parametrize("kind", ["it", "real"])
+def test_blocks_are_erased_by_the_newest_keeper_alone(kind: str, request: pytest.FixtureRequest) -> None:
+    """Whether they were used lately or not, also those that a worker which is gone never reported."""
+    it: Pool = request.getfixturevalue(kind)
+    it.list()
+    assert [it.workers[0].put(number) for number in range(4)] == [True] * 4
+    it.workers[0].report(0, 1)
+    it.workers[1].use(0, 1)
+    it.list()
+    older, newer = it.keeper, it.next_keeper()
+    with pytest.raises(KeeperSuperseded):
+        older.erase([name(0)])
+    it.objects.create(block_key(name(5)), bytes(BLOCK_BYTES))
+    assert newer.size_of(name(5)) == 0
+    newer.read_again()
+    listing = newer.listing()
+    assert listing is not None
+    assert name(5) in listing.stays
+    assert (newer.size_of(name(0)), newer.size_of(name(9))) == (BLOCK_BYTES, 0)
+    assert newer.erase([name(0), name(1), name(5), name(9)]) == set()
+    assert it.there() == {name(2), name(3)}
+    assert newer.used_bytes == 2 * BLOCK_BYTES
+    assert not it.workers[1].load(0)
+
+
+def test_objects_that_cannot_be_erased_are_named(it: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ones are gone, and are known to be."""
+    monkeypatch.setattr(object_pool, "REMOVED_AT_ONCE", 2)
+    it.list()
+    assert [it.workers[0].put(number) for number in range(4)] == [True] * 4
+    it.list()
+    delete, calls = it.objects.delete, iter([True, False])
+
+    def failing(keys: Iterable[str]) -> None:
+        if not next(calls):
+            raise ObjectStoreFailed(FAILED, "away")
+        delete(keys)
+
+    monkeypatch.setattr(it.objects, "delete", failing)
+    assert it.keeper.erase(map(name, range(4))) == {name(2), name(3)}
+    assert it.there() == {name(2), name(3)}
+    assert it.keeper.used_bytes == 2 * BLOCK_BYTES

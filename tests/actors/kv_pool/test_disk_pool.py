@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from actors.kv_blocks.block_seal import DIGEST_BYTES
-from actors.kv_blocks.catalog_records import RECORD_BYTES
+from actors.kv_blocks.catalog_records import RECORD_BYTES, tenant_digest
 from actors.kv_blocks.pool_folder import CATALOG_FILE
 from actors.kv_pool.pool_keeper import PoolKeeper
 from actors.router.router import Router
@@ -26,6 +26,8 @@ from core.prompt import TOKEN_BYTES, Prompt, scope_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING, kv_stream
 from projections.folds.state import NO_OVERLAP
+from replay.recording.recording import Recording
+from replay.verify.verify import verify
 from tests.actors.engines.vllm.test_disk_tier import (
     BLOCKS,
     DEVICE_BLOCKS,
@@ -36,12 +38,15 @@ from tests.actors.engines.vllm.test_disk_tier import (
     quiet,
 )
 from tests.actors.engines.vllm.test_host_tier import SIZE
-from tests.actors.world import KEY, World, collect, world
+from tests.actors.world import KEY, NAMESPACE, World, collect, world
 from tests.contracts.engine import prompt, request
 from tests.fixtures.engines import RecordedEngine
 from tests.fixtures.eventually import eventually
+from tests.replay.recorded import archived
 
 PROMPTS = 6
+DISK_KEY = b"k" * 32
+"""That of `engine_over`."""
 
 
 @dataclass
@@ -184,6 +189,38 @@ async def test_scopes_share_nothing(served: Served) -> None:
         assert served.levels(other) == (0,) * 4
     assert served.levels(salted) == (0, 0, BLOCKS, BLOCKS)
     assert await served.answer(salted) == (cold, BLOCKS * SIZE)
+
+
+async def test_one_tenants_blocks_are_erased(served: Served, tmp_path: Path) -> None:
+    """While another one's prompts are answered. Its texts are those of cold afterwards, and its blocks are stored
+    again; the other one's blocks are found. No decision rests on a block that was erased."""
+    asked = {tenant: [request(prompt(LENGTH), 8, cache_salt=f"{tenant}:") for _ in range(2)] for tenant in ("a", "b")}
+    cold = {tenant: [(await served.answer(each))[0] for each in asked[tenant]] for tenant in asked}
+    await served.push_out()
+    await served.told()
+    digest = tenant_digest(DISK_KEY, "a")
+    assert {each.tenant: each.blocks for each in await served.pool.tenants()}[digest] == 2 * BLOCKS
+    erased, *answers = await asyncio.gather(
+        served.pool.erase(digest, unknown=True), *(served.answer(each) for each in asked["b"])
+    )
+    assert (erased.blocks, erased.failed, erased.left) == (2 * BLOCKS, 0, 0)
+    assert answers == [(tokens, BLOCKS * SIZE) for tokens in cold["b"]]
+    assert digest not in {each.tenant for each in await served.pool.tenants()}
+    await served.told()
+    assert served.levels(asked["a"][0]) == (0,) * 4
+    assert [await served.answer(each) for each in asked["a"]] == [(tokens, 0) for tokens in cold["a"]]
+    routed = (await served.world.told(ROUTING, RequestRouted))[-2:]
+    assert [event.predicted_cached_tokens for event in routed] == [0, 0]
+    await served.push_out()
+    await served.told()
+    for each in (*asked["a"], *asked["b"]):
+        assert served.levels(each) == (0, 0, BLOCKS, BLOCKS)
+    assert [await served.answer(each) for each in asked["a"]] == [(tokens, BLOCKS * SIZE) for tokens in cold["a"]]
+    await served.told()
+    path = await archived(served.world.log, NAMESPACE, KEY, tmp_path / "log")
+    with Recording.open(path, KEY) as recording:
+        found = verify(recording)
+    assert (found.holds, found.different) == (True, 0)
 
 
 async def test_a_file_that_goes_takes_those_behind_it_along(served: Served) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from actors.kv_blocks.block_seal import BlockSeal
 from actors.kv_blocks.block_store import GOING, BlockStore
-from actors.kv_blocks.catalog_records import RECORD_BYTES
+from actors.kv_blocks.catalog_records import RECORD_BYTES, UNKNOWN_TENANT, CatalogEntry, tenant_digest
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.keeper_lease import LEASE_FILE, KeeperLease
 from actors.kv_blocks.pool_folder import CATALOG_FILE, PoolFolder
@@ -25,6 +25,7 @@ from actors.kv_pool.pool_keeper import FOLD_S, PoolKeeper
 from core.block_spans import unpacked
 from core.clock import SystemClock
 from core.codec import decode_message
+from core.errors import Unavailable
 from core.events import BlocksRemoved, BlocksStored, Event, PoolJoined, PoolLeft, PoolLost, UnknownEvent
 from core.ids import LOST_SUFFIX, Epoch, StreamName, StreamSeq, WorkerId
 from core.keys import DeploymentKey
@@ -32,7 +33,7 @@ from core.prompt import hashes_from_bytes
 from core.subjects import subject
 from projections.folds.state import State
 from streams.memory.memory_log import MemoryLog
-from tests.actors.kv_blocks.test_pool_folder import KIND, OTHER_KIND, described, name, put, shared_by
+from tests.actors.kv_blocks.test_pool_folder import KEY, KIND, OTHER_KIND, described, name, put, shared_by
 from tests.fixtures.eventually import eventually
 from tests.projections.speaker import Speaker
 
@@ -60,11 +61,11 @@ class Kept:
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         self.tasks.add(asyncio.create_task(coroutine))
 
-    def name(self, *numbers: int, parent: int | None = None) -> None:
+    def name(self, *numbers: int, parent: int | None = None, salt: str = "") -> None:
         """The engine has a chain of blocks; our hash of each is 1000 more than the engine's name."""
         named = []
         for number in numbers:
-            named.append(NamedBlock(number, 1000 + number, parent))
+            named.append(NamedBlock(number, 1000 + number, parent, salt))
             parent = 1000 + number
         self.keeper.note(named)
 
@@ -218,7 +219,7 @@ async def test_the_next_keeper_announces_the_same_without_a_request(tmp_path: Pa
         it.name(1, 2, 3, 4)
         await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2, 3, 4)
-    assert len((tmp_path / CATALOG_FILE).read_bytes()) == 4 * RECORD_BYTES
+    assert len((tmp_path / CATALOG_FILE).read_bytes()) == 4 * 2 * RECORD_BYTES, "each with its tenant"
 
 
 async def test_a_strangers_file_is_not_announced(tmp_path: Path, log: MemoryLog) -> None:
@@ -524,3 +525,200 @@ async def test_a_kill_at_any_step(tmp_path: Path, log: MemoryLog, point: int, mo
         it.name(4, parent=1002)
         await it.keeper.refresh()
         assert await it.announced() == blocks(1, 2, 4)
+
+
+def tenant(name: str) -> bytes:
+    return tenant_digest(KEY, name)
+
+
+async def with_tenants(it: Kept) -> None:
+    """Blocks 1 to 3 of `acme`, 4 and 5 of `other`, 6 of no tenant, and 7 of which no worker said what it is."""
+    it.name(1, 2, 3, salt="acme:")
+    it.name(4, salt="other:")
+    it.name(5, salt="other:of its own")
+    it.name(6)
+    for number in range(1, 8):
+        put(it.folder, number)
+    await it.keeper.refresh()
+
+
+async def counted(it: Kept) -> dict[bytes, int]:
+    return {each.tenant: each.blocks for each in await it.keeper.tenants()}
+
+
+def files(folder: Path) -> set[int]:
+    """Numbers of the blocks whose files lie there, under whatever name."""
+    names = {name(number).hex(): number for number in range(100)}
+    return {names[path.stem] for path in folder.iterdir() if path.stem in names}
+
+
+async def test_blocks_are_counted_by_tenant(tmp_path: Path, log: MemoryLog) -> None:
+    """Also by the next keeper. No name of a tenant stands in the folder."""
+    expected = {tenant("acme"): 3, tenant("other"): 2, tenant(""): 1, UNKNOWN_TENANT: 1}
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        assert await counted(it) == expected
+        (of_acme,) = [each for each in await it.keeper.tenants() if each.tenant == tenant("acme")]
+        assert of_acme.size_bytes == 3 * 8192
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        assert await counted(it) == expected
+    for path in tmp_path.iterdir():
+        assert b"acme" not in path.read_bytes()
+        assert tenant("acme") not in path.read_bytes(), "the digest is under a pad"
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+async def test_the_blocks_of_one_tenant_are_erased(tmp_path: Path, log: MemoryLog, unknown: bool) -> None:
+    """Others stay; the catalogue has no word of them any more."""
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        erased = await it.keeper.erase(tenant("acme"), unknown=unknown)
+        gone = {1, 2, 3, *({7} if unknown else ())}
+        assert erased == (len(gone), len(gone) * 8192, 0, 0)
+        assert files(tmp_path) == {*range(1, 8)} - gone
+        assert await it.announced() == blocks(4, 5, 6)
+        assert await counted(it) == {tenant("other"): 2, tenant(""): 1} | ({} if unknown else {UNKNOWN_TENANT: 1})
+        assert (await it.keeper.erase(tenant("acme"), unknown=unknown)).blocks == 0
+        assert len((tmp_path / CATALOG_FILE).read_bytes()) == 3 * 2 * RECORD_BYTES
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(4, 5, 6)
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(4, 5, 6)
+
+
+async def test_the_log_has_the_removal_before_a_file_is_erased(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        acknowledged, seen = it.keeper.publisher.acknowledged, []
+
+        async def look(timeout_s: float) -> bool:
+            answer = await acknowledged(timeout_s)
+            seen.append((await it.folded(), files(tmp_path)))
+            return answer
+
+        monkeypatch.setattr(it.keeper.publisher, "acknowledged", look)
+        await it.keeper.erase(tenant("acme"), unknown=True)
+        assert seen == [(blocks(4, 5, 6), {*range(1, 8)})]
+        assert files(tmp_path) == {4, 5, 6}
+
+
+async def test_without_the_log_nothing_is_erased(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that were announced as removed are announced again."""
+    monkeypatch.setattr(pool_keeper, "ACKNOWLEDGED_S", 0.05)
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        assert await it.announced() == blocks(1, 2, 3, 4, 5, 6)
+        log.away = True
+        with pytest.raises(Unavailable, match="the log acknowledges nothing"):
+            await it.keeper.erase(tenant("acme"), unknown=True)
+        assert files(tmp_path) == {*range(1, 8)}
+        log.away = False
+        await it.keeper.refresh()
+        assert await it.announced() == blocks(1, 2, 3, 4, 5, 6)
+        assert (await it.keeper.erase(tenant("acme"), unknown=True)).blocks == 4
+
+
+async def test_many_blocks_are_erased_in_parts(tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper that dies in the middle announces the rest, which the next one erases."""
+    monkeypatch.setattr(pool_keeper, "ERASED_AT_ONCE", 2)
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        first = await it.keeper.erase(tenant("acme"), unknown=False)
+        assert (first.blocks, first.left) == (2, 1)
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        assert (await counted(it))[tenant("acme")] == 1
+        last = await it.keeper.erase(tenant("acme"), unknown=False)
+        assert (last.blocks, last.left) == (1, 0)
+        assert files(tmp_path) == {4, 5, 6, 7}
+
+
+async def test_what_came_meanwhile_is_erased_too(tmp_path: Path, log: MemoryLog) -> None:
+    """A block that was written since the last listing, and one whose file goes."""
+    async with keeping(tmp_path, log) as it:
+        it.name(1, 2, salt="acme:")
+        put(tmp_path, 1)
+        await it.keeper.refresh()
+        put(tmp_path, 2)
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 1
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 1
+        assert files(tmp_path) == set()
+        it.name(3, salt="acme:")
+        put(tmp_path, 3)
+        await it.keeper._list()
+        (tmp_path / f"{name(3).hex()}.kv").rename(tmp_path / f"{name(3).hex()}{GOING}")
+        await it.keeper._list()
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 1
+        assert files(tmp_path) == set()
+
+
+async def test_a_file_that_cannot_be_erased_is_announced_again(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with keeping(tmp_path, log) as it:
+        await with_tenants(it)
+        erase, stays = it.keeper._folder.erase, name(2)
+        monkeypatch.setattr(
+            it.keeper._folder, "erase", lambda names: {stays} | erase(each for each in names if each != stays)
+        )
+        erased = await it.keeper.erase(tenant("acme"), unknown=False)
+        assert (erased.blocks, erased.failed, erased.left) == (2, 1, 0)
+        monkeypatch.undo()
+        await it.keeper.refresh()
+        assert await counted(it) == {tenant("acme"): 1, tenant("other"): 2, tenant(""): 1, UNKNOWN_TENANT: 1}
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 1
+
+
+async def test_a_block_without_a_tenant_gets_it_when_it_is_named_again(tmp_path: Path, log: MemoryLog) -> None:
+    """Of a catalogue of the version before. Its announcement does not change."""
+    async with keeping(tmp_path, log) as it:
+        put(tmp_path, 1)
+        put(tmp_path, 2)
+        it.keeper._folder.keep({name(1): CatalogEntry(1001, None), name(2): CatalogEntry(1002, 1001)})
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        assert (await counted(it), await it.announced()) == ({UNKNOWN_TENANT: 2}, blocks(1, 2))
+        it.name(1, 2, salt="acme:")
+        await it.keeper.refresh()
+        assert (await counted(it), await it.announced()) == ({tenant("acme"): 2}, blocks(1, 2))
+        assert not [event for event in await it.events() if isinstance(event, BlocksStored | BlocksRemoved)]
+        it.name(1, 2)
+        await it.keeper.refresh()
+        assert await counted(it) == {tenant("acme"): 2}, "a known tenant stays"
+        (tmp_path / f"{name(1).hex()}.kv").unlink()
+        await it.keeper.refresh()
+        assert await it.announced() == set(), "each block has one copy"
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        assert await counted(it) == {tenant("acme"): 1}
+
+
+async def test_the_engine_sees_what_was_erased(tmp_path: Path, log: MemoryLog) -> None:
+    """Its bytes are free, its blocks are stored again, and a miss is no fault."""
+    counts = DiskCounts(shared_by(tmp_path) / "counts")
+    clock = SystemClock()
+    store = BlockStore(tmp_path, 1 << 20, BlockSeal(KIND), counts, shared_by(tmp_path), clock)
+    async with keeping(tmp_path, log) as it:
+        await it.keeper.refresh()
+        for number in (1, 2, 3):
+            assert store.put(name(number), memoryview(bytes(5000)), store.stamp_now())
+        it.name(1, 2, salt="acme:")
+        it.name(3, salt="other:")
+        await it.keeper.refresh()
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 2
+        assert not store.load(name(1), memoryview(bytearray(5000)))
+        assert [store.holds(name(number)) for number in (1, 2, 3)] == [False, False, True]
+        assert (counts["blocks"], counts["bytes"], counts["refused_missing"]) == (1, 8192, 0)
+        assert store.load(name(3), memoryview(bytearray(5000)))
+        assert store.put(name(1), memoryview(bytes(5000)), store.stamp_now())
+        await it.keeper.refresh()
+        assert (await counted(it))[tenant("acme")] == 1, "a new request of the tenant stores it again"
+        assert (await it.keeper.erase(tenant("acme"), unknown=False)).blocks == 1
+        store.touch([])
+        assert not store.holds(name(1))

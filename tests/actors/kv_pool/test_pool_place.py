@@ -12,6 +12,7 @@ import pytest
 
 from actors.engines.simulated.simulated_engine import SimulatedEngine
 from actors.kv_blocks.block_seal import HEADER_BYTES, BlockSeal
+from actors.kv_blocks.catalog_records import tenant_digest
 from actors.kv_blocks.disk_counts import DiskCounts
 from actors.kv_blocks.pool_folder import ObjectPlace, PoolShare
 from actors.kv_cache.cache_mirror import NamedBlock
@@ -23,9 +24,11 @@ from actors.kv_objects.s3_objects import S3Objects
 from actors.kv_objects.write_credit import read_local
 from actors.kv_pool import entry_outbox, pool_keeper, shared_pool
 from actors.router.router import Router
+from actors.transport.frames import EraseBlocks, PoolContent
 from actors.worker.worker import Worker
 from core.clock import SystemClock
 from core.events import BlocksRemoved, BlocksStored, PoolJoined
+from tests.actors.kv_blocks.test_pool_folder import KEY as POOL_KEY
 from tests.actors.kv_blocks.test_pool_folder import KIND, described, name
 from tests.actors.kv_pool.test_shared_pool import (
     BLOCKS,
@@ -164,6 +167,44 @@ async def test_a_refused_object_leaves_the_index(tmp_path: Path, s3: S3Server) -
         assert not second.store.load(name(3), memoryview(bytearray(5000)))
         await eventually(lambda: levels(router, second.worker) == 2, "the first two")
         assert await it.told(KV, BlocksRemoved)
+
+
+async def test_one_tenants_objects_are_erased(tmp_path: Path, s3: S3Server) -> None:
+    """Those of both workers, by the keeper, which alone can. Objects of another tenant stay, and are announced; the
+    catalogue's objects name no tenant."""
+    place = s3.place()
+    async with pair(tmp_path, place) as (_, router, first, second):
+        await first.write(router)
+        for each, salt, numbers in ((first, "acme:", (21, 22)), (second, "acme:a", (23,)), (second, "b:", (24,))):
+            for number in numbers:
+                await eventually(lambda each=each: read_local(each.shared) > 0, "it may write")  # type: ignore[misc]
+                pool_of(each.worker).note([NamedBlock(number, number, None, salt)])
+                assert each.store.put(name(number), memoryview(bytes(5000)), 0)
+        kept = keeper(first.worker)
+        await eventually(lambda: kept.blocks == BLOCKS + 4, "all are announced")
+        digest = tenant_digest(POOL_KEY, "acme")
+        frame = EraseBlocks(pool=kept.id, tenant=digest, unknown=True)
+        assert "another worker keeps the pool" in (await second.worker.erase_blocks(frame)).fault
+        content = await first.worker.pool_content()
+        assert (content.pool, content.tier, content.kept) == (kept.id, "remote", True)
+        assert {each.tenant: (each.blocks, each.size_bytes) for each in content.tenants} == {
+            digest: (3, 3 * BLOCK_BYTES),
+            tenant_digest(POOL_KEY, "b"): (1, BLOCK_BYTES),
+            tenant_digest(POOL_KEY, ""): (BLOCKS, BLOCKS * BLOCK_BYTES),
+        }
+        assert await second.worker.pool_content() == PoolContent(pool=kept.id, tier="remote")
+        erased = await first.worker.erase_blocks(frame)
+        assert (erased.blocks, erased.size_bytes, erased.failed, erased.left) == (3, 3 * BLOCK_BYTES, 0, 0)
+        objects = S3Objects(place, 20)
+        there = {each.key for each in objects.list("blocks")}
+        assert there == {block_key(name(number)) for number in (*range(1, BLOCKS + 1), 24)}
+        assert levels(router, second.worker) == BLOCKS
+        assert kept.blocks == BLOCKS + 1
+        for each in objects.list("keepers"):
+            content_of = objects.get(each.key)
+            assert digest not in content_of
+            assert b"acme" not in content_of
+        assert (await first.worker.erase_blocks(frame)).blocks == 0
 
 
 async def test_blocks_go_once_the_log_has_their_removal(

@@ -271,7 +271,7 @@ class Sent:
         self.inbox = SharedPoolFolder(self.described, clock := ManualClock(NOW_MS), 1)
         self.inbox.open()
         batches = EntryBatches(folder, "0" * 16, self.inbox._records, clock)
-        self.outbox = EntryOutbox(batches, self.inbox.name_of, clock)
+        self.outbox = EntryOutbox(batches, self.inbox.name_of, self.inbox.tenant_of, clock)
 
     def note(self, *numbers: int) -> None:
         self.outbox.note(NamedBlock(number, 1000 + number, None) for number in numbers)

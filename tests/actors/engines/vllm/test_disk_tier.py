@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 from actors.engines.vllm import shared_memory
 from actors.engines.vllm.vllm_args import DiskTier
 from actors.kv_blocks.block_file import FAILURES_MAX, PAUSE_S
+from actors.kv_blocks.pool_facts import FACTS_FILE, PoolFacts, write_pool
 from actors.kv_blocks.pool_folder import ObjectPlace
 from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
@@ -339,3 +341,22 @@ def change_weights(model: Path) -> None:
         fresh = np.random.default_rng(1)
         save_file({name: fresh.permuted(each) for name, each in weights.items()}, file, {"format": "pt"})
         os.utime(file, ns=times)
+
+
+@pytest.mark.parametrize(("groups", "algorithm"), [(2, "sha256"), (1, "builtin")])
+def test_a_pool_that_cannot_be_announced_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, groups: int, algorithm: str
+) -> None:
+    """That of a hybrid model, or of names that no file has. Workers that would share it are refused: it would have no
+    keeper, and without one nothing is stored."""
+    cause = "has 2 kinds of caches" if groups == 2 else "names them by builtin"
+    for writer in ("", new_id()):
+        engine = engine_over(tmp_path, tmp_path / "kv", writer=writer)
+        engine._feed = SimpleNamespace(folder=str(tmp_path))
+        write_pool(tmp_path / FACTS_FILE, PoolFacts("00" * 16, 4, groups))
+        if writer:
+            with pytest.raises(CallerError, match=f"cannot be announced, because the engine {cause}: give each"):
+                engine._pool(algorithm)
+        else:
+            assert engine._pool(algorithm) is None
+            assert f"the blocks of tiny on the disk cannot be announced, because the engine {cause}" in caplog.text
