@@ -202,7 +202,9 @@ class SharedPool:
 
     async def _in_time(self, call: Callable[[], T]) -> T:
         """The result of a call of the folder. TimeoutError after HANG_S."""
-        return await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(self._opener, call), HANG_S)
+        # not wait_for: before Python 3.12 it can lose a cancellation, and the worker's end would wait for ever
+        async with asyncio.timeout(HANG_S):
+            return await asyncio.get_running_loop().run_in_executor(self._opener, call)
 
     async def _is_ours(self, claim: int) -> bool:
         """True if the claim is still the one of then, or the registry is away: then no other can have it."""
