@@ -196,7 +196,8 @@ def deployment(folder: Path) -> Path:
     """The file of the deployment."""
     file = folder / "planned.yaml"
     workers = [{"engine": "simulated", "count": 1, "drain_timeout": DRAIN, "engine_args": ENGINE}]
-    file.write_text(json.dumps({"version": 1, "workers": workers, "planner": PLANNER}))
+    spread = {"policy": "round-robin"}  # a policy by caches would leave new workers without streams
+    file.write_text(json.dumps({"version": 1, "workers": workers, "planner": PLANNER, "routing": spread}))
     return file
 
 
