@@ -176,7 +176,7 @@ async def shrink(running: Running, downs: int) -> ScaleDowns:
 async def set_size(running: Running, workers: int) -> None:
     """The fleet has so many workers: they are ready, and those that drained are gone."""
     size = ("min", str(workers), "max", str(workers))
-    done = await asyncio.to_thread(contrail, "scale", "set", *size, "--data", str(running.data))
+    done = await asyncio.to_thread(contrail, "scale", "set", *size, "--data", str(running.data), timeout_s=CHANGE_S)
     assert done.returncode == 0, done.stderr
 
     def is_done() -> bool:
