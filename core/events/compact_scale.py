@@ -109,16 +109,17 @@ def _more(kind: type[EventBase]) -> Any:
     return msgspec.defstruct(f"{kind.__name__}More", values, omit_defaults=True, frozen=True)
 
 
-DemandRow, CapacityRow, DecidedRow = map(_row, (DemandRolled, CapacityLearned, ScaleDecided))
-DemandMore, CapacityMore, DecidedMore = map(_more, (DemandRolled, CapacityLearned, ScaleDecided))
+DemandRow, DemandMore = _row(DemandRolled), _more(DemandRolled)
+CapacityRow, CapacityMore = _row(CapacityLearned), _more(CapacityLearned)
+DecidedRow, DecidedMore = _row(ScaleDecided), _more(ScaleDecided)
 
 
 class CompactDemand(msgspec.Struct, frozen=True, tag_field="type", tag=COMPACT_DEMAND):
     """A period as it stands in a message."""
 
     v: ClassVar[int] = ROW_VERSION
-    row: DemandRow = msgspec.field(name="e")
-    more: DemandMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)
+    row: DemandRow = msgspec.field(name="e")  # type: ignore[valid-type]
+    more: DemandMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)  # type: ignore[valid-type]
 
     @property
     def event(self) -> ScaleEvent:
@@ -130,8 +131,8 @@ class CompactCapacity(msgspec.Struct, frozen=True, tag_field="type", tag=COMPACT
     """The same of a capacity."""
 
     v: ClassVar[int] = ROW_VERSION
-    row: CapacityRow = msgspec.field(name="e")
-    more: CapacityMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)
+    row: CapacityRow = msgspec.field(name="e")  # type: ignore[valid-type]
+    more: CapacityMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)  # type: ignore[valid-type]
 
     @property
     def event(self) -> ScaleEvent:
@@ -143,8 +144,8 @@ class CompactDecided(msgspec.Struct, frozen=True, tag_field="type", tag=COMPACT_
     """The same of a decision."""
 
     v: ClassVar[int] = ROW_VERSION
-    row: DecidedRow = msgspec.field(name="e")
-    more: DecidedMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)
+    row: DecidedRow = msgspec.field(name="e")  # type: ignore[valid-type]
+    more: DecidedMore | msgspec.UnsetType = msgspec.field(name="m", default=UNSET)  # type: ignore[valid-type]
 
     @property
     def event(self) -> ScaleEvent:
