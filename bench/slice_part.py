@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,8 +32,8 @@ class Part(NamedTuple):
 
     arrivals: list[Arrival]
     """From 0 us on."""
-    bodies: list[bytes]
-    """The request bodies, as a client sends them."""
+    bodies: Iterable[bytes]
+    """The request bodies, as a client sends them; they may be made one by one."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -63,11 +63,11 @@ def part_of(file: Path, start_s: float, seconds: float, pace: Pace) -> Part:
     return Part(arrivals, bodies)
 
 
-def engine_args() -> dict[str, object]:
-    """ENGINE as a deployment file has it."""
+def engine_args(engine: SimulatedSettings = ENGINE) -> dict[str, object]:
+    """The engine as a deployment file has it."""
     usual = SimulatedSettings()
-    fields = (field.name for field in dataclasses.fields(ENGINE))
-    return {name: getattr(ENGINE, name) for name in fields if getattr(ENGINE, name) != getattr(usual, name)}
+    fields = (field.name for field in dataclasses.fields(engine))
+    return {name: getattr(engine, name) for name in fields if getattr(engine, name) != getattr(usual, name)}
 
 
 def simulated(arrivals: list[Arrival], workers: int, routing: RoutingSettings, runs: int) -> Iterator[SimulationReport]:

@@ -8,7 +8,8 @@
 4. A decoder takes older versions, unknown fields, unknown types and newer versions; the last two become
    `UnknownEvent`. Bytes that are no message at all raise `Corrupt`.
 5. Decisions of later versions, first tokens and ends are arrays (`core.events.compact_decision`,
-   `core.events.compact_progress`), which this module turns back.
+   `core.events.compact_progress`), and so are a planner's events (`core.events.compact_scale`); this module turns them
+   back.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ from core.events.compact_progress import (
     encode_finished,
     encode_prefilled,
 )
+from core.events.compact_scale import (
+    SCALE_FORMS,
+    SCALE_TYPES,
+    encode_scale,
+)
 from core.events.jobs import (
     JobsRestated,
     PrefillCancelled,
@@ -72,7 +78,7 @@ from core.events.jobs import (
     PrefillStarted,
 )
 from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns
-from core.events.scale import SCALE_EVENTS
+from core.events.scale import SCALE_EVENTS, ScaleEvent
 from core.ids import SourceId
 
 DIGEST_BYTES = 16
@@ -115,9 +121,9 @@ DECISION_TYPES = COMPACT_TYPES | {kind.__name__ for kind in DECISIONS}
 """Their types on the wire."""
 _DECISION = b"RequestR"
 """The types of DECISIONS begin with it, and no other event's type does."""
-_FORMS = frozenset({CompactDecision, ShortDecision, CompactPrefilled, CompactFinished, PrefilledMap, FinishedMap})
+_FORMS = SCALE_FORMS | {CompactDecision, ShortDecision, CompactPrefilled, CompactFinished, PrefilledMap, FinishedMap}
 """Events as they stand in a message where that is not their class in memory."""
-_COMPACT = COMPACT_TYPES | {COMPACT_PREFILLED, COMPACT_FINISHED}
+_COMPACT = COMPACT_TYPES | SCALE_TYPES | {COMPACT_PREFILLED, COMPACT_FINISHED}
 """Types on the wire of which the latest programs alone know the form."""
 _MAPS = set(EVENT_TYPES.values()) - {RequestPrefilled, RequestFinished}
 _AnyForm: Any = Union[(*_FORMS, *_MAPS)]
@@ -319,6 +325,13 @@ def encode_readable(
     raw = [msgspec.Raw(_json_encoder.encode(event)) for event in events]
     head = _Sealed(v=MESSAGE_VERSION, source=source, n=n, prev=prev, sent_ms=sent_ms, events=raw)
     return _json_encoder.encode(head if not generation else _later(head, generation))
+
+
+def encode_planned(
+    source: SourceId, n: int, prev: bytes, sent_ms: int, events: Sequence[ScaleEvent], generation: int = 0
+) -> bytes:
+    """The same of a planner's events, in their shortest form: a planner writes every few seconds, for ever."""
+    return encode_message(source, n, prev, sent_ms, [encode_scale(event) for event in events], generation)
 
 
 def decode_message(payload: bytes) -> Message:

@@ -70,6 +70,8 @@ class PeriodEnded(NamedTuple):
     """A hand's answer to a target of this planner; None if there is none since the period before."""
     foreseen: ForeseenRates | None = None
     """The newest answer of another library's forecaster; None if there is none."""
+    earlier: tuple[DemandRolled, ...] = ()
+    """Periods before it that were held back, oldest first (`actors.planning.quiet_periods`)."""
 
 
 class WorkerReady(NamedTuple):
@@ -192,7 +194,8 @@ class Planner:
     def _on_period(self, ended: PeriodEnded, commands: list[PlannerCommand]) -> None:
         rolled, fold = ended.rolled, self.fold
         now_ms = rolled.at_ms
-        self._record(rolled, commands)
+        for each in (*ended.earlier, rolled):
+            self._record(each, commands)
         if ended.settings is not None and ended.settings != fold.settings:
             self._record(_changed_settings(fold, ended.settings), commands)
         elif fold.periods - fold.settings_stated >= RESTATE_PERIODS:

@@ -29,6 +29,7 @@ from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAckn
 from actors.planning.forecast_process import ForecastProcess
 from actors.planning.planner import PeriodEnded, Planner, RecordEvent, WorkerReady
 from actors.planning.planner_settings import PlannerSettings
+from actors.planning.quiet_periods import QuietPeriods, is_at_rest
 from actors.planning.scale_writer import ScaleWriter
 from core.clock import Clock
 from core.errors import ContrailError, PeerError
@@ -209,7 +210,7 @@ class PlannerService:
     async def _end_periods(self, machine: Planner, reader: DemandReader, writer: ScaleWriter) -> None:
         loop = asyncio.get_running_loop()
         next_s = claimed_s = polled_s = loop.time()
-        known = set(self._ready)
+        known, quiet = set(self._ready), QuietPeriods()
         while True:
             next_s = max(next_s + self.settings.current.period_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
@@ -220,16 +221,22 @@ class PlannerService:
             if loop.time() - polled_s >= POLL_EVERY_S:
                 polled_s = loop.time()
                 await self._watch.poll()
-            await self._end_period(machine, reader, writer, known)
+            await self._end_period(machine, reader, writer, known, quiet)
             known = set(self._ready)
 
-    async def _end_period(self, machine: Planner, reader: DemandReader, writer: ScaleWriter, known: set[str]) -> None:
+    async def _end_period(
+        self, machine: Planner, reader: DemandReader, writer: ScaleWriter, known: set[str], quiet: QuietPeriods
+    ) -> None:
         now_ms = self.clock.wall_ms()
         rolled = reader.roll(now_ms)
         if rolled is None:
             return
         settings = self.settings.current
         reader.use(settings)
+        is_known = settings == machine.fold.settings and self._acknowledged is None
+        if quiet.hold(rolled, rests=is_known and is_at_rest(machine.fold, len(self._ready), machine.coming)):
+            return
+        *earlier, rolled = quiet.take(rolled)
         now_us = self.clock.monotonic_us()
         for _ in range(len(self._ready.keys() - known)):
             if (order := machine.oldest_order) is not None:
@@ -247,6 +254,7 @@ class PlannerService:
             self.settings.acts,
             self._answer(),
             self.forecasts.foreseen,
+            tuple(earlier),
         )
         commands = machine.step(ended, now_us)
         events = [command.event for command in commands if isinstance(command, RecordEvent)]

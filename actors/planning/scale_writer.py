@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from core.clock import Clock
-from core.codec import CHAIN_START, decode_message, digest, encode_readable, newest_generation
+from core.codec import CHAIN_START, decode_message, digest, encode_planned, newest_generation
 from core.errors import Corrupt, PeerError, Unavailable, WrongSequence
 from core.events.scale import ScaleEvent
 from core.ids import SourceId, StreamSeq, new_id
@@ -71,7 +71,7 @@ class ScaleWriter:
     async def append(self, events: Sequence[ScaleEvent]) -> StreamSeq:
         """The log has the events, as one message. PlannerSuperseded if another planner wrote before. Unavailable if it
         is not known within APPEND_MAX_S; then the writer is of no use any more."""
-        payload = encode_readable(
+        payload = encode_planned(
             SourceId(PLANNER), self._n, self._head, self._clock.wall_ms(), events, newest_generation(self._chain_key)
         )
         try:

@@ -116,7 +116,7 @@ class RateHistory:
         for _, arrivals, seconds in self._last:
             rate, floor = arrivals / seconds, 1 / seconds
             recent.append((arrivals, seconds))
-            if sum(each for _, each in recent) > STEP_S:
+            while len(recent) > 1 and sum(each for _, each in recent) > STEP_S:
                 recent.popleft()
             came, in_s = sum(each for each, _ in recent), sum(each for _, each in recent)
             if level < 0 or abs(sqrt(came) - sqrt(level * in_s)) > STEP_DEVIATIONS / 2:

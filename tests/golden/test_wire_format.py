@@ -20,6 +20,15 @@ from actors.transport.frames import ToReplica, ToWorker
 from core.events import EVENT_TYPES, PromptBase
 from core.events.compact_decision import CompactDecision, DecisionValues, ShortColumns, ShortDecision, ShortValues
 from core.events.compact_progress import CompactFinished, CompactPrefilled, FinishedMap, PrefilledMap
+from core.events.compact_scale import (
+    CapacityRow,
+    CompactCapacity,
+    CompactDecided,
+    CompactDemand,
+    DecidedRow,
+    DemandRow,
+    ForecastRow,
+)
 from core.events.routing import Columns, PrefixFetch
 from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
 
@@ -40,6 +49,15 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
     ],
     "first tokens and ends": [CompactPrefilled, PrefilledMap, CompactFinished, FinishedMap],
     "parts of a planner's events": [DemandCell, HitRate, ScaleCandidate, ScaleForecast],
+    "rows of a planner's events": [
+        CompactDemand,
+        DemandRow,
+        CompactCapacity,
+        CapacityRow,
+        CompactDecided,
+        DecidedRow,
+        ForecastRow,
+    ],
     "frames to a worker": list(ToWorker.__args__),
     "frames to a replica": list(ToReplica.__args__),
     "frames of the simulated transfer": [ReadBlocks, FreeBlocks, BlockContents, BlocksFreed, SideChannelRefusal],

@@ -120,6 +120,9 @@ SUITES: dict[str, tuple[str, ...]] = {
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
+        "tests/actors/planning/test_quiet_periods.py",
+        "tests/core/events/test_compact_scale.py",
+        "tests/projections/scaling/test_forecast.py",
         "tests/actors/planning/test_fleet_target.py",
         "tests/actors/planning/test_kubernetes_hand.py",
         "tests/actors/planning/test_planner_service.py",
@@ -2944,6 +2947,41 @@ MUTANTS: tuple[Mutant, ...] = (
             "planner-chain-unread": ("if not is_first and (message.n", "if False and (message.n", NO_SCALE),
             "planner-takes-others-message": ("last.payload == payload", "last.payload", NO_SCALE),
         },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/quiet_periods.py",
+        {
+            "quiet-with-running-requests": (
+                "rolled.waiting, rolled.running, rolled.ended",
+                "rolled.waiting, rolled.ended",
+                NO_SCALE,
+            ),
+            "quiet-for-ever": (" and self._held_s + rolled.period_s < QUIET_S", "", NO_SCALE),
+            "quiet-thins-a-burst": (
+                "return tuple(each for each in (older, newest, rolled) if each is not None)",
+                "return tuple(each for each in (_merged(older, newest), rolled) if each is not None)",
+                NO_SCALE,
+            ),
+            "quiet-before-workers-left": (
+                "last.target == ready == coming == 0",
+                "last.target == coming == 0",
+                NO_SCALE,
+            ),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "core/events/compact_scale.py",
+        {
+            "row-without-its-rest": ("UNSET if more == parts.more() else more", "UNSET", NO_SCALE),
+            "row-of-a-later-version": (" or event.v != EVENT_V", "", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/forecast.py",
+        {"level-of-no-period": ("while len(recent) > 1 and sum", "while sum", NO_SCALE)},
     ),
     *_mutants(
         "planner",

@@ -16,6 +16,7 @@ from actors.planning.planner import (
     StartWorker,
     WorkerReady,
 )
+from actors.planning.quiet_periods import QuietPeriods, is_at_rest
 from core.events import ScaleDecided
 from core.events.scale import DemandCell, ScaleEvent
 from projections.scaling.forecast import ForeseenRates
@@ -63,6 +64,14 @@ class PlannerRun:
         demand = replace(rolled(self._periods, arrivals, cells, waiting), attained=arrivals - missed)
         self._feed(PeriodEnded(demand, self.ready, 0, foreseen=self.foreseen))
         self.fleet.append(self.ready)
+
+    def quiet_period(self, quiet: QuietPeriods) -> None:
+        """One period more without any request, which may be held back."""
+        self._periods += 1
+        demand, fold = rolled(self._periods, 0), self.planner.fold
+        if not quiet.hold(demand, rests=is_at_rest(fold, self.ready, self.planner.coming)):
+            *earlier, demand = quiet.take(demand)
+            self._feed(PeriodEnded(demand, self.ready, 0, earlier=tuple(earlier)))
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:
         now_ms = START_MS + self._periods * PERIOD_S * 1000

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from actors.planning import planner as planner_module
-from actors.planning import planner_service
+from actors.planning import planner_service, quiet_periods
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.forecast_process import ForecastProcess
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
@@ -39,7 +39,7 @@ from projections.scaling.scale_settings import ARIMA, SEASONAL, ScaleSettings
 from projections.scaling.speed_model import SAMPLES_MIN
 from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
-from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
+from tests.actors.planning.planned_log import NAMESPACE, PlannedLog, arrival
 from tests.fixtures.eventually import eventually
 from tests.projections.facts import routed, worker_id
 from tests.projections.scaling.demands import CAPACITY, end
@@ -306,6 +306,26 @@ async def test_a_fleet_at_zero_keeps_the_speed_that_it_had(site: Site, monkeypat
         await next_decision(service)
     learned = [event for _, event in await site.events() if isinstance(event, CapacityLearned)]
     assert {(each.room_tokens, each.slots) for each in learned} == {(16_000, 8)}
+
+
+async def test_quiet_periods_of_a_fleet_at_zero_are_recorded_together(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request ends the rest in its own period."""
+    monkeypatch.setattr(quiet_periods, "QUIET_S", 1_000)
+    monkeypatch.setitem(globals(), "SETTINGS", replace(SETTINGS, min=0, zero_after_s=1))
+    site.store.delete("workers/w1")
+    async with site.planner("a") as service:
+        await eventually(lambda: service.last is not None and service.last.target == 0, "a fleet at zero")
+        last = service.last
+        await asyncio.sleep(2.5)
+        assert service.last is last
+        await site.log.write(arrival("r1")[0])
+        await next_decision(service)
+        assert (service.last.bound, service.last.target) == ("from_zero", 1)  # type: ignore[union-attr]
+    periods = [event for _, event in await site.events() if isinstance(event, DemandRolled)]
+    assert periods[-1].arrivals == periods[-1].waiting == 1
+    assert sum(each.period_s for each in periods[-3:]) >= 3
 
 
 async def test_workers_of_others_do_not_count(site: Site) -> None:

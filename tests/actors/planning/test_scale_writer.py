@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from actors.planning import planner, scale_writer
 from actors.planning.scale_writer import PlannerSuperseded, ScaleWriter
-from core.codec import decode_message
+from core.codec import CHAIN_START, decode_message, digest, encode_readable
 from core.errors import Corrupt, Unavailable
-from core.events.scale import ScaleApplied, ScaleEvent, WorkerStarting
-from core.ids import StreamName, StreamSeq
-from core.subjects import SCALE
+from core.events.scale import DemandCell, DemandRolled, ScaleApplied, ScaleEvent, WorkerStarting
+from core.ids import SourceId, StreamName, StreamSeq
+from core.subjects import ROUTING, SCALE, subject
 from projections.scaling.scale_settings import ScaleSettings
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog
 from tests.actors.planning.planner_run import PlannerRun
+
+DAY_S = 86_400
+BUDGET_BYTES = {"idle": 4_000_000, "4.5 a second": 8_000_000}
+"""Of a day's messages at the default period: docs/planner.md has them."""
+SIZED_PERIODS = 12
+"""Periods between two with sizes."""
 
 
 def order(start: int) -> ScaleEvent:
@@ -131,3 +138,64 @@ async def test_nothing_is_decided_from_a_broken_chain() -> None:
 
     with pytest.raises(Corrupt, match="message 2 of the scale stream"):
         await writer_on(log)
+
+
+def minute_of_sizes(number: int) -> tuple[DemandCell, ...]:
+    """45 classes, as a mixed workload has them in a minute."""
+    counts = [1 + (number + place) % 12 for place in range(45)]
+    return tuple(
+        DemandCell(count, count * 40 * place**2, count * (17 + 8 * place), count * 60 * place**2)
+        for place, count in enumerate(counts, 1)
+    )
+
+
+@pytest.mark.parametrize(("load", "arrivals"), [("idle", 0), ("4.5 a second", 22)])
+async def test_a_day_of_periods_stays_within_its_budget(load: str, arrivals: int) -> None:
+    """Every period has its demand and its decision. A day in JSON would be twice as large, or more."""
+    log, run, periods = await PlannedLog().made(), PlannerRun(ScaleSettings(), ready=3), 120
+    writer, recorded, as_json = await writer_on(log), 0, 0
+    for number in range(periods):
+        sizes = minute_of_sizes(number) if arrivals and number % SIZED_PERIODS == 0 else ()
+        run.period(arrivals + number % 7 if arrivals else 0, sizes)
+        events = [as_live(event, number) for event in run.events[recorded:]]
+        await writer.append(events)
+        as_json += len(encode_readable(SourceId("planner"), number, bytes(16), log.clock.wall_ms(), events))
+        recorded = len(run.events)
+
+    stored = sum([len(record.payload) async for record in log.read(SCALE, StreamSeq(1))])
+    per_day = stored * DAY_S // (periods * run.planner.fold.settings.period_s)
+    assert len(run.decisions) == periods
+    assert BUDGET_BYTES[load] / 2 < per_day <= BUDGET_BYTES[load]
+    assert as_json > 2 * stored
+
+
+def as_live(event: ScaleEvent, number: int) -> ScaleEvent:
+    """With numbers as large as those of a live fleet."""
+    if not isinstance(event, DemandRolled):
+        return event
+    cursor = {ROUTING: (1_767_225_600_000, 4_000_000 + number)}
+    return replace(event, cursor=cursor, running=10, first_token_ms=6_347, between_tokens_us=127_472)
+
+
+async def test_a_stream_in_json_goes_on_in_rows() -> None:
+    """An earlier program began it. The chain is one, and so is the fold."""
+    log, run = await PlannedLog().made(), PlannerRun(ScaleSettings())
+    head, seq, written = CHAIN_START, StreamSeq(0), 0
+    for number in range(6):
+        run.period(10, ())
+        if number < 3:
+            payload = encode_readable(SourceId("planner"), number, head, log.clock.wall_ms(), run.events[written:])
+            seq = await log.append(SCALE, subject(NAMESPACE, SCALE, "planner"), payload, f"old:{number}", seq)
+            head = digest(payload, log.key.chain_key)
+        else:
+            writer = await writer_on(log)
+            await writer.append(run.events[written:])
+        written = len(run.events)
+
+    fold = await ScaleWriter(log, NAMESPACE, log.key, log.clock).read()
+    assert await numbers(log) == list(range(6))
+    assert (fold.periods, fold.last) == (6, run.planner.fold.last)
+    events = [
+        event async for record in log.read(SCALE, StreamSeq(1)) for event in decode_message(record.payload).events
+    ]
+    assert events == run.events

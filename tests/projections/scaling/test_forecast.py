@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+from msgspec.structs import replace
+
 from core.events.scale import ScaleForecast
 from projections.scaling.forecast import ERRORS_MIN, ForeseenRates, RateHistory, forecast
 from projections.scaling.scale_settings import ARIMA, CONSTANT, KALMAN, PROPHET, SEASONAL, ScaleSettings
@@ -39,6 +42,16 @@ def test_a_level_follows_a_step_at_once_and_noise_slowly() -> None:
     assert history(quiet).level_m == 4_000
     assert history([*quiet, 60, 60, 60]).level_m == 12_000
     assert 4_000 < history([*quiet, 26]).level_m < 4_400
+
+
+@pytest.mark.parametrize("period_s", [16, 60])
+def test_a_period_that_is_longer_than_a_step_has_a_level(period_s: int) -> None:
+    """A planner's first period behind another's end is as long as none led; `period_s` goes up to a minute."""
+    found = RateHistory()
+    for number in range(1, 11):
+        whole = rolled(number, 4 * period_s)
+        found.add(replace(whole, at_ms=START_MS + number * period_s * 1000, period_s=period_s))
+        assert found.level_m == 4_000
 
 
 def test_a_trend_goes_on() -> None:
