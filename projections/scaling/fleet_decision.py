@@ -109,32 +109,21 @@ class _Division:
 
 def decide_fleet(inputs: Mapping[str, ScaleInputs], budget: int | None) -> dict[str, ScaleDecided]:
     """A decision for each model. With a budget they share so many devices. Some milliseconds for each."""
-    alone = {model: replace(decide_scale(each), model=model) for model, each in inputs.items()}
+    alone = {model: replace(decide_scale(each), model=model or UNSET) for model, each in inputs.items()}
     if budget is None:
         return alone
-    needs = [
-        need_of(model, decided.target, inputs[model].target, inputs[model]) for model, decided in sorted(alone.items())
-    ]
-    workers = divide_devices(needs, budget)
+    workers = divide_devices([need_of(model, each.target, inputs[model]) for model, each in alone.items()], budget)
     return {model: within_budget(decided, workers[model], budget) for model, decided in alone.items()}
 
 
-def need_of(model: str, sought: int, held: int, inputs: ScaleInputs) -> ModelNeed:
-    """The need of a model whose decision rests on these inputs."""
+def need_of(model: str, sought: int, inputs: ScaleInputs) -> ModelNeed:
+    """The need of a model that seeks so many workers by a decision on these inputs."""
     settings = inputs.settings
     least = min(settings.min, sought)
-    return ModelNeed(model, sought, held, least, max(1, inputs.capacity.devices), settings.priority)
+    return ModelNeed(model, sought, inputs.target, least, max(1, inputs.capacity.devices), settings.priority)
 
 
 def within_budget(alone: ScaleDecided, workers: int, budget: int) -> ScaleDecided:
     """The decision of a model alone, with the workers that the division of the devices leaves it."""
     bound = BUDGET if workers < alone.target else alone.bound
     return replace(alone, target=workers, bound=bound, budget=budget, sought=alone.target)
-
-
-def without_budget(decided: ScaleDecided, alone: ScaleDecided) -> ScaleDecided:
-    """The recorded decision as the model alone would have it, to be compared with one that was made `alone` again."""
-    if decided.sought is UNSET:
-        return decided
-    bound = alone.bound if decided.bound == BUDGET else decided.bound
-    return replace(decided, target=decided.sought, bound=bound, budget=UNSET, sought=UNSET)

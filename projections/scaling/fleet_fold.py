@@ -6,7 +6,7 @@ Events of a planner of one model name none: NO_MODEL. A stream has both kinds if
 from __future__ import annotations
 
 from core.events import Event, UnknownEvent
-from core.events.scale import ScaleEvent, model_of
+from core.events.scale import DemandRolled, ScaleEvent, model_of
 from projections.scaling.scale_fold import ScaleFold
 
 
@@ -46,5 +46,5 @@ class FleetFold:
             return
         fold = self.of(model_of(event))
         fold.apply(event)
-        if fold.rolled_ms >= self._newest.rolled_ms:
+        if isinstance(event, DemandRolled):
             self._newest = fold

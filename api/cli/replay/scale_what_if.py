@@ -26,6 +26,7 @@ class ScaleArguments(NamedTuple):
 
     slo: tuple[str, ...] = ()
     plot: Path | None = None
+    model: str | None = None
 
 
 OPTIONS = (
@@ -37,6 +38,9 @@ OPTIONS = (
         help="With --scale: bounds of service, or attainment=PERCENT.",
     ),
     click.option(
+        "--model", metavar="NAME", help="With --scale: the model that is decided again, of several that are sized."
+    ),
+    click.option(
         "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="With --scale: draw workers over time."
     ),
 )
@@ -46,10 +50,12 @@ def scale_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The command has these, and gets `ScaleArguments` as its argument `sizing`; None without --scale."""
 
     @wraps(command)
-    def with_sizing(*args: Any, scale: bool, slo: tuple[str, ...], plot: Path | None, **rest: Any) -> Any:
-        sizing = ScaleArguments(slo, plot)
+    def with_sizing(
+        *args: Any, scale: bool, slo: tuple[str, ...], plot: Path | None, model: str | None, **rest: Any
+    ) -> Any:
+        sizing = ScaleArguments(slo, plot, model)
         if not scale and sizing != ScaleArguments():
-            raise CallerError("--slo and --plot are of the planner's decisions: add --scale")
+            raise CallerError("--slo, --plot and --model are of the planner's decisions: add --scale")
         if plot is not None and plot.suffix != ".svg":
             raise CallerError("--plot draws SVG: give a file name that ends in .svg")
         return command(*args, sizing=sizing if scale else None, **rest)
@@ -72,10 +78,10 @@ def size_again(
     now_ms = source.now_ms
     start, end = [None if text is None else parse_moment(text, now_ms) for text in moments]
 
-    range_ = asyncio.run(_range(source, start, end))
+    range_ = asyncio.run(_range(source, start, end, sizing.model))
     return what_if_scale(range_, asked, os.cpu_count() or 1, show_decision_progress())
 
 
-async def _range(source: RecordingSource, start: Moment | None, end: Moment | None) -> ScaleRange:
+async def _range(source: RecordingSource, start: Moment | None, end: Moment | None, model: str | None) -> ScaleRange:
     async with source.log() as log:
-        return await read_range(log, start, end, show_progress())
+        return await read_range(log, start, end, show_progress(), model)

@@ -10,7 +10,7 @@ from actors.planning import planner, scale_writer
 from actors.planning.scale_writer import PlannerSuperseded, ScaleWriter
 from core.codec import decode_message
 from core.errors import Corrupt, Unavailable
-from core.events.scale import ScaleApplied, ScaleEvent, WorkerStarting
+from core.events.scale import NO_MODEL, ScaleApplied, ScaleEvent, WorkerStarting
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
@@ -42,7 +42,7 @@ async def test_a_successor_goes_on_behind_the_last_message() -> None:
     await first.append([order(2)])
 
     second = ScaleWriter(log, NAMESPACE, log.key, log.clock)
-    fold = await second.read()
+    fold = (await second.read()).of(NO_MODEL)
     await second.append([order(3)])
 
     assert fold.starts == 2
@@ -65,7 +65,7 @@ async def test_a_successor_has_settings_and_capacity_of_a_log_that_dropped_its_f
 
     log.expire(SCALE, StreamSeq(40 - kept + 1))
     second = ScaleWriter(log, NAMESPACE, log.key, log.clock)
-    fold = await second.read()
+    fold = (await second.read()).of(NO_MODEL)
     await second.append([order(1)])
 
     assert (fold.settings, fold.revision, fold.capacity) == (whole.settings, whole.revision, whole.capacity)
