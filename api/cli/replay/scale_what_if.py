@@ -38,24 +38,20 @@ OPTIONS = (
         help="With --scale: bounds of service, or attainment=PERCENT.",
     ),
     click.option(
-        "--model", metavar="NAME", help="With --scale: the model that is decided again, of several that are sized."
-    ),
-    click.option(
         "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="With --scale: draw workers over time."
     ),
 )
 
 
 def scale_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has these, and gets `ScaleArguments` as its argument `sizing`; None without --scale."""
+    """The command has these, and gets `ScaleArguments` as its argument `sizing`; None without --scale. The option
+    --model is that of `closed_loop_options`."""
 
     @wraps(command)
-    def with_sizing(
-        *args: Any, scale: bool, slo: tuple[str, ...], plot: Path | None, model: str | None, **rest: Any
-    ) -> Any:
-        sizing = ScaleArguments(slo, plot, model)
+    def with_sizing(*args: Any, scale: bool, model: str, slo: tuple[str, ...], plot: Path | None, **rest: Any) -> Any:
+        sizing = ScaleArguments(slo, plot, model or None) if scale else ScaleArguments(slo, plot)
         if not scale and sizing != ScaleArguments():
-            raise CallerError("--slo, --plot and --model are of the planner's decisions: add --scale")
+            raise CallerError("--slo and --plot are of the planner's decisions: add --scale")
         if plot is not None and plot.suffix != ".svg":
             raise CallerError("--plot draws SVG: give a file name that ends in .svg")
         return command(*args, sizing=sizing if scale else None, **rest)

@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from actors.planning.fleet_planner import FleetPeriodEnded, FleetPlanner, ModelWorkerReady
-from actors.planning.planner import DrainWorker, PeriodEnded, Planner, RecordEvent, StartWorker, WorkerReady
 from actors.planning.planner_service import OrderBounds, orders_max
-from core.events.scale import CapacityLearned, DemandRolled, ScaleDecided, ScaleEvent, model_of
+from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, model_of
 from projections.scaling.fleet_fold import FleetFold
 from projections.scaling.scale_decision import BUDGET, FleetCounts
-from projections.scaling.scale_settings import ScaleSettings
 from replay.verify.scale_checks import RecordedDecision, judge_scale, recorded_inputs
-from tests.projections.scaling.demands import CAPACITY, rolled
-
-SETTINGS = ScaleSettings(max=8, devices_max=6, down_window_s=20, startup_s=5)
-QUIET, BUSY = 5, 400
-BUSY_WORKERS = 5
-"""That are sought at least at BUSY arrivals."""
-
-
-class Fleets:
-    """Two models whose workers come at once."""
-
-    def __init__(self, profiles: Mapping[str, CapacityLearned | None], **settings: ScaleSettings) -> None:
-        planners = [Planner(settings[model], profiles[model], model=model) for model in profiles]
-        self.planner = FleetPlanner(planners, dict.fromkeys(profiles, 1))
-        self.ready = dict.fromkeys(profiles, 1)
-        self.messages: list[list[ScaleEvent]] = []
-        self._periods = 0
-
-    def period(self, **arrivals: int) -> dict[str, ScaleDecided]:
-        """The decisions of one period more."""
-        self._periods += 1
-        ended = {
-            model: PeriodEnded(rolled(self._periods, count), self.ready[model], 0) for model, count in arrivals.items()
-        }
-        commands = self.planner.step(FleetPeriodEnded(ended), 0)
-        events = [command.event for _, command in commands if isinstance(command, RecordEvent)]
-        self.messages.append(events)
-        for model, command in commands:
-            match command:
-                case StartWorker(start):
-                    self.ready[model] += 1
-                    at_ms = ended[model].rolled.at_ms + SETTINGS.startup_s * 1000
-                    self.planner.step(ModelWorkerReady(model, WorkerReady(start, at_ms)), 0)
-                case DrainWorker():
-                    self.ready[model] -= 1
-        return {model_of(event): event for event in events if isinstance(event, ScaleDecided)}
-
-
-def two(**settings: ScaleSettings) -> Fleets:
-    return Fleets({"a": CAPACITY, "b": CAPACITY}, **settings)
+from tests.actors.planning.fleets_run import BUSY, BUSY_WORKERS, QUIET, SHARED, Fleets, two
+from tests.projections.scaling.demands import CAPACITY
 
 
 def remade(messages: list[list[ScaleEvent]]) -> list[bool]:
@@ -75,12 +32,12 @@ def remade(messages: list[list[ScaleEvent]]) -> list[bool]:
 def test_devices_move_to_the_demand() -> None:
     """To the one model, then to the other, and never more of them than there are. A fold of the events makes each
     decision again, and one with another target is found."""
-    fleets, seen = two(a=SETTINGS, b=SETTINGS), []
+    fleets, seen = two(a=SHARED, b=SHARED), []
     for busy, periods in (("a", 12), ("", 12), ("b", 24)):
         for _ in range(periods):
             found = fleets.period(**{model: BUSY if model == busy else QUIET for model in "ab"})
             seen.append({model: each.target for model, each in found.items()})
-            assert sum(seen[-1].values()) <= SETTINGS.devices_max
+            assert sum(seen[-1].values()) <= SHARED.devices_max
     assert seen[11]["a"] >= BUSY_WORKERS
     assert seen[11]["b"] == 1
     assert seen[-1]["b"] >= BUSY_WORKERS
@@ -95,7 +52,7 @@ def test_devices_move_to_the_demand() -> None:
 def test_a_higher_priority_takes_at_once() -> None:
     """A fleet of a lower one gives workers at the same period, and keeps its least. It regrets nothing: when the higher
     one needs less, the lower one has its workers again."""
-    fleets = two(a=replace(SETTINGS, priority=9), b=replace(SETTINGS, min=2))
+    fleets = two(a=replace(SHARED, priority=9), b=replace(SHARED, min=2))
     for _ in range(4):
         found = fleets.period(a=QUIET, b=BUSY)
     assert found["b"].target >= BUSY_WORKERS
@@ -113,7 +70,7 @@ def test_a_higher_priority_takes_at_once() -> None:
 
 def test_a_model_without_a_speed_keeps_its_devices() -> None:
     """It decides nothing, and others share the rest."""
-    fleets = Fleets({"a": CAPACITY, "b": None}, a=SETTINGS, b=SETTINGS)
+    fleets = Fleets({"a": CAPACITY, "b": None}, a=SHARED, b=SHARED)
     fleets.ready["b"] = 3
     for _ in range(3):
         found = fleets.period(a=BUSY, b=BUSY)
@@ -124,7 +81,7 @@ def test_a_model_without_a_speed_keeps_its_devices() -> None:
 
 def test_without_a_bound_models_are_decided_alone() -> None:
     """No event has a budget. All events of a message name their model, demand first and decisions last."""
-    free = replace(SETTINGS, devices_max=0)
+    free = replace(SHARED, devices_max=0)
     fleets = two(a=free, b=free)
     for _ in range(3):
         found = fleets.period(a=BUSY, b=BUSY)
@@ -138,7 +95,7 @@ def test_without_a_bound_models_are_decided_alone() -> None:
 
 def test_overdue_workers_have_the_devices_that_no_target_takes() -> None:
     """In the order of the decisions; without a budget each model has its own limit."""
-    fleets = two(a=SETTINGS, b=SETTINGS)
+    fleets = two(a=SHARED, b=SHARED)
     found = fleets.period(a=QUIET, b=QUIET)
     late = {model: replace(each, target=2, overdue=3) for model, each in found.items()}
     bounds = {model: OrderBounds(most=8, devices=1) for model in late}
