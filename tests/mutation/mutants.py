@@ -3052,11 +3052,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "left = budget",
                 NO_SCALE,
             ),
-            "noise-moves-a-worker": (
-                "if self._share(giver, -count) < self._share(taker, 1):",
-                "if self._share(giver) <= self._share(taker):",
-                NO_SCALE,
-            ),
+            "equals-never-even-out": ("        self._even_out()\n", "", NO_SCALE),
         },
     ),
     *_mutants(
