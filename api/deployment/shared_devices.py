@@ -96,10 +96,10 @@ class DeviceAssignment(NamedTuple):
         fixed = GpuAssignment(cards)
         for each in planned:
             fixed.check_room(each.group, each.settings.max)
-        wanted = sum(each.settings.max * each.group.gpus for each in planned if _takes_cards(each.group))
-        if cards and wanted > len(cards):
+        needed = sum(each.settings.max * each.group.gpus for each in planned if _takes_cards(each.group))
+        if cards and needed > len(cards):
             raise CallerError(
-                f"planner: the most workers of all models take {wanted} GPUs, and {len(cards)} can be seen; give "
+                f"planner: the most workers of all models take {needed} GPUs, and {len(cards)} can be seen; give "
                 f"`devices_max: {len(cards)}`, so that models share them"
             )
         return DeviceAssignment(fixed, None, frozenset())

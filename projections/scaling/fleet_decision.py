@@ -70,7 +70,7 @@ class _Division:
         return Fraction(self.workers[need.model] + more, max(1, need.sought))
 
     def _take_back(self) -> None:
-        """What they hold fits: the largest shares give first."""
+        """The workers that they hold fit: the largest shares give first."""
         while self.left < 0:
             givers = [need for need in self._needs if self.workers[need.model] > need.least]
             if not givers:

@@ -30,7 +30,7 @@ from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, Scale
 from replay.explain.scale_sentences import outcome_sentences, scale_reason, verdict_sentence
 from replay.recording.moment import Moment
 from replay.recording.scale_stream import NO_DECISION, Progress, ScalePlace, read_scale, scale_place
-from replay.verify.scale_checks import RecordedDecision, differing_field, judge_scale, recorded_inputs
+from replay.verify.scale_checks import RecordedScaleDecision, differing_field, judge_scale, recorded_inputs
 from streams.log import EventLog
 
 
@@ -46,7 +46,7 @@ class _FoundDecision(NamedTuple):
     is_whole: bool
     """No message before it is missing."""
     outcome: ScaleOutcome
-    beside: list[RecordedDecision]
+    beside: list[RecordedScaleDecision]
     """The decisions on other models in its message."""
 
 
@@ -66,7 +66,7 @@ class ScaleExplainer:
         self._found: _FoundDecision | None = None
         self._later: ScaleDecided | None = None
         """The newest decision behind the place."""
-        self._others: list[RecordedDecision] = []
+        self._others: list[RecordedScaleDecision] = []
         """Decisions on models that are not asked for, in the present message."""
         self.first = ""
         """Time and place of the first decision that was read, as text; empty for none."""
@@ -137,10 +137,10 @@ class ScaleExplainer:
         model, fold = model_of(event), self._fold.of(model_of(event))
         if self._is_beside(seq, model):
             assert self._found is not None
-            self._found.beside.append(RecordedDecision(event, recorded_inputs(fold, event)))
+            self._found.beside.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
             return
         if self._model is not None and model != self._model:
-            self._others.append(RecordedDecision(event, recorded_inputs(fold, event)))
+            self._others.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
             return
         self.first = self.first or f"{time_text(event.at_ms)} (scale:{seq})"
         is_behind = self._place is not None and self._place.is_before(seq, event)

@@ -95,7 +95,7 @@ def recorded_inputs(fold: ScaleFold, event: ScaleDecided) -> ScaleInputs | None:
     return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast, version)
 
 
-class RecordedDecision(NamedTuple):
+class RecordedScaleDecision(NamedTuple):
     """A decision, and its inputs; None if the capacity before it is not here."""
 
     event: ScaleDecided
@@ -107,7 +107,7 @@ def judge_scale(
     inputs: ScaleInputs | None,
     *,
     is_whole: bool,
-    beside: Sequence[RecordedDecision] = (),
+    beside: Sequence[RecordedScaleDecision] = (),
 ) -> ScaleVerdict:
     """The decision made again; some 10 ms. `is_whole` is false if messages before it are missing: then a decision that
     comes out otherwise is not judged. `beside` has the other decisions of its message, which share devices with it."""
@@ -117,14 +117,14 @@ def judge_scale(
         return ScaleVerdict(None, CUT)
     remade = replace(decide_scale(inputs), model=event.model)
     if event.budget is not UNSET:
-        workers = _divided(RecordedDecision(event, inputs), beside, event.budget)
+        workers = _divided(RecordedScaleDecision(event, inputs), beside, event.budget)
         if workers is None:
             return ScaleVerdict(None, CUT)
         remade = within_budget(remade, workers, event.budget)
     return ScaleVerdict(remade, "" if is_whole or remade == event else CUT)
 
 
-def _divided(own: RecordedDecision, beside: Sequence[RecordedDecision], budget: int) -> int | None:
+def _divided(own: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision], budget: int) -> int | None:
     """The workers that the division of the devices leaves, by the recorded needs; None if the needs of one of the
     decisions are not here."""
     needs: list[ModelNeed] = []
@@ -176,12 +176,12 @@ class _ScaleVerifier:
         for record, message in self._recording.messages(SCALE):
             self._is_whole = self._is_whole and record.seq == self._next_seq
             self._next_seq = StreamSeq(record.seq + 1)
-            decisions: list[RecordedDecision] = []
+            decisions: list[RecordedScaleDecision] = []
             for event in message.events:
                 match event:
                     case ScaleDecided():
                         fold = self._fold.of(model_of(event))
-                        decisions.append(RecordedDecision(event, recorded_inputs(fold, event)))
+                        decisions.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
                     case DemandRolled():
                         self._check_period(record, event)
                     case ScaleSettingsChanged():
@@ -193,7 +193,9 @@ class _ScaleVerifier:
                 self._check_decision(record, each, (*decisions[:number], *decisions[number + 1 :]))
         return self._result
 
-    def _check_decision(self, record: Record, it: RecordedDecision, beside: Sequence[RecordedDecision]) -> None:
+    def _check_decision(
+        self, record: Record, it: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision]
+    ) -> None:
         result, event = self._result, it.event
         result.decisions += 1
         verdict = judge_scale(event, it.inputs, is_whole=self._is_whole, beside=beside)

@@ -9,7 +9,7 @@ from actors.planning.planner_service import OrderBounds, orders_max
 from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, model_of
 from projections.scaling.fleet_fold import FleetFold
 from projections.scaling.scale_decision import BUDGET, FleetCounts
-from replay.verify.scale_checks import RecordedDecision, judge_scale, recorded_inputs
+from replay.verify.scale_checks import RecordedScaleDecision, judge_scale, recorded_inputs
 from tests.actors.planning.fleets_run import BUSY, BUSY_WORKERS, QUIET, SHARED, Fleets, two
 from tests.projections.scaling.demands import CAPACITY
 
@@ -21,7 +21,7 @@ def remade(messages: list[list[ScaleEvent]]) -> list[bool]:
         decisions = []
         for event in events:
             if isinstance(event, ScaleDecided):
-                decisions.append(RecordedDecision(event, recorded_inputs(fold.of(model_of(event)), event)))
+                decisions.append(RecordedScaleDecision(event, recorded_inputs(fold.of(model_of(event)), event)))
             fold.apply(event)
         for it in decisions:
             beside = [other for other in decisions if other is not it]
