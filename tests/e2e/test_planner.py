@@ -169,6 +169,11 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
         await eventually(lambda: workers(running) == {"decode": 1, "code": 1}, "small fleets", 60)
         assert not tiny.failed + coder.failed
         assert min(tiny.served, coder.served) > 20 * RATE / 2
+        changed = await asyncio.to_thread(contrail, "scale", "set", "--model", "coder", "min", "2", *data)
+        assert changed.stdout == "live: min 2\n", changed.stderr
+        await eventually(lambda: workers(running) == {"decode": 1, "code": 2}, "the least of the one", 30)
+        refused = await asyncio.to_thread(contrail, "scale", "set", "--model", "coder", "devices_max", "9", *data)
+        assert "all models have it in common" in refused.stderr
 
         shown = await asyncio.to_thread(contrail, "scale", "--last", "300", "--model", "coder", *data)
         assert " coder" in shown.stdout
@@ -178,7 +183,7 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
         several = await asyncio.to_thread(contrail, "replay", "what-if", "--scale", *data)
         assert "give --model, one of coder, tiny" in several.stderr
         asked = await asyncio.to_thread(
-            contrail, "replay", "what-if", "--scale", "--model", "coder", "--set", "max=1", "--json", *data
+            contrail, "replay", "what-if", "--scale", "--model", "coder", "--set", "max=2", "--json", *data
         )
         (_, single), record = json.loads(asked.stdout)["scenarios"], json.loads(asked.stdout)["recorded"]
         assert single["worker_hours"] < record["worker_hours"], asked.stdout

@@ -101,7 +101,8 @@ export class Planner {
     this.chart.setAttribute("aria-valuenow", String(at));
     this.chart.setAttribute("aria-valuetext", `${moment(row.ms, this.store.dated)}, ${row.ready} ready, target ${row.target}`);
     this.draw();
-    this.question.ask(`/planner/${row.seq}`, row.model ? { model: row.model } : {}, (found) => this.show(found), (error) => this.fail(error));
+    const model = row.model ? `?model=${encodeURIComponent(row.model)}` : "";
+    this.question.ask(`/planner/${row.seq}${model}`, {}, (found) => this.show(found), (error) => this.fail(error));
   }
 
   paint() {
