@@ -157,14 +157,17 @@ ABSENT = frozenset(
         "adapters",
         "assumed",
         "base",
+        "budget",
         "decision",
         "decode_requests",
         "decode_rows_us",
         "fence",
         "fetch",
+        "model",
         "pools",
         "profile",
         "since",
+        "sought",
     }
 )
 """Fields that JSON leaves out where the event does."""

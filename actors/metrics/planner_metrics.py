@@ -1,44 +1,53 @@
-"""Prometheus metrics of a planner: its demand, its decisions, and the attainment that it sees."""
+"""Prometheus metrics of a planner: its demand, its decisions, and the attainment that it sees, by model. The label is
+empty where the planner sizes one model, which is the same as none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
-from core.events.scale import DemandRolled, ScaleDecided, ScaleEvent, ScaleFailed
+from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, ScaleEvent, ScaleFailed, model_of
 
 
 class PlannerMetrics:
     """Numbers of the events that the log has taken from this planner; those of others are in their own metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = (NO_MODEL,)) -> None:
+        """Of a planner of these models."""
         it = self.registry = CollectorRegistry()
         ProcessCollector(namespace="contrail", registry=it)
         self._leads = Gauge("contrail_planner_leads", "1 while this planner leads, 0 while it stands by", registry=it)
         self._workers = Gauge(
             "contrail_planner_workers",
             "Workers at the last decision: the target, the required, and the fleet's by their state",
-            ["state"],
+            ["model", "state"],
             registry=it,
         )
         self._rate = Gauge(
             "contrail_planner_requests_per_second",
             "Arrivals of the last minute, and those that were forecast",
-            ["kind"],
+            ["model", "kind"],
             registry=it,
         )
-        self._waiting = Gauge("contrail_planner_requests_waiting", "Requests without a worker", registry=it)
-        self._decisions = Counter("contrail_planner_decisions", "Decisions by their reason", ["bound"], registry=it)
+        self._waiting = Gauge("contrail_planner_requests_waiting", "Requests without a worker", ["model"], registry=it)
+        self._decisions = Counter(
+            "contrail_planner_decisions", "Decisions by their reason", ["model", "bound"], registry=it
+        )
         self._requests = Counter(
             "contrail_planner_requests",
             "Requests that ended, and those of them within the bounds of service",
-            ["outcome"],
+            ["model", "outcome"],
             registry=it,
         )
         self._failures = Counter(
-            "contrail_planner_failures", "Orders of workers, or of hands, that did not come about", registry=it
+            "contrail_planner_failures",
+            "Orders of workers, or of hands, that did not come about",
+            ["model"],
+            registry=it,
         )
+        for model in models:
+            self._failures.labels(model)  # 0 from the start: an alert sees the first one
 
         self._forecasts_failed = Gauge(
             "contrail_planner_forecast_failures",
@@ -56,16 +65,17 @@ class PlannerMetrics:
 
     def note(self, event: ScaleEvent) -> None:
         """The log has the event."""
+        model = model_of(event)
         match event:
             case DemandRolled():
-                self._waiting.set(event.waiting)
-                self._requests.labels("ended").inc(event.ended)
-                self._requests.labels("attained").inc(event.attained)
+                self._waiting.labels(model).set(event.waiting)
+                self._requests.labels(model, "ended").inc(event.ended)
+                self._requests.labels(model, "attained").inc(event.attained)
             case ScaleDecided():
-                self._decisions.labels(event.bound).inc()
-                self._rate.labels("arrived").set(event.rate_m / 1000)
-                self._rate.labels("forecast").set(event.forecast.upper_m / 1000)
+                self._decisions.labels(model, event.bound).inc()
+                self._rate.labels(model, "arrived").set(event.rate_m / 1000)
+                self._rate.labels(model, "forecast").set(event.forecast.upper_m / 1000)
                 for state in ("target", "required", "ready", "starting", "overdue"):
-                    self._workers.labels(state).set(getattr(event, state))
+                    self._workers.labels(model, state).set(getattr(event, state))
             case ScaleFailed():
-                self._failures.inc()
+                self._failures.labels(model).inc()

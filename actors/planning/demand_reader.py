@@ -1,4 +1,4 @@
-"""DemandReader: counts the demand of the routing stream as it grows, from a recorded place on.
+"""DemandReader: counts the demand of each model in the routing stream as it grows, from a recorded place on.
 
 A count that begins anew rests on the requests of some time before: those that have not ended must be known. Where it
 begins stands in the next `DemandRolled`, so that a replay counts the same.
@@ -6,7 +6,7 @@ begins stands in the next `DemandRolled`, so that a replay counts the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -15,7 +15,8 @@ from core.errors import Corrupt
 from core.events.scale import DemandRolled
 from core.ids import StreamSeq
 from core.subjects import ROUTING
-from projections.scaling.request_demand import OPEN_MS, RequestDemand
+from projections.scaling.fleet_demand import FleetDemand
+from projections.scaling.request_demand import OPEN_MS
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import SpeedModel
 from streams.log import EventLog, Record, StreamState, Tail
@@ -25,14 +26,22 @@ ABSENCE_MAX_MS = 3_600_000
 
 
 class DemandReader:
-    """Started once, stopped once. Memory is that of RequestDemand."""
+    """Started once, stopped once. Memory is that of FleetDemand."""
 
-    def __init__(self, log: EventLog, settings: ScaleSettings, speed: SpeedModel, now_ms: Callable[[], int]) -> None:
-        self.speed = speed
+    def __init__(
+        self,
+        log: EventLog,
+        settings: Mapping[str, ScaleSettings],
+        speeds: Sequence[SpeedModel],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Settings by model; under NO_MODEL the requests of all models are one demand. The speeds are taught by the
+        same requests."""
+        self._speeds = speeds
         self._log = log
-        self._settings = settings
+        self._settings = dict(settings)
         self._now_ms = now_ms
-        self._demand = RequestDemand(settings)
+        self._demand = FleetDemand(settings)
         self._tail: Tail | None = None
         self._epoch = 0
         self._seq = StreamSeq(0)
@@ -49,9 +58,11 @@ class DemandReader:
     def __repr__(self) -> str:
         return f"<DemandReader at {self._seq}, {self._demand!r}>"
 
-    def use(self, settings: ScaleSettings) -> None:
-        """The bounds of service of the periods from here on; to be called right after `roll`."""
-        self._settings = self._demand.settings = settings
+    def use(self, settings: Mapping[str, ScaleSettings]) -> None:
+        """By model, the bounds of service of the periods from here on; to be called right after `roll`."""
+        self._settings.update(settings)
+        for model, each in settings.items():
+            self._demand.use(model, each)
 
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
@@ -82,14 +93,15 @@ class DemandReader:
         if self._tail is not None:
             await self._tail.stop()
 
-    def roll(self, at_ms: int) -> DemandRolled | None:
-        """The period from the last one's end until now; None while messages of earlier periods are read again.
-        O(open requests)."""
+    def roll(self, at_ms: int) -> dict[str, DemandRolled]:
+        """By model, the period from the last one's end until now; empty while messages of earlier periods are read
+        again. O(open requests)."""
         if self._skip_to is not None:
-            return None
-        rolled = self._demand.roll(at_ms, max(1, round((at_ms - self._began_ms) / 1000)), self.cursor)
+            return {}
+        period_s = max(1, round((at_ms - self._began_ms) / 1000))
+        rolled = {model: self._demand.roll(model, at_ms, period_s, self.cursor) for model in self._settings}
         if self._since is not None:
-            rolled = replace(rolled, since=int(self._since))
+            rolled = {model: replace(each, since=int(self._since)) for model, each in rolled.items()}
         self._rolled, self._began_ms, self._since = (self._epoch, self._seq, at_ms), at_ms, None
         return rolled
 
@@ -101,13 +113,14 @@ class DemandReader:
         for event in events:
             self._demand.apply(event)
             if self._skip_to is None:
-                self.speed.apply(event)
+                for speed in self._speeds:
+                    speed.apply(event)
         self._seq = record.seq
         self._note_skipped()
 
     def _begin(self, epoch: int, since: StreamSeq) -> None:
         """The count begins anew with that message. `replay.verify.scale_checks` does the same."""
-        self._demand = RequestDemand(self._settings)
+        self._demand = FleetDemand(self._settings)
         self._epoch, self._seq, self._since = epoch, StreamSeq(since - 1), since
         rolled_epoch, rolled_seq, _ = self._rolled
         self._skip_to = rolled_seq if rolled_epoch == epoch and since <= rolled_seq + 1 else None

@@ -2,11 +2,14 @@
 
 A target names its decision in the scale stream, which stands there before. A program that follows targets, a hand,
 keeps the newest one, by fence and decision: a planner that has lost its lead may write late. It acknowledges each one.
+
+Where the planner sizes one group there is one key of each kind. Of several groups, each has its own below these.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +25,22 @@ ERROR_CHARS_MAX = 500
 NO_ORDER = (-1, -1)
 
 _logger = logging.getLogger(__name__)
+
+
+class FleetKeys(NamedTuple):
+    """Of the target and of its acknowledgement, in the registry."""
+
+    target: str = TARGET_KEY
+    acknowledged: str = ACKNOWLEDGED_KEY
+
+    @staticmethod
+    def of(group: str) -> FleetKeys:
+        """Those of one of several groups."""
+        return FleetKeys(f"{TARGET_KEY}/{group}", f"{ACKNOWLEDGED_KEY}/{group}")
+
+
+ONLY_GROUP = FleetKeys()
+"""Of a planner that sizes one group."""
 
 
 class FleetTarget(msgspec.Struct, frozen=True):
@@ -89,8 +108,9 @@ class FleetAcknowledgement(msgspec.Struct, frozen=True):
 class TargetFollower:
     """The newest target of one group, as a hand has to follow it, and the hand's last acknowledgement."""
 
-    def __init__(self, group: str, most: int, least: int = 1) -> None:
+    def __init__(self, group: str, most: int, least: int = 1, keys: FleetKeys = ONLY_GROUP) -> None:
         """The goal is at most `most`, and at least `least`."""
+        self.keys = keys
         self.target: FleetTarget | None = None
         """None before the first one, and while the registry has none."""
         self._group = group
@@ -114,7 +134,7 @@ class TargetFollower:
 
         A registry without a target, or with a lower revision, has lost its data: its counter begins anew.
         """
-        if change.key != TARGET_KEY:
+        if change.key != self.keys.target:
             return False
         if change.value is None or change.revision < self._revision:
             self.target, self._order, self._revision = None, NO_ORDER, 0
@@ -138,7 +158,7 @@ class TargetFollower:
             return
         answer = FleetAcknowledgement(*self.target.order, workers, error[:ERROR_CHARS_MAX])
         if answer != self._acknowledged:
-            await registry.put(ACKNOWLEDGED_KEY, answer.encode())
+            await registry.put(self.keys.acknowledged, answer.encode())
             self._acknowledged = answer
 
 

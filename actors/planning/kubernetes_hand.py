@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from actors.planning.fleet_target import TARGET_KEY, TargetFollower
+from actors.planning.fleet_target import ONLY_GROUP, FleetKeys, TargetFollower
 from actors.planning.kubernetes_scale import DEPLOYMENT, KubernetesScale, ScaleConflict
 from core.errors import ContrailError, PeerError, Unavailable
 from streams.registry import Change, Registry
@@ -45,6 +45,7 @@ class KubernetesHand:
         most: int,
         may_act: Callable[[], bool],
         least: int = 1,
+        keys: FleetKeys = ONLY_GROUP,
     ) -> None:
         """The scale is `least` to `most`; nothing is read or changed while not `may_act`."""
         self.fault = ""
@@ -53,7 +54,7 @@ class KubernetesHand:
         """Pods that the resource wanted when it was last read or changed; None before."""
         self._scale = scale
         self._registry = registry
-        self._follower = TargetFollower(group, most, least)
+        self._follower = TargetFollower(group, most, least, keys)
         self._may_act = may_act
         self._changed = asyncio.Event()
         self._retry_s = RETRY_S[0]
@@ -68,7 +69,7 @@ class KubernetesHand:
 
     async def run(self) -> None:
         """The scale follows the target, for ever. Unavailable if the registry is away at the start."""
-        await self._registry.watch(TARGET_KEY, self._on_target)
+        await self._registry.watch(self._follower.keys.target, self._on_target)
         while True:
             pause_s = self._pause_s(await self._attempt())
             try:
@@ -135,8 +136,9 @@ class KubernetesHand:
 
     async def _newest_goal(self) -> int | None:
         """That of the registry now; None if it has no target."""
-        there = await self._registry.get(TARGET_KEY)
-        self._follower.take(next((each for each in there if each.key == TARGET_KEY), Change(TARGET_KEY, None, 0)))
+        key = self._follower.keys.target
+        there = await self._registry.get(key)
+        self._follower.take(next((each for each in there if each.key == key), Change(key, None, 0)))
         return self._follower.goal
 
     async def _fail(self, fault: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -19,6 +20,7 @@ from actors.planning.fleet_target import FleetAcknowledgement
 from core.events.scale import (
     LEARNED,
     MEASURED,
+    NO_MODEL,
     CapacityLearned,
     DemandRolled,
     HitRate,
@@ -32,7 +34,7 @@ from core.events.scale import (
 from core.machine import Tick
 from projections.scaling.forecast import ForeseenRates, forecast
 from projections.scaling.queue_model import ALL_BP
-from projections.scaling.scale_decision import FleetCounts, decide_scale
+from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -122,11 +124,14 @@ class Planner:
         coming: int = 0,
         now_ms: int = 0,
         has_hand: bool = False,
+        model: str = NO_MODEL,
     ) -> None:
         """`profile` is the capacity until something is learned; without one nothing is decided until then. A measured
         one that the stream knows already does not take the place of what was learned since. A successor has the `fold`
         of the stream so far, in which `coming` of the orders are not ready at `now_ms`. With `has_hand` a decision is
-        recorded as applied when a hand acknowledges it, else with its orders."""
+        recorded as applied when a hand acknowledges it, else with its orders. All events name the `model`, unless it is
+        NO_MODEL."""
+        self.model = model
         self.fold = ScaleFold() if fold is None else fold
         self._first = _first_events(self.fold, settings, profile)
         newest = self.fold.starts
@@ -154,10 +159,9 @@ class Planner:
         """Workers that were ordered and are not ready."""
         return len(self._pending)
 
-    @property
-    def oldest_order(self) -> int | None:
-        """Number of the order that was given first, of those that are not ready; None if there is none."""
-        return next(iter(self._pending), None)
+    def oldest_orders(self, count: int) -> list[int]:
+        """Numbers of the orders that were given first, of those that are not ready; so many at most."""
+        return list(islice(self._pending, count))
 
     @property
     def horizon_s(self) -> int | None:
@@ -173,11 +177,12 @@ class Planner:
     def step(self, event: PlannerEvent | Tick, _now_us: int) -> Sequence[PlannerCommand]:
         """Events to append, and orders behind the events that name them. A decision takes some milliseconds."""
         commands: list[PlannerCommand] = []
-        while self._first:
-            self._record(self._first.pop(0), commands)
+        self.begin(commands)
         match event:
             case PeriodEnded():
-                self._on_period(event, commands)
+                inputs = self.end_period(event, commands)
+                if inputs is not None:
+                    self.conclude(decide_scale(inputs), event.acts, commands)
             case WorkerReady(start, at_ms):
                 ordered_ms = self._pending.pop(start, None)
                 self._overdue.pop(start, None)
@@ -187,11 +192,19 @@ class Planner:
                 pass
         return commands
 
+    def begin(self, commands: list[PlannerCommand]) -> None:
+        """The events before the first period are recorded: settings and profile."""
+        while self._first:
+            self._record(self._first.pop(0), commands)
+
     def _record(self, event: ScaleEvent, commands: list[PlannerCommand]) -> None:
+        if self.model:
+            event = replace(event, model=self.model)
         self.fold.apply(event)
         commands.append(RecordEvent(event))
 
-    def _on_period(self, ended: PeriodEnded, commands: list[PlannerCommand]) -> None:
+    def end_period(self, ended: PeriodEnded, commands: list[PlannerCommand]) -> ScaleInputs | None:
+        """All that stands before the decision is recorded; its inputs, or None while no capacity is known."""
         rolled, fold = ended.rolled, self.fold
         now_ms = rolled.at_ms
         for each in (*ended.earlier, rolled):
@@ -209,16 +222,20 @@ class Planner:
             if learned is not None:
                 self._record(learned, commands)
         if fold.capacity is None:
-            return
+            return None
         if fold.periods - fold.capacity_stated >= RESTATE_PERIODS:
             self._record(fold.capacity, commands)
         self._note_overdue(now_ms, commands)
         assert self.horizon_s is not None
         fleet = FleetCounts(ended.ready, len(self._pending) - len(self._overdue), len(self._overdue), ended.draining)
         foreseen = forecast(fold.history, fold.settings, now_ms, self.horizon_s, ended.foreseen)
-        decided = decide_scale(fold.inputs(now_ms, fleet, foreseen))
+        return fold.inputs(now_ms, fleet, foreseen)
+
+    def conclude(self, decided: ScaleDecided, acts: bool, commands: list[PlannerCommand]) -> None:
+        """The decision on the inputs of this period is recorded, and carried out if the planner `acts`."""
         self._record(decided, commands)
-        if ended.acts:
+        if acts:
+            fleet = FleetCounts(decided.ready, decided.starting, decided.overdue, decided.draining)
             self._apply(decided, fleet, commands)
 
     def _note_overdue(self, now_ms: int, commands: list[PlannerCommand]) -> None:
@@ -293,7 +310,14 @@ class Planner:
             HitRate(workers, cached * ALL_BP // prompt, prompt)
             for workers, (prompt, cached) in sorted(self._hits.items())
         )
-        found = replace(known, startup_ms=startup_ms, hits=hits, at_ms=now_ms, starts=len(took_ms) or before.starts)
+        found = replace(
+            known,
+            startup_ms=startup_ms,
+            hits=hits,
+            at_ms=now_ms,
+            starts=len(took_ms) or before.starts,
+            model=before.model,
+        )
         return None if self.fold.capacity == replace(found, at_ms=before.at_ms, starts=before.starts) else found
 
 
@@ -329,4 +353,4 @@ def _stated_settings(revision: int, settings: ScaleSettings) -> ScaleSettingsCha
 
 def _speed(capacity: CapacityLearned) -> CapacityLearned:
     """The capacity without what is learned beside the speed."""
-    return replace(capacity, at_ms=0, startup_ms=0, starts=0, hits=())
+    return replace(capacity, at_ms=0, startup_ms=0, starts=0, hits=(), model=UNSET)

@@ -12,11 +12,16 @@ from typing import Any
 import orjson
 
 from core.errors import CallerError
+from core.events.scale import NO_MODEL
 from projections.scaling.scale_settings import SLO, SLO_KEYS, ScaleSettings
 from streams.registry import Change, Registry
 
 PLANNER_SETTINGS_KEY = "planner/settings"
 MODE, ADVISE, ACT = "mode", "advise", "act"
+MODELS = "models"
+"""Key of the settings of each model by its name, where the planner sizes several."""
+OF_ALL = (MODE, "devices_max", "period_s")
+"""Settings that all models have in common."""
 PROFILE_FILE = "profile"
 """Key of the file's section that names the measured profile with which the planner begins."""
 HAND, SUPERVISOR, KUBERNETES, VIRTUAL = "hand", "supervisor", "kubernetes", "virtual"
@@ -30,7 +35,8 @@ _logger = logging.getLogger(__name__)
 class PlannerSettings:
     """Followed from the registry; one event loop uses it."""
 
-    def __init__(self, configured: ScaleSettings, acts: bool) -> None:
+    def __init__(self, configured: ScaleSettings, acts: bool, model: str = NO_MODEL) -> None:
+        """Of one of several models, unless it is NO_MODEL."""
         self.current = configured
         self.acts = acts
         """False if the planner decides and tells, and orders nothing."""
@@ -38,6 +44,7 @@ class PlannerSettings:
         """Why the registry's present value is not used; empty if it is."""
         self._configured = configured
         self._may_act = acts
+        self._model = model
 
     def __repr__(self) -> str:
         return f"<PlannerSettings of {self.current.min} to {self.current.max} workers>"
@@ -51,7 +58,8 @@ class PlannerSettings:
         if change.key != PLANNER_SETTINGS_KEY:
             return
         try:
-            self.current, self.acts = merged(self._configured, self._may_act, parsed(change.value))
+            given = given_for(self._model, parsed(change.value))
+            self.current, self.acts = merged(self._configured, self._may_act, given)
             self.refused = ""
         except CallerError as error:
             self.refused = str(error)
@@ -69,6 +77,33 @@ def parsed(value: bytes | None) -> dict[str, Any]:
             f"{PLANNER_SETTINGS_KEY} in the registry holds no JSON object: `contrail scale unset --all` mends it"
         )
     return given
+
+
+def own_settings(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's own of the given settings, below MODELS. CallerError if these are no settings of models, or have one
+    that all models have in common."""
+    models = given.get(MODELS, {})
+    own = models.get(model, {}) if isinstance(models, dict) else None
+    if not isinstance(own, dict):
+        raise CallerError(f"planner.{MODELS}: give settings by the names of models")
+    if common := [key for key in OF_ALL if key in own]:
+        raise CallerError(f"planner.{MODELS}.{model}.{common[0]}: all models have it in common; set it without a model")
+    return own
+
+
+def with_own_settings(model: str, given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings, with these as the model's own."""
+    models = {**given.get(MODELS, {}), model: dict(own)}
+    models = {name: each for name, each in models.items() if each}
+    return {**{key: value for key, value in given.items() if key != MODELS}, **({MODELS: models} if models else {})}
+
+
+def given_for(model: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given settings of one model: those of all models, and its own over them. Under NO_MODEL they are those that
+    are given."""
+    if not model:
+        return dict(given)
+    return {**{key: value for key, value in given.items() if key != MODELS}, **own_settings(model, given)}
 
 
 def merged(configured: ScaleSettings, may_act: bool, given: Mapping[str, Any]) -> tuple[ScaleSettings, bool]:

@@ -7,6 +7,8 @@ the last moments are then as if each period had been recorded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -18,37 +20,49 @@ QUIET_S = 60
 
 
 class QuietPeriods:
-    """Of one lead. At most two periods are held."""
+    """Of one lead. At most two periods of each model are held."""
 
     def __init__(self) -> None:
-        self._older: DemandRolled | None = None
-        """All held ones but the newest, as one."""
-        self._newest: DemandRolled | None = None
+        self._older: dict[str, DemandRolled] = {}
+        """By model, all held ones but the newest, as one."""
+        self._newest: dict[str, DemandRolled] = {}
 
     def __repr__(self) -> str:
         return f"<QuietPeriods of {self._held_s} s>"
 
-    def hold(self, rolled: DemandRolled, *, rests: bool) -> bool:
-        """True if the period is held back. `rests` is that of `is_at_rest`."""
-        if not (rests and _is_quiet(rolled) and self._held_s + rolled.period_s < QUIET_S):
+    def hold(self, rolled: Mapping[str, DemandRolled], *, rests: bool) -> bool:
+        """True if the period of all these models is held back. `rests` is that of `is_at_rest`, of each of them."""
+        period_s = max(each.period_s for each in rolled.values())
+        if not (rests and all(map(_is_quiet, rolled.values())) and self._held_s + period_s < QUIET_S):
             return False
-        self._older, self._newest = _merged(self._older, self._newest), rolled
+        self._older = self._as_one(self._newest) if self._newest else {}
+        self._newest = dict(rolled)
         return True
 
-    def take(self, rolled: DemandRolled) -> tuple[DemandRolled, ...]:
-        """The periods to record, of which this is the newest; nothing is held any more. They are one if it is quiet,
-        too."""
+    def take(
+        self, rolled: Mapping[str, DemandRolled]
+    ) -> tuple[dict[str, tuple[DemandRolled, ...]], dict[str, DemandRolled]]:
+        """By model, the periods to record before this one, and this one; nothing is held any more. A period that is
+        quiet for all models is one with those before it."""
         older, newest = self._older, self._newest
-        self._older = self._newest = None
-        if _is_quiet(rolled):
-            whole = _merged(_merged(older, newest), rolled)
-            assert whole is not None
-            return (whole,)
-        return tuple(each for each in (older, newest, rolled) if each is not None)
+        if newest and all(map(_is_quiet, rolled.values())):
+            self._older = self._as_one(newest)
+            older, newest, rolled = {}, {}, self._as_one(rolled)
+        self._older, self._newest = {}, {}
+        earlier = {model: tuple(part[model] for part in (older, newest) if part) for model in rolled}
+        return earlier, dict(rolled)
+
+    def _as_one(self, after: Mapping[str, DemandRolled]) -> dict[str, DemandRolled]:
+        """The older periods and those after them."""
+        if not self._older:
+            return dict(after)
+        return {
+            model: replace(each, period_s=self._older[model].period_s + each.period_s) for model, each in after.items()
+        }
 
     @property
     def _held_s(self) -> int:
-        return sum(each.period_s for each in (self._older, self._newest) if each is not None)
+        return sum(max((each.period_s for each in part.values()), default=0) for part in (self._older, self._newest))
 
 
 def is_at_rest(fold: ScaleFold, ready: int, coming: int) -> bool:
@@ -61,10 +75,3 @@ def _is_quiet(rolled: DemandRolled) -> bool:
     """No request is known of it. A count that began anew says so in a period of its own."""
     counts = (rolled.arrivals, rolled.queued, rolled.refused, rolled.waiting, rolled.running, rolled.ended)
     return not any(counts) and not rolled.cells and rolled.since is UNSET
-
-
-def _merged(before: DemandRolled | None, after: DemandRolled | None) -> DemandRolled | None:
-    """Two quiet periods as one."""
-    if before is None or after is None:
-        return after if before is None else before
-    return replace(after, period_s=before.period_s + after.period_s)

@@ -18,7 +18,7 @@ from core.events.scale import ScaleEvent
 from core.ids import SourceId, StreamSeq, new_id
 from core.keys import DeploymentKey
 from core.subjects import SCALE, subject
-from projections.scaling.scale_fold import ScaleFold
+from projections.scaling.fleet_fold import FleetFold
 from streams.log import EventLog
 
 PLANNER = "planner"
@@ -50,12 +50,12 @@ class ScaleWriter:
     def __repr__(self) -> str:
         return f"<ScaleWriter behind {self._last_seq}>"
 
-    async def read(self) -> ScaleFold:
+    async def read(self) -> FleetFold:
         """The fold of the whole stream; the writer stands at its end. Some 40 us a message of CPU time.
 
         Corrupt if a message does not follow the one before it: then nothing may be decided from the stream.
         """
-        fold, is_first = ScaleFold(), True
+        fold, is_first = FleetFold(), True
         async with aclosing(self._log.read(SCALE, StreamSeq(1))) as records:  # type: ignore[type-var]
             async for record in records:
                 message = decode_message(record.payload)

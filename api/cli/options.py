@@ -49,6 +49,11 @@ class MomentCommand(click.Command):
         return super().parse_args(ctx, [f"{_MARK}{word}" if _AGO.fullmatch(word) else word for word in args])
 
 
+MODEL_OPTION = click.option(
+    "--model", metavar="NAME", help="Where the planner sizes several models, the one that is meant."
+)
+
+
 class RecordingRange(NamedTuple):
     """A range of the history; None is open."""
 

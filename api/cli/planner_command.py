@@ -19,15 +19,17 @@ from api.process.planner import PlannerArguments, run_planner
 @name_option("planner-0")
 @click.option(
     "--profile",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Begin with the speed that `contrail profile` measured.  [default: the file's planner.profile]",
+    "profiles",
+    multiple=True,
+    metavar="[MODEL=]FILE",
+    help="Begin with the speed that `contrail profile` measured; with several models, one for each.  "
+    "[default: the file's planner.profile]",
 )
 @OPS_OPTION
 @OPS_TOKEN_OPTION
 @click.option(SUPERVISED, is_flag=True, hidden=True)
 def planner(
-    connection: DeploymentRef, supervised: bool, name: str, profile: Path | None, ops: str, ops_token: str | None
+    connection: DeploymentRef, supervised: bool, name: str, profiles: tuple[str, ...], ops: str, ops_token: str | None
 ) -> None:
     """Start one planner: it decides how many workers the deployment is to have. `contrail up` starts one by itself.
 
@@ -45,6 +47,16 @@ def planner(
         ops=ops,
         operations=operations_section(connection.deployment.operations, ops_token),
         home=connection.data if supervised else None,
-        profile=profile,
+        profiles=_profiles(profiles, {each.section.model for each in connection.deployment.planned_groups}),
     )
     uvloop.run(run_planner(connection, arguments))
+
+
+def _profiles(given: tuple[str, ...], models: set[str]) -> dict[str, Path]:
+    """Files by model; the only model of a deployment has no name. A model's name may have an equals sign, and so may a
+    file's."""
+    found: dict[str, Path] = {}
+    for each in given:
+        model = next((name for name in models if name and each.startswith(f"{name}=")), "")
+        found[model] = Path(each.removeprefix(f"{model}=") if model else each)
+    return found

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -20,10 +20,11 @@ from actors.engines.attached.server_profile import SLOTS as SERVER_SLOTS
 from actors.engines.engine_adapters import ADAPTERS_MAX, check_adapter_name
 from actors.engines.vllm.vllm_args import RANKS_ARGUMENTS
 from actors.planning.kubernetes_scale import KINDS
-from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, PROFILE_FILE, SUPERVISOR
+from actors.planning.planner_settings import ACT, ADVISE, HAND, HANDS, KUBERNETES, MODE, MODELS, SUPERVISOR
 from actors.prompt_cache.prompt_store import PROMPTS_BYTES_MAX
 from actors.transport.server_client import ServerAddress
 from api.config.addresses import check_host_name, check_no_login, check_origin, split_address
+from api.config.planned_models import PlannedSection, planned_sections, scale_settings
 from api.config.units import delay_s, duration_s, size_bytes
 from api.config.worker_groups import (
     DISK_ALONE,
@@ -687,6 +688,27 @@ class KubernetesSection(Section, frozen=True, kw_only=True):
         return self.resource.partition("/")[2]
 
 
+def kubernetes_section(planned: PlannedSection) -> KubernetesSection:
+    """The model's section `kubernetes`, parsed. ValueError if there is none, or it cannot be."""
+    try:
+        return msgspec.convert(planned.kubernetes, KubernetesSection)
+    except msgspec.ValidationError as error:
+        of = f"{MODELS}.{planned.model}." if planned.model else ""
+        raise ValueError(f"planner.{of}{KUBERNETES}: {error}") from error
+
+
+class PlannedGroup(NamedTuple):
+    """A worker group that a planner sizes, and its part of the planner section."""
+
+    group: WorkerGroup
+    section: PlannedSection
+
+    @property
+    def settings(self) -> ScaleSettings:
+        """Of the planner for this group."""
+        return self.section.settings
+
+
 class Deployment(Section, frozen=True, kw_only=True):
     """All of it."""
 
@@ -703,7 +725,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
     planner: dict[str, Any] = {}
-    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), and fields of
+    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), `models`, and fields of
     `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
@@ -720,21 +742,51 @@ class Deployment(Section, frozen=True, kw_only=True):
         self._check_planner()
 
     def _check_planner(self) -> None:
-        mode, settings = self.planner_mode, self.scale_settings
+        mode = self.planner_mode
         if mode not in PLANNER_MODES:
             raise ValueError(f"planner.mode {mode!r}: there are {', '.join(PLANNER_MODES)}")
         if self.planner_hand not in HANDS:
             raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
-        if self.planner_hand == KUBERNETES or KUBERNETES in self.planner:
-            _ = self.kubernetes  # raises if it cannot be
-        if not isinstance(self.planner_profile, str):
-            raise ValueError(f"planner.{PROFILE_FILE}: {self.planner_profile!r} is no name of a file")  # noqa: TRY004 - as msgspec wants it
+        planned = planned_sections(self.planner)
+        for section in planned:
+            if self.planner_hand == KUBERNETES or section.kubernetes:
+                kubernetes_section(section)  # raises if it cannot be
         if mode == OFF:
             return
-        group = self.planned_group
-        if len(self.workers) > 1:
-            raise ValueError("planner: it sizes one kind of workers, and needs a file with one worker group")
-        by_us = mode == ACT and self.planner_hand == SUPERVISOR
+        if MODELS in self.planner:
+            self._check_models()
+        elif len(self.workers) > 1:
+            raise ValueError(
+                "planner: it sizes one kind of workers, and needs a file with one worker group, or the names of "
+                f"several models below `planner.{MODELS}`"
+            )
+        if not self.planned_groups:
+            raise ValueError("planner: there is no worker group that answers requests")
+        for each in self.planned_groups:
+            self._check_planned(each)
+
+    def _check_models(self) -> None:
+        """Each named model has one worker group, and their least workers fit into the devices."""
+        if any(group.role == PREFILL for group in self.workers):
+            raise ValueError(f"planner.{MODELS}: it sizes no prefill workers; give a file without them")
+        served = [group.client_name for group in self.workers]
+        for section in planned_sections(self.planner):
+            if served.count(section.model) != 1:
+                groups = "no worker group serves" if section.model not in served else "several worker groups serve"
+                raise ValueError(
+                    f"planner.{MODELS}.{section.model}: {groups} it; there are {', '.join(sorted(set(served)))}"
+                )
+        devices = self.scale_settings.devices_max
+        least = sum(each.settings.min * each.group.gpus for each in self.planned_groups)
+        if devices and least > devices:
+            raise ValueError(f"planner.devices_max: the least workers of all models take {least}, not {devices}")
+        begin = sum(each.group.count * each.group.gpus for each in self.planned_groups)
+        if devices and begin > devices and self.planner_mode == ACT and self.planner_hand == SUPERVISOR:
+            raise ValueError(f"planner.devices_max: the groups begin with {begin} (`count`), not {devices}")
+
+    def _check_planned(self, planned: PlannedGroup) -> None:
+        group, settings = planned.group, planned.settings
+        by_us = self.planner_mode == ACT and self.planner_hand == SUPERVISOR
         if by_us and group.attach is not None:
             raise ValueError("planner.mode: nobody here can start the servers of `attach`; take `advise`")
         if by_us and not max(1, settings.min) <= group.count <= settings.max:
@@ -743,7 +795,8 @@ class Deployment(Section, frozen=True, kw_only=True):
                 f"1, and max: {settings.min} and {settings.max}"
             )
         least_ms = (settings.startup_s + settings.period_s) * 1000
-        if self.models_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
+        is_from_zero = group.client_name in self.models_from_zero
+        if is_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
             raise ValueError(
                 f"planner.min: with 0, the first request waits until a worker has started, some {least_ms} ms by "
                 f"startup_s and period_s; `routing: {{queue_wait_max_ms: {self.routing_settings.queue_wait_max_ms}}}` "
@@ -757,15 +810,8 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     @property
     def scale_settings(self) -> ScaleSettings:
-        """The planner section without its mode, its hand and its profile, parsed."""
-        others = {MODE, HAND, KUBERNETES, PROFILE_FILE}
-        return ScaleSettings.parse({key: value for key, value in self.planner.items() if key not in others})
-
-    @property
-    def planner_profile(self) -> str:
-        """The file of the measured profile with which the planner begins; empty without one."""
-        found: str = self.planner.get(PROFILE_FILE, "")
-        return found
+        """The settings in the planner section that all models have in common."""
+        return scale_settings(self.planner)
 
     @property
     def planner_hand(self) -> str:
@@ -773,23 +819,22 @@ class Deployment(Section, frozen=True, kw_only=True):
         return str(self.planner.get(HAND, SUPERVISOR))
 
     @property
-    def kubernetes(self) -> KubernetesSection:
-        """The section `planner.kubernetes`, parsed. ValueError if there is none, or it cannot be."""
-        try:
-            return msgspec.convert(self.planner.get(KUBERNETES, {}), KubernetesSection)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"planner.{KUBERNETES}: {error}") from error
-
-    @property
-    def planned_group(self) -> WorkerGroup:
-        """The worker group that a planner sizes: the first decode group."""
-        return next(group for group in self.workers if group.role == DECODE)
+    def planned_groups(self) -> tuple[PlannedGroup, ...]:
+        """The worker groups that a planner sizes, each with its part of the section: the first decode group, or those
+        of the models that are named."""
+        found: list[PlannedGroup] = []
+        for section in planned_sections(self.planner):
+            groups = (group for group in self.workers if group.role == DECODE)
+            group = next((group for group in groups if section.model in {"", group.client_name}), None)
+            found += [] if group is None else [PlannedGroup(group, section)]
+        return tuple(found)
 
     @property
     def models_from_zero(self) -> frozenset[str]:
         """Models that may have no worker, since a planner starts the first one."""
-        may_be_empty = self.planner_mode == ACT and not self.scale_settings.min
-        return frozenset({self.planned_group.client_name} if may_be_empty else ())
+        if self.planner_mode != ACT:
+            return frozenset()
+        return frozenset(each.group.client_name for each in self.planned_groups if not each.settings.min)
 
     @property
     def routing_settings(self) -> RoutingSettings:

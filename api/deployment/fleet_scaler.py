@@ -1,4 +1,5 @@
-"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers, to as many as its target says.
+"""FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers of one group, to as many as its
+target says.
 
 A worker that is drained is the one with the highest number. It hands its requests over, as every worker that ends.
 """
@@ -10,9 +11,10 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from actors.planning.fleet_target import TARGET_KEY, TargetFollower
+from actors.planning.fleet_target import ONLY_GROUP, FleetKeys, TargetFollower
 from api.config.deployment_ref import DeploymentRef
 from api.deployment.managed_process import ManagedProcess
+from api.deployment.shared_devices import SharedDevices
 from api.deployment.supervisor import Supervisor
 from api.process.planes import open_registry
 from core.errors import ContrailError, PeerError
@@ -35,13 +37,16 @@ class FleetScaler:
         workers: list[ManagedProcess],
         beside: list[ManagedProcess],
         supervisor: Supervisor,
-        make: Callable[[int], ManagedProcess],
+        make: Callable[[int], ManagedProcess | None],
         report: Callable[[str], None],
+        keys: FleetKeys = ONLY_GROUP,
+        devices: SharedDevices | None = None,
     ) -> None:
-        """`workers` are all of the group, and always those that are supervised; those that drain are `beside`. `make`
-        gives the worker of a number below `settings.max`."""
+        """`workers` are those that are supervised, of all groups; those that drain are `beside`. `make` gives the
+        worker of a number below `settings.max`; None while the devices that the groups share are taken."""
         self._group = group
-        self._follower = TargetFollower(group, settings.max, settings.least)
+        self._follower = TargetFollower(group, settings.max, settings.least, keys)
+        self._devices = devices
         self._most = settings.max
         self._workers = workers
         self._beside = beside
@@ -54,12 +59,17 @@ class FleetScaler:
         self._open = AsyncExitStack()
 
     def __repr__(self) -> str:
-        return f"<FleetScaler of {self._group}: {len(self._workers)} workers of {self.goal}>"
+        return f"<FleetScaler of {self._group}: {len(self._own)} workers of {self.goal}>"
 
     @property
     def goal(self) -> int | None:
         """Number of workers of the newest target; None without one: then the fleet stays as it is."""
         return self._follower.goal
+
+    @property
+    def _own(self) -> list[ManagedProcess]:
+        """The group's supervised workers."""
+        return [part for part in self._workers if part.name.rpartition("-")[0] == self._group]
 
     async def start(self, connection: DeploymentRef) -> None:
         """Targets in the registry are followed, now and later. Unavailable if the registry is away."""
@@ -68,7 +78,7 @@ class FleetScaler:
     async def follow(self, registry: Registry) -> None:
         """Targets in this registry are carried out and acknowledged. Unavailable if it is away."""
         self._running = asyncio.create_task(self._run(registry), name="fleet scaler")
-        await registry.watch(TARGET_KEY, self._on_target)
+        await registry.watch(self._follower.keys.target, self._on_target)
 
     async def stop(self) -> None:
         """No worker is started or drained any more; those that drain do so on, beside the others."""
@@ -89,8 +99,9 @@ class FleetScaler:
             self._changed.clear()
             fault = ""
             try:
-                while self.goal is not None and len(self._workers) != self.goal:
-                    await self._one(self.goal)
+                while self.goal is not None and len(self._own) != self.goal:
+                    if not await self._one(self.goal):
+                        await self._devices_freed()
             except Exception as error:  # after any defect the next target must still be carried out
                 fault = str(error) or repr(error)
                 self._report(f"the fleet cannot be scaled now: {fault}")
@@ -102,35 +113,58 @@ class FleetScaler:
     async def _acknowledged(self, registry: Registry, fault: str) -> bool:
         """True if the planner can know of it; False while the registry is away."""
         try:
-            await self._follower.acknowledge(registry, len(self._workers), fault)
+            await self._follower.acknowledge(registry, len(self._own), fault)
         except PeerError as error:
             _logger.warning("a target is not acknowledged, trying again: %s", error)
             return False
         return True
 
-    async def _one(self, goal: int) -> None:
-        """One worker more, or one less."""
+    async def _one(self, goal: int) -> bool:
+        """One worker more, or one less. False if devices must come free before."""
         async with self._supervisor.changing:
-            if len(self._workers) < goal:
-                await self._start_worker(goal)
-            elif len(self._workers) > goal:
+            if len(self._own) < goal:
+                return await self._start_worker(goal)
+            if len(self._own) > goal:
                 await self._drain_worker(goal)
+            return True
 
-    async def _start_worker(self, goal: int) -> None:
+    async def _devices_freed(self) -> None:
+        """A worker of any group has given devices back, or there is another target."""
+        assert self._devices is not None
+        self._devices.freed.clear()
+        waits = [asyncio.create_task(self._devices.freed.wait()), asyncio.create_task(self._changed.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+    async def _start_worker(self, goal: int) -> bool:
         taken = {part.name for part in (*self._workers, *self._beside)}
         free = (number for number in range(self._most) if f"{self._group}-{number}" not in taken)
         number = next(free, None)
         if number is None:  # those that drain keep their ports and devices until they are gone
             await asyncio.wait(self._drains, return_when=asyncio.FIRST_COMPLETED)
-            return
+            return True
         part = self._make(number)
-        await part.start()
+        if part is None:
+            return False
+        try:
+            await part.start()
+        except BaseException:
+            self._give_back(part)
+            raise
         self._workers.append(part)
         self._supervisor.keep(part)
         self._report(f"{part.name} is started: the planner wants {goal}")
+        return True
+
+    def _give_back(self, part: ManagedProcess) -> None:
+        if self._devices is not None:
+            self._devices.give_back(part.name)
 
     async def _drain_worker(self, goal: int) -> None:
-        part = max(self._workers, key=lambda each: int(each.name.rpartition("-")[2]))
+        part = max(self._own, key=lambda each: int(each.name.rpartition("-")[2]))
         self._report(f"{part.name} drains: the planner wants {goal}")
         await self._supervisor.release(part)
         self._workers.remove(part)
@@ -142,3 +176,4 @@ class FleetScaler:
     async def _stop_worker(self, part: ManagedProcess) -> None:
         await part.stop(part.drain_max_s)
         self._beside.remove(part)
+        self._give_back(part)

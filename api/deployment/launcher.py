@@ -16,18 +16,18 @@ from pathlib import Path
 
 import msgspec
 
+from actors.planning.fleet_target import ONLY_GROUP, FleetKeys
 from actors.planning.planner_settings import ACT, SUPERVISOR
 from api.config.addresses import Address, join_address
 from api.config.data_folder import DataFolder, write_whole
 from api.config.deployment_ref import DeploymentRef
 from api.config.run_file import DRAINING, READY, STARTING, STOPPED, ProcessEntry, RunFile, read_run, write_targets
-from api.config.schema import OFF, Deployment, WorkerGroup
+from api.config.schema import OFF, Deployment, PlannedGroup
 from api.deployment.embedded_servers import EmbeddedServers, ManagedServer
 from api.deployment.fleet_scaler import FleetScaler
 from api.deployment.managed_process import ManagedProcess, end_leftovers, started_ticks
 from api.deployment.preflight import ModelSource, given_key, model_source
 from api.deployment.process_specs import (
-    GpuAssignment,
     ProcessSpec,
     frontend_specs,
     planner_spec,
@@ -39,6 +39,7 @@ from api.deployment.process_specs import (
 )
 from api.deployment.readiness import Progress, wait_until_ready
 from api.deployment.rolling_restart import FRONTENDS, RESTARTS, RollingRestart, take_request
+from api.deployment.shared_devices import DeviceAssignment
 from api.deployment.stream_keeper import StreamKeeper
 from api.deployment.supervisor import SupervisedProcess, Supervisor
 from api.process.planes import open_planes
@@ -130,7 +131,7 @@ class Launcher:
         self._frontends: list[ManagedProcess] = []
         self._workers: list[ManagedProcess] = []
         self._planners: list[ManagedProcess] = []
-        self._scaler: FleetScaler | None = None
+        self._scalers: list[FleetScaler] = []
         self._supervisor = Supervisor(progress.write_line)
         self._rolling = RollingRestart(self._supervisor, self._frontends, self._workers, progress.write_line)
         self._state = STARTING
@@ -182,8 +183,8 @@ class Launcher:
         self._update_files()
         for kept in self._parts():
             self._supervisor.keep(kept)
-        if self._scaler is not None:
-            await self._scaler.start(connection)
+        for scaler in self._scalers:
+            await scaler.start(connection)
 
     async def restart_on_request(self, requested: asyncio.Event) -> None:
         """Each time the event is set, what was asked for is restarted, or all front ends; cancel it to end."""
@@ -202,8 +203,8 @@ class Launcher:
         close_all(self._listeners)  # the front ends' copies are the last ones now
         asked = [part for part in self._workers if part.spec.role == PREFILL]
         decode = [part for part in self._workers if part.spec.role != PREFILL]
-        if self._scaler is not None:
-            await self._scaler.stop()
+        for scaler in self._scalers:
+            await scaler.stop()
         frontends = [*self._planners, *self._frontends, *self._rolling.beside]
         stages: list[Sequence[SupervisedProcess]] = [
             frontends,
@@ -266,37 +267,57 @@ class Launcher:
 
     def _plan(self, sources: list[ModelSource]) -> None:
         self._models = tuple(dict.fromkeys(source.name for source in sources))
-        devices = GpuAssignment(visible_gpus(os.environ))
-        for group, source in zip(self._deployment.workers, sources, strict=True):
+        deployment = self._deployment
+        is_hand = deployment.planner_mode == ACT and deployment.planner_hand == SUPERVISOR
+        planned = {each.group.name: each for each in deployment.planned_groups} if is_hand else {}
+        devices = DeviceAssignment.of(deployment, list(planned.values()), visible_gpus(os.environ))
+        for group, source in zip(deployment.workers, sources, strict=True):
             bound_s = group.drain_timeout_s + WORKER_LEAVE_MAX_S
             addresses = [self._reserve(address) for address in worker_addresses(group)]
-            specs = worker_specs(group, source, self._data, devices, addresses)
+            specs = worker_specs(group, source, self._data, devices.of_group(group), addresses)
             self._workers += [self._part(spec, bound_s) for spec in specs]
-        specs = frontend_specs(self._deployment, self._data, self._listeners)
-        self._frontends += [self._part(spec, frontend_drain_max_s(self._deployment)) for spec in specs]
-        if self._deployment.planner_mode != OFF:
-            self._planners.append(self._part(planner_spec(self._deployment, self._data), PLANNER_LEAVE_MAX_S))
-        if self._deployment.planner_mode == ACT and self._deployment.planner_hand == SUPERVISOR:
-            self._scaler = self._scaler_of(self._deployment.planned_group, sources[0], devices)
+            if group.name in planned:
+                self._scalers.append(self._scaler_of(planned[group.name], source, devices, addresses, specs))
+        fronts = frontend_specs(deployment, self._data, self._listeners)
+        self._frontends += [self._part(spec, frontend_drain_max_s(deployment)) for spec in fronts]
+        if deployment.planner_mode != OFF:
+            self._planners.append(self._part(planner_spec(deployment, self._data), PLANNER_LEAVE_MAX_S))
         for part in (*self._workers, *self._frontends, *self._planners):
             if part.log.exists():
                 part.log.replace(part.log.with_suffix(LOG_FILE_KEPT))
 
-    def _scaler_of(self, group: WorkerGroup, source: ModelSource, devices: GpuAssignment) -> FleetScaler:
-        """The hand that sizes the one group of the deployment."""
-        settings = self._deployment.scale_settings
-        devices.check_room(group, settings.max)
-        specs = {number: part.spec for number, part in enumerate(self._workers)}
-        """By number, which keeps its port and devices."""
+    def _scaler_of(
+        self,
+        planned: PlannedGroup,
+        source: ModelSource,
+        devices: DeviceAssignment,
+        addresses: list[Address],
+        begin: list[ProcessSpec],
+    ) -> FleetScaler:
+        """The hand that sizes one group, which begins with workers of these addresses and commands."""
+        group = planned.group
+        reserved = dict(enumerate(addresses))
+        """By number, which keeps its port."""
+        specs = dict(enumerate(begin))
+        """By number, which keeps its devices, too, unless groups share them."""
 
-        def make(number: int) -> ManagedProcess:
+        def make(number: int) -> ManagedProcess | None:
+            if number not in reserved:
+                reserved[number] = self._reserve(worker_address(group, number))
+            if devices.shared is not None:
+                if not devices.shared.take(group, number):
+                    return None
+                specs.pop(number, None)
             if number not in specs:
-                address = self._reserve(worker_address(group, number))
-                specs[number] = worker_spec(group, source, self._data, devices, number, address)
+                cards = devices.of_group(group)
+                specs[number] = worker_spec(group, source, self._data, cards, number, reserved[number])
             return self._part(specs[number], group.drain_timeout_s + WORKER_LEAVE_MAX_S)
 
         beside, report = self._rolling.beside, self._progress.write_line
-        return FleetScaler(group.name, settings, self._workers, beside, self._supervisor, make, report)
+        keys = ONLY_GROUP if len(self._deployment.planned_groups) == 1 else FleetKeys.of(group.name)
+        return FleetScaler(
+            group.name, planned.settings, self._workers, beside, self._supervisor, make, report, keys, devices.shared
+        )
 
     def _reserve(self, address: Address) -> Address:
         """The address, with the port that is kept for its worker from now on."""

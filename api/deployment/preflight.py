@@ -18,6 +18,7 @@ from actors.planning.forecast_process import check_forecaster
 from actors.planning.planner_settings import ACT, KUBERNETES
 from api.config.data_folder import DataFolder
 from api.config.loading import Loaded
+from api.config.planned_models import planned_sections
 from api.config.profile_file import read_profile
 from api.config.schema import OFF, Deployment, WorkerGroup, is_folder_name
 from api.config.units import size_bytes
@@ -42,9 +43,11 @@ def check_workers(deployment: Deployment) -> None:
             "`contrail planner -f FILE --key-file KEY`"
         )
     if deployment.planner_mode != OFF:
-        check_forecaster(deployment.scale_settings.predictor)
-    if deployment.planner_profile:
-        read_profile(Path(deployment.planner_profile))
+        for planned in deployment.planned_groups:
+            check_forecaster(planned.settings.predictor)
+    for section in planned_sections(deployment.planner):
+        if section.profile:
+            read_profile(Path(section.profile))
     if not any(group.count for group in deployment.workers if group.role == DECODE):
         raise CallerError("there is no worker to start that answers requests: give --workers 1 or more")
     for group in deployment.workers:

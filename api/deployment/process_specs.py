@@ -137,9 +137,13 @@ def _socket_words(own: int, files: Sequence[int]) -> tuple[str, ...]:
 def planner_spec(deployment: Deployment, data: DataFolder) -> ProcessSpec:
     """The planner of a deployment that has one."""
     name = f"{PLANNER}-0"
-    what = f"{deployment.planner_mode} on {deployment.planned_group.name}"
-    file = deployment.planner_profile
-    words = (f"--profile={Path(file).expanduser().resolve()}",) if file else ()
+    planned = deployment.planned_groups
+    what = f"{deployment.planner_mode} on {', '.join(each.group.name for each in planned)}"
+    words = tuple(
+        f"--profile={f'{each.section.model}=' if each.section.model else ''}{Path(file).expanduser().resolve()}"
+        for each in planned
+        if (file := each.section.profile)
+    )
     return ProcessSpec(name=name, kind=PLANNER, what=what, command=(*_command(PLANNER, data, name), *words))
 
 

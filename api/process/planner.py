@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,22 @@ from actors.metrics.planner_metrics import PlannerMetrics
 from actors.planning.forecast_process import check_forecaster
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
+from actors.planning.model_fleet import ModelFleet, PlannedModel
 from actors.planning.planner_service import PlannerOptions, PlannerService
 from actors.planning.planner_settings import ACT, KUBERNETES
 from actors.transport.server_client import ServerAddress
 from api.config.deployment_ref import DeploymentRef
 from api.config.profile_file import read_profile
 from api.config.run_file import announce_if_supervised
-from api.config.schema import OFF, SERVICE_ACCOUNT, OperationsSection, WorkerGroup
+from api.config.schema import (
+    OFF,
+    SERVICE_ACCOUNT,
+    KubernetesSection,
+    OperationsSection,
+    PlannedGroup,
+    WorkerGroup,
+    kubernetes_section,
+)
 from api.process.lifecycle import stop_requested
 from api.process.operations import OPERATIONS_GRACE_S, operations_server
 from api.process.planes import open_planes
@@ -48,29 +58,33 @@ class PlannerArguments:
     operations: OperationsSection
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
-    profile: Path | None = None
-    """The file of a measured profile, instead of the one that the deployment names."""
+    profiles: Mapping[str, Path] = field(default_factory=dict)
+    """Files of measured profiles by model, instead of those that the deployment names; under an empty name that of the
+    only model."""
 
 
 async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) -> None:
     """Plans until told to end; another planner may lead then. CallerError if the deployment has none, or its hand
     cannot be used."""
-    options = planner_options(connection, arguments.name, arguments.profile)
-    resource = kubernetes_resource(connection)
+    options = planner_options(connection, arguments.name, arguments.profiles)
+    resources = kubernetes_resources(connection)
     with stop_requested(arguments.home) as ending:
         async with open_planes(connection, REPLICA) as both:
-            metrics = PlannerMetrics()
+            metrics = PlannerMetrics(options.names)
             service = PlannerService(
                 options, both.log, both.registry, SystemClock(), connection.key, on_event=metrics.note
             )
             metrics.watch_lead(lambda: service.fence is not None)
-            metrics.watch_forecasts(lambda: service.forecasts.failures)
-            hand = None if resource is None else _hand(resource, service, both.registry)
-            ready, state = partial(_ready, service, hand), partial(_state, service, hand)
+            metrics.watch_forecasts(lambda: service.forecast_failures)
+            hands = {
+                fleet.planned.model: _hand(resource, service, fleet, both.registry)
+                for resource, fleet in zip(resources, service.fleets, strict=False)  # none, or one for each
+            }
+            ready, state = partial(_ready, service, hands), partial(_state, service, hands)
             ops = operations_server(arguments.operations, arguments.ops, ready, metrics.registry, state)
             await ops.start()
             running: list[asyncio.Future[Any]] = [asyncio.create_task(service.run(), name="planner")]
-            running += [] if hand is None else [asyncio.create_task(hand.run(), name="hand")]
+            running += (asyncio.create_task(hand.run(), name=f"hand of {model}") for model, hand in hands.items())
             announce_if_supervised(arguments.home, arguments.name, ops.address)
             try:
                 await asyncio.wait([*running, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -87,22 +101,33 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
                     task.result()
 
 
-def planner_options(connection: DeploymentRef, name: str, file: Path | None = None) -> PlannerOptions:
-    """The options of a planner of this deployment, with the measured profile in the file, or in the one that the
-    deployment names. CallerError if the deployment has no planner, or the file is no profile."""
+def planner_options(connection: DeploymentRef, name: str, profiles: Mapping[str, Path] = {}) -> PlannerOptions:
+    """The options of a planner of this deployment, with the measured profiles in these files, or in those that the
+    deployment names. CallerError if the deployment has no planner, or a file is no profile, or is of no model."""
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
         raise CallerError("the deployment has no planner: give its file `planner: {mode: advise}`, or `act`")
-    group = deployment.planned_group
-    check_forecaster(deployment.scale_settings.predictor)
+    planned = deployment.planned_groups
+    named = [each.section.model for each in planned]
+    if unknown := sorted(profiles.keys() - set(named)):
+        there = f"give --profile=MODEL=FILE, with one of {', '.join(named)}" if named[0] else "give --profile=FILE"
+        raise CallerError(f"--profile: {unknown[0] or 'no model'!r} is no model that the planner sizes; {there}")
     return PlannerOptions(
         namespace=connection.namespace,
         name=name,
+        models=tuple(_model(each, profiles.get(each.section.model)) for each in planned),
+        acts=deployment.planner_mode == ACT,
+    )
+
+
+def _model(planned: PlannedGroup, file: Path | None) -> PlannedModel:
+    group, section = planned.group, planned.section
+    check_forecaster(section.settings.predictor)
+    return PlannedModel(
         group=group.name,
         model=group.client_name,
-        settings=deployment.scale_settings,
-        acts=deployment.planner_mode == ACT,
-        profile=_profile(group, file or (Path(deployment.planner_profile) if deployment.planner_profile else None)),
+        settings=section.settings,
+        profile=_profile(group, file or (Path(section.profile) if section.profile else None)),
         pass_tokens=int(group.engine_args.get("max_num_batched_tokens") or PASS_TOKENS),
         devices=group.gpus,
     )
@@ -118,13 +143,20 @@ def _profile(group: WorkerGroup, file: Path | None) -> CapacityLearned | None:
     return profile(SimulatedSettings.parse(given))
 
 
-def kubernetes_resource(connection: DeploymentRef) -> KubernetesOptions | None:
-    """The resource that a planner that acts sizes; None if another hand carries its targets out. CallerError if the
-    namespace is not given, and this is no pod."""
+def kubernetes_resources(connection: DeploymentRef) -> list[KubernetesOptions]:
+    """The resources that a planner that acts sizes, in the order of the models; none if another hand carries its
+    targets out. CallerError if a namespace is not given, and this is no pod, or if two models have one resource."""
     deployment = connection.deployment
     if deployment.planner_mode != ACT or deployment.planner_hand != KUBERNETES:
-        return None
-    section = deployment.kubernetes
+        return []
+    found = [_resource(kubernetes_section(each.section)) for each in deployment.planned_groups]
+    twice = next((each for each in found if [str(other) for other in found].count(str(each)) > 1), None)
+    if twice is not None:
+        raise CallerError(f"planner.kubernetes.resource: {twice} is that of several models; give each its own")
+    return found
+
+
+def _resource(section: KubernetesSection) -> KubernetesOptions:
     return KubernetesOptions(
         kind=section.kind,
         name=section.name,
@@ -143,21 +175,28 @@ def _own_namespace() -> str:
         raise CallerError(f"planner.kubernetes.namespace: give it, since this is no pod: {error}") from error
 
 
-def _hand(resource: KubernetesOptions, service: PlannerService, registry: EtcdRegistry) -> KubernetesHand:
-    it = service.options
+def _hand(
+    resource: KubernetesOptions, service: PlannerService, fleet: ModelFleet, registry: EtcdRegistry
+) -> KubernetesHand:
+    it = fleet.planned
 
     def may_act() -> bool:
-        return service.fence is not None and service.settings.acts
+        return service.fence is not None and fleet.settings.acts
 
-    return KubernetesHand(KubernetesScale(resource), registry, it.group, it.settings.max, may_act, it.settings.least)
-
-
-def _state(service: PlannerService, hand: KubernetesHand | None) -> dict[str, Any]:
-    return service.describe() | ({} if hand is None else {"hand": hand.describe()})
+    scale = KubernetesScale(resource)
+    return KubernetesHand(scale, registry, it.group, it.settings.max, may_act, it.settings.least, fleet.keys)
 
 
-def _ready(service: PlannerService, hand: KubernetesHand | None) -> Readiness:
+def _state(service: PlannerService, hands: Mapping[str, KubernetesHand]) -> dict[str, Any]:
+    described = [(model, hand.describe()) for model, hand in hands.items()]
+    if len(service.fleets) > 1:
+        return service.describe() | ({"hands": dict(described)} if described else {})
+    return service.describe() | ({"hand": described[0][1]} if described else {})
+
+
+def _ready(service: PlannerService, hands: Mapping[str, KubernetesHand]) -> Readiness:
     if service.fault:
         return Readiness(ready=False, waiting_for={"lead": service.fault})
-    faults = {"hand": "" if hand is None else hand.fault, "forecast": service.forecasts.fault}
+    fault = next((hand.fault for hand in hands.values() if hand.fault), "")
+    faults = {"hand": fault, "forecast": service.forecast_fault}
     return Readiness(ready=True, waiting_for={}, degraded={part: fault for part, fault in faults.items() if fault})

@@ -4,6 +4,8 @@
 2. Times are whole milliseconds of the broker's clock, rates thousandths of a request per second, and shares
    hundredths of a percent (`_bp`). Every number is an integer.
 3. A `ScaleDecided` rests on events of this stream alone, and on the numbers that it holds itself.
+4. Where the planner sizes several models, each event names its model, for clients. The events of one period are one
+   message, so the devices that models share are divided within a message.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from core.events.base import EventBase
 
 SCALE_VERSION = 3
 """Version of the rules by which this program sizes a fleet."""
+NO_MODEL = ""
+"""Of the events of a planner that sizes one model: they name none."""
 
 
 PROFILE, LEARNED, MEASURED = ORIGINS = "profile", "learned", "measured"
@@ -68,6 +72,8 @@ class DemandRolled(EventBase, frozen=True):
     """First message of the routing stream that this count rests on, where the count began anew: another planner took
     over, or the stream was made anew. Requests between it and the cursor before are known, and belong to earlier
     periods. Left out where the count goes on, and where it began with the stream."""
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 class HitRate(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +121,8 @@ class CapacityLearned(EventBase, frozen=True):
     out where the durations depend on the tokens of all requests alone."""
     profile: str | UnsetType = UNSET
     """Digest of the measured profile with which the planner began. Left out where there was none."""
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 class WorkerStarting(EventBase, frozen=True):
@@ -123,6 +131,8 @@ class WorkerStarting(EventBase, frozen=True):
     at_ms: int
     start: int
     """Number of the order, from 1."""
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +202,12 @@ class ScaleDecided(EventBase, frozen=True):
     revision: int
     """Of the settings."""
     version: int = SCALE_VERSION
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
+    budget: int | UnsetType = UNSET
+    """Devices that the models of this message's decisions share. Left out where nothing bounds them together …"""
+    sought: int | UnsetType = UNSET
+    """… and then the target without that bound, too."""
 
 
 class ScaleApplied(EventBase, frozen=True):
@@ -207,6 +223,8 @@ class ScaleApplied(EventBase, frozen=True):
     decision: int | UnsetType = UNSET
     """Sequence of the decision's message, where a hand acknowledged it. Left out where the planner itself carries its
     decisions out, in a simulation."""
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 class ScaleFailed(EventBase, frozen=True):
@@ -218,6 +236,8 @@ class ScaleFailed(EventBase, frozen=True):
     """Number of the order; 0 if it is none's."""
     decision: int | UnsetType = UNSET
     """Sequence of the message of the decision that a hand could not carry out. Left out where no hand said so."""
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 class ScaleSettingsChanged(EventBase, frozen=True):
@@ -226,9 +246,16 @@ class ScaleSettingsChanged(EventBase, frozen=True):
 
     revision: int
     settings: dict[str, Any]
+    model: str | UnsetType = UNSET
+    """Left out where the planner sizes one model."""
 
 
 ScaleEvent = (
     DemandRolled | CapacityLearned | WorkerStarting | ScaleDecided | ScaleApplied | ScaleFailed | ScaleSettingsChanged
 )
 SCALE_EVENTS: tuple[type[ScaleEvent], ...] = get_args(ScaleEvent)
+
+
+def model_of(event: ScaleEvent) -> str:
+    """The model that the event is on; NO_MODEL of a planner that sizes one."""
+    return event.model if isinstance(event.model, str) else NO_MODEL

@@ -33,7 +33,7 @@ from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
-GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO = BOUNDS = (
+GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET = BOUNDS = (
     "goal",
     "ceiling",
     "max",
@@ -43,10 +43,12 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO = BOUND
     "idle",
     "no_history",
     "from_zero",
+    "budget",
 )
 """Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
 the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
-them; there is no demand; too little is known; requests came while the fleet had no worker."""
+them; there is no demand; too little is known; requests came while the fleet had no worker; devices that the models
+share are with others of them (`projections.scaling.fleet_decision`)."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900

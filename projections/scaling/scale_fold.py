@@ -23,7 +23,7 @@ from core.events.scale import (
 from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ALL_BP, ARRIVALS_S, MILLI
 from projections.scaling.request_demand import size_classes
-from projections.scaling.scale_decision import FleetCounts, RequiredWorkers, ScaleInputs
+from projections.scaling.scale_decision import BUDGET, FleetCounts, RequiredWorkers, ScaleInputs
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -193,7 +193,9 @@ class ScaleFold:
             self._since_ms = self._required.popleft().at_ms
 
     def _note_turn(self, before: int, event: ScaleDecided) -> None:
-        if event.target < before:
+        if event.target < before and event.bound == BUDGET:
+            self._fell = None  # its demand did not fall, so it has nothing to regret
+        elif event.target < before:
             self._fell = RequiredWorkers(event.at_ms, before)
         elif event.target > before and self._fell is not None:
             if event.at_ms - self._fell.at_ms < REGRET_S * MILLI:

@@ -15,6 +15,7 @@ LIBRARY_PREDICTORS = (ARIMA, PROPHET)
 SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""
+PRIORITY = "priority"
 WORKERS_MAX = 4096
 DAY_S = 86_400
 LIMITS: Mapping[str, tuple[int, int]] = {
@@ -29,6 +30,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     "zero_after_s": (0, 7 * DAY_S),
     "season_s": (600, 7 * DAY_S),
     "quantile": (50, 100),
+    PRIORITY: (0, 1000),
 }
 """Least and greatest value of each whole number."""
 
@@ -60,6 +62,8 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Period after which demand repeats itself, for the predictor `seasonal`."""
     quantile: int = 50
     """The forecast lies above so many percent of its own recent errors."""
+    priority: int = 0
+    """Of several models that share devices, one with a higher priority gets its workers first."""
 
     @property
     def attainment_bp(self) -> int:
@@ -76,8 +80,10 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.min, min(self.max, self.devices_max // devices if self.devices_max else self.max))
 
     def to_mapping(self) -> dict[str, Any]:
-        """The settings as a file has them."""
+        """The settings as a file has them. A priority of 0 is left out, as it is where one model is sized."""
         found: dict[str, Any] = msgspec.structs.asdict(self)
+        if not self.priority:
+            del found[PRIORITY]
         return {SLO: {key: found.pop(key) for key in SLO_KEYS}, **found}
 
     @staticmethod

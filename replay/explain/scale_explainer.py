@@ -14,15 +14,23 @@ from actors.planning.planner import OVERDUE_FACTOR, OVERDUE_MORE_MS
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import Event, UnknownEvent
-from core.events.scale import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleFailed, WorkerStarting
+from core.events.scale import (
+    CapacityLearned,
+    DemandRolled,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleFailed,
+    WorkerStarting,
+    model_of,
+)
+from projections.scaling.fleet_fold import FleetFold
 from projections.scaling.scale_decision import ScaleInputs
-from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, ScaleExplanation, ScaleOutcome, ScaleWindow
 from replay.explain.scale_sentences import outcome_sentences, scale_reason, verdict_sentence
 from replay.recording.moment import Moment
 from replay.recording.scale_stream import NO_DECISION, Progress, ScalePlace, read_scale, scale_place
-from replay.verify.scale_checks import differing_field, judge_scale, recorded_inputs
+from replay.verify.scale_checks import RecordedScaleDecision, differing_field, judge_scale, recorded_inputs
 from streams.log import EventLog
 
 
@@ -38,21 +46,28 @@ class _FoundDecision(NamedTuple):
     is_whole: bool
     """No message before it is missing."""
     outcome: ScaleOutcome
+    beside: list[RecordedScaleDecision]
+    """The decisions on other models in its message."""
 
 
 class ScaleExplainer:
-    """See the module's text. Memory is that of one `ScaleFold`."""
+    """See the module's text. Memory is that of a `ScaleFold` for each model."""
 
-    def __init__(self, place: ScalePlace | None) -> None:
-        """The newest decision up to the place is explained, or the newest of all."""
+    def __init__(self, place: ScalePlace | None, model: str | None = None) -> None:
+        """The newest decision up to the place is explained, or the newest of all. With a model, that on the model; of
+        several models at one time the first one in the log."""
         self._place = place
-        self._fold = ScaleFold()
+        self._model = model
+        self._fold = FleetFold()
         self._next_seq = 1
         self._is_whole = True
-        self._demand: DemandRolled | None = None
+        self._demand: dict[str, DemandRolled] = {}
+        """The newest period of each model."""
         self._found: _FoundDecision | None = None
         self._later: ScaleDecided | None = None
         """The newest decision behind the place."""
+        self._others: list[RecordedScaleDecision] = []
+        """Decisions on models that are not asked for, in the present message."""
         self.first = ""
         """Time and place of the first decision that was read, as text; empty for none."""
 
@@ -66,19 +81,29 @@ class ScaleExplainer:
             return self._later is not None
         found = self._found
         startup_ms = 0 if found.capacity is None else found.capacity.startup_ms
-        noticed_ms = OVERDUE_FACTOR * startup_ms + OVERDUE_MORE_MS + 2 * self._fold.settings.period_s * 1000
+        noticed_ms = (
+            OVERDUE_FACTOR * startup_ms
+            + OVERDUE_MORE_MS
+            + 2 * self._fold.of(model_of(found.decided)).settings.period_s * 1000
+        )
         return self._later.at_ms - found.decided.at_ms > noticed_ms
+
+    @property
+    def models(self) -> list[str]:
+        """The models of the stream so far; empty of a planner that sizes one."""
+        return [model for model in self._fold.models if model]
 
     def add(self, seq: int, events: Iterable[Event | UnknownEvent]) -> None:
         """One message more. O(events), and for each decision O(periods that the fold keeps)."""
         self._is_whole = self._is_whole and seq == self._next_seq
         self._next_seq = seq + 1
+        self._others = []
         for event in events:
             match event:
                 case ScaleDecided():
                     self._add_decision(seq, event)
                 case DemandRolled():
-                    self._demand = event
+                    self._demand[model_of(event)] = event
                 case WorkerStarting() | ScaleApplied() | ScaleFailed():
                     self._add_outcome(event)
             self._fold.apply(event)
@@ -87,8 +112,8 @@ class ScaleExplainer:
         """Of the newest decision up to the place; None if there is none. It is made again: some 10 ms."""
         if self._found is None:
             return None
-        seq, decided, demand, capacity, settings, inputs, is_whole, outcome = self._found
-        verdict = judge_scale(decided, inputs, is_whole=is_whole)
+        seq, decided, demand, capacity, settings, inputs, is_whole, outcome, beside = self._found
+        verdict = judge_scale(decided, inputs, is_whole=is_whole, beside=beside)
         is_equal = verdict.is_equal(decided)
         differs = None if is_equal or verdict.reason else verdict.remade
         window = None if inputs is None else _window(inputs)
@@ -109,20 +134,30 @@ class ScaleExplainer:
         )
 
     def _add_decision(self, seq: int, event: ScaleDecided) -> None:
+        model, fold = model_of(event), self._fold.of(model_of(event))
+        if self._is_beside(seq, model):
+            assert self._found is not None
+            self._found.beside.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
+            return
+        if self._model is not None and model != self._model:
+            self._others.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
+            return
         self.first = self.first or f"{time_text(event.at_ms)} (scale:{seq})"
         is_behind = self._place is not None and self._place.is_before(seq, event)
         if self._later is None and not is_behind:
-            fold = self._fold
             self._found = _FoundDecision(
                 seq=seq,
                 decided=event,
-                demand=self._demand,
+                demand=self._demand.get(model),
                 capacity=fold.capacity,
                 settings=fold.settings if fold.revision else None,
                 inputs=recorded_inputs(fold, event),
                 is_whole=self._is_whole,
                 outcome=ScaleOutcome(),
+                beside=self._others,
             )
+            return
+        if self._found is not None and model_of(self._found.decided) != model:
             return
         self._later = event
         if self._found is None:
@@ -133,8 +168,13 @@ class ScaleExplainer:
         if outcome.changed_ms is None and outcome.reached_ms is None and event.ready == decided.target:
             outcome.reached_ms = event.at_ms
 
+    def _is_beside(self, seq: int, model: str) -> bool:
+        """A decision on that model in that message stands beside the one that was found."""
+        found = self._found
+        return found is not None and found.seq == seq and model_of(found.decided) != model
+
     def _add_outcome(self, event: WorkerStarting | ScaleApplied | ScaleFailed) -> None:
-        if self._found is None:
+        if self._found is None or model_of(event) != model_of(self._found.decided):
             return
         outcome, is_own = self._found.outcome, self._later is None
         match event:
@@ -155,17 +195,24 @@ def _window(inputs: ScaleInputs) -> ScaleWindow:
 
 
 async def explain_scale(
-    log: EventLog, moment: Moment | None, progress: Progress = lambda _done, _of: None
+    log: EventLog,
+    moment: Moment | None,
+    progress: Progress = lambda _done, _of: None,
+    model: str | None = None,
 ) -> ScaleExplanation:
     """The newest decision at the moment, or of all; the decision of `scale:N` is that of the message, or the one before
-    it. CallerError says what there is if no decision was made by then, or the log does not know the moment."""
-    explainer = ScaleExplainer(None if moment is None else await scale_place(log, moment))
+    it. With a model, the decision on the model. CallerError says what there is if no decision was made by then, or the
+    log does not know the moment."""
+    explainer = ScaleExplainer(None if moment is None else await scale_place(log, moment), model)
     async with aclosing(read_scale(log, progress)) as messages:
         async for seq, events in messages:
             explainer.add(seq, events)
             if explainer.is_done:
                 break
     found, first = explainer.explanation(), explainer.first
+    if found is None and model is not None and model not in explainer.models:
+        there = f"there are {', '.join(explainer.models)}" if explainer.models else "it sizes one, and names none"
+        raise CallerError(f"the planner sizes no model {model!r}: {there}")
     if found is None:
         raise CallerError(f"no decision was made by then; the first one is of {first}" if first else NO_DECISION)
     return found

@@ -39,6 +39,11 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
             why = f"{decided.burst_m / MILLI:.2f} requests a second came in the last moments, which is a burst"
         case rules.MIN:
             why = f"{decided.required} would be enough, and the settings ask for so many (min)"
+        case rules.BUDGET:
+            why = (
+                f"{decided.sought} are sought, and all models together have {decided.budget} devices: ones of a higher "
+                "priority come first, and equal ones share"
+            )
         case rules.DOWN_WINDOW:
             why = _window_reason(decided, settings, window)
         case _:

@@ -3,14 +3,15 @@
 1. A decision rests on the scale stream alone: on the events before it, and on the counts and the forecast in it.
    One that comes out equal is verified. One that comes out otherwise is a difference, unless the stream is known to
    lack messages before it, or a newer program decided: then it is not judged, with the reason.
-2. A period's demand is counted again from the routing stream, up to the cursor that the period names. A count that
+2. Where models share devices, the decisions of one message are divided again: each target must follow from all of them.
+3. A period's demand is counted again from the routing stream, up to the cursor that the period names. A count that
    began anew (`DemandRolled.since`) begins anew here. It is not judged where the routing stream is not here from there
    on, or lacks messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,10 +20,12 @@ from msgspec.structs import replace
 
 from core.codec import Message
 from core.events import DemandRolled, ScaleDecided, ScaleSettingsChanged
-from core.events.scale import SCALE_VERSION
+from core.events.scale import SCALE_VERSION, model_of
 from core.ids import StreamSeq
 from core.subjects import ROUTING, SCALE
-from projections.scaling.request_demand import RequestDemand
+from projections.scaling.fleet_decision import ModelNeed, divide_devices, need_of, within_budget
+from projections.scaling.fleet_demand import FleetDemand
+from projections.scaling.fleet_fold import FleetFold
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_rules import RULES
@@ -92,15 +95,46 @@ def recorded_inputs(fold: ScaleFold, event: ScaleDecided) -> ScaleInputs | None:
     return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast, version)
 
 
-def judge_scale(event: ScaleDecided, inputs: ScaleInputs | None, *, is_whole: bool) -> ScaleVerdict:
+class RecordedScaleDecision(NamedTuple):
+    """A decision, and its inputs; None if the capacity before it is not here."""
+
+    event: ScaleDecided
+    inputs: ScaleInputs | None
+
+
+def judge_scale(
+    event: ScaleDecided,
+    inputs: ScaleInputs | None,
+    *,
+    is_whole: bool,
+    beside: Sequence[RecordedScaleDecision] = (),
+) -> ScaleVerdict:
     """The decision made again; some 10 ms. `is_whole` is false if messages before it are missing: then a decision that
-    comes out otherwise is not judged."""
+    comes out otherwise is not judged. `beside` has the other decisions of its message, which share devices with it."""
     if event.version not in RULES:
         return ScaleVerdict(None, VERSION)
     if inputs is None:
         return ScaleVerdict(None, CUT)
-    remade = decide_scale(inputs)
+    remade = replace(decide_scale(inputs), model=event.model)
+    if event.budget is not UNSET:
+        workers = _divided(RecordedScaleDecision(event, inputs), beside, event.budget)
+        if workers is None:
+            return ScaleVerdict(None, CUT)
+        remade = within_budget(remade, workers, event.budget)
     return ScaleVerdict(remade, "" if is_whole or remade == event else CUT)
+
+
+def _divided(own: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision], budget: int) -> int | None:
+    """The workers that the division of the devices leaves, by the recorded needs; None if the needs of one of the
+    decisions are not here."""
+    needs: list[ModelNeed] = []
+    for event, inputs in (own, *beside):
+        if event.sought is UNSET:
+            continue
+        if inputs is None:
+            return None
+        needs.append(need_of(model_of(event), event.sought, inputs))
+    return divide_devices(needs, budget)[model_of(own.event)]
 
 
 def differing_field(recorded: msgspec.Struct, remade: msgspec.Struct) -> str:
@@ -121,13 +155,15 @@ class _ScaleVerifier:
         archive = recording.archive
         self._recording = recording
         self._result = ScaleResult()
-        self._fold = ScaleFold()
+        self._fold = FleetFold()
         self._is_whole = archive.span(SCALE).begin == 1
         """No message of the scale stream is missing so far."""
         self._next_seq = archive.span(SCALE).begin
         self._next_routing = StreamSeq(1)
         """Of the routing stream; 0 if a message of it is missing."""
-        self._demand: RequestDemand | None = None
+        self._demand: FleetDemand | None = None
+        self._begun_at = 0
+        """The message of the scale stream at which a count began anew, for all models."""
         self._requests: Iterator[tuple[Record, Message]] = iter(())
         self._next_request: tuple[Record, Message] | None = None
         self._routing = archive.span(ROUTING) if ROUTING in archive.streams else None
@@ -140,23 +176,29 @@ class _ScaleVerifier:
         for record, message in self._recording.messages(SCALE):
             self._is_whole = self._is_whole and record.seq == self._next_seq
             self._next_seq = StreamSeq(record.seq + 1)
+            decisions: list[RecordedScaleDecision] = []
             for event in message.events:
                 match event:
                     case ScaleDecided():
-                        self._check_decision(record, event)
+                        fold = self._fold.of(model_of(event))
+                        decisions.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
                     case DemandRolled():
                         self._check_period(record, event)
                     case ScaleSettingsChanged():
                         self._fold.apply(event)
-                        self._change_bounds()
+                        self._change_bounds(model_of(event))
                         continue
                 self._fold.apply(event)
+            for number, each in enumerate(decisions):
+                self._check_decision(record, each, (*decisions[:number], *decisions[number + 1 :]))
         return self._result
 
-    def _check_decision(self, record: Record, event: ScaleDecided) -> None:
-        result = self._result
+    def _check_decision(
+        self, record: Record, it: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision]
+    ) -> None:
+        result, event = self._result, it.event
         result.decisions += 1
-        verdict = judge_scale(event, recorded_inputs(self._fold, event), is_whole=self._is_whole)
+        verdict = judge_scale(event, it.inputs, is_whole=self._is_whole, beside=beside)
         if verdict.remade is None or verdict.reason:
             result.not_judged[verdict.reason] = result.not_judged.get(verdict.reason, 0) + 1
         elif verdict.is_equal(event):
@@ -171,16 +213,18 @@ class _ScaleVerifier:
         epoch, last = event.cursor.get(ROUTING, (0, 0))
         known = self._routing
         is_here = known is not None and known.epoch == epoch and last <= known.last_seq
-        if not is_here or not self._is_whole or self._demand is None:
+        if not is_here or not self._is_whole or self._demand is None or not self._demand.counts(model_of(event)):
             result.periods_not_judged += 1
             return
-        if event.since is not UNSET:
+        if event.since is not UNSET and self._begun_at != record.seq:
+            self._begun_at = record.seq
             self._begin_anew(event.since, epoch)
         self._count_up_to(last)
         if not self._next_routing:
             result.periods_not_judged += 1
             return
-        remade = replace(self._demand.roll(event.at_ms, event.period_s, event.cursor), since=event.since)
+        remade = self._demand.roll(model_of(event), event.at_ms, event.period_s, event.cursor)
+        remade = replace(remade, since=event.since)
         if remade == event:
             result.periods_verified += 1
         else:
@@ -190,7 +234,8 @@ class _ScaleVerifier:
     def _begin_anew(self, since: int, epoch: int) -> None:
         """As `actors.planning.demand_reader` does."""
         assert self._routing is not None
-        self._demand, self._next_request = RequestDemand(self._fold.settings), None
+        settings = {model: self._fold.of(model).settings for model in self._fold.models}
+        self._demand, self._next_request = FleetDemand(settings), None
         is_here = self._routing.begin <= since
         self._next_routing = StreamSeq(since if is_here else 0)
         self._requests = self._recording.messages(ROUTING, since) if is_here else iter(())
@@ -199,10 +244,11 @@ class _ScaleVerifier:
             self._count_up_to(rolled)
             self._demand.skip(self._fold.rolled_ms)
 
-    def _change_bounds(self) -> None:
+    def _change_bounds(self, model: str) -> None:
+        settings = self._fold.of(model).settings
         if self._demand is None:
-            self._demand = RequestDemand(self._fold.settings)
-        self._demand.settings = self._fold.settings
+            self._demand = FleetDemand({model: settings})
+        self._demand.use(model, settings)
 
     def _count_up_to(self, last: int) -> None:
         """The requests of all messages of the routing stream up to there are counted."""

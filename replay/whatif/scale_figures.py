@@ -91,6 +91,8 @@ class ScaleWhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one question."""
 
     decisions: int
+    model: str
+    """The one that is decided again, of several; empty where there is one."""
     first_ms: int
     last_ms: int
     left_out: int

@@ -6,6 +6,7 @@
 3. Attainment is predicted, not measured: the queue model runs over each period with the workers that were ready at its
    start, at the rate of the last minute. A period counts by its arrivals.
 4. Demand, waiting requests, sizes of requests and the speed of workers stay as recorded.
+5. Of several models one is decided again. The others keep the devices that they had.
 
 Equal recordings give equal results: nothing here asks a clock.
 """
@@ -18,12 +19,23 @@ from copy import deepcopy
 from functools import partial
 from typing import NamedTuple
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import Event, UnknownEvent
-from core.events.scale import CapacityLearned, DemandRolled, ScaleApplied, ScaleDecided, ScaleSettingsChanged
+from core.events.scale import (
+    NO_MODEL,
+    CapacityLearned,
+    DemandRolled,
+    ScaleApplied,
+    ScaleDecided,
+    ScaleEvent,
+    ScaleSettingsChanged,
+    model_of,
+)
+from projections.scaling.fleet_decision import within_budget
 from projections.scaling.forecast import forecast
 from projections.scaling.queue_model import MILLI, QueueModel
 from projections.scaling.scale_decision import (
@@ -62,23 +74,30 @@ class ScaleRange(NamedTuple):
     fold: ScaleFold
     """Of the events before the first decision."""
     events: list[KeptEvent]
-    """From there on. Decisions have no candidates."""
+    """From there on. Decisions have no candidates, and their budget is the number of devices that others leave."""
     decisions: int
     left_out: int
     """See `ScaleWhatIf`."""
+    model: str = NO_MODEL
+    """The one that is decided again, where there are several."""
 
 
 async def read_range(
-    log: EventLog, start: Moment | None, end: Moment | None, progress: Progress = lambda _done, _of: None
+    log: EventLog,
+    start: Moment | None,
+    end: Moment | None,
+    progress: Progress = lambda _done, _of: None,
+    model: str | None = None,
 ) -> ScaleRange:
-    """The decisions from `start` up to `end`, not included, and the fold of all events before them. CallerError if
-    there is no decision, or more than DECISIONS_MAX."""
+    """The decisions on the model from `start` up to `end`, not included, and the fold of all its events before them.
+    CallerError if there is no decision, or more than DECISIONS_MAX, or if there are several models and none is given.
+    """
     places = [None if each is None else (await scale_place(log, each)).previous for each in (start, end)]
-    reader = _RangeReader(*places)
+    since, until = places
+    reader = _RangeReader(since, until, model)
     async with aclosing(read_scale(log, progress)) as messages:
         async for seq, events in messages:
-            for event in events:
-                reader.add(seq, event)
+            reader.add_message(seq, events)
             if reader.is_done:
                 break
     return reader.found()
@@ -100,9 +119,12 @@ def what_if_scale(
 class _RangeReader:
     """Folds the stream up to the range, and keeps the range's events."""
 
-    def __init__(self, since: ScalePlace | None, until: ScalePlace | None) -> None:
-        """The range has the decisions behind `since` that are not behind `until`."""
+    def __init__(self, since: ScalePlace | None, until: ScalePlace | None, model: str | None) -> None:
+        """The range has the decisions on the model behind `since` that are not behind `until`."""
         self._since, self._until = since, until
+        self._chosen = self._model = model
+        self._devices: dict[str, int] = {}
+        """Of a worker, by model."""
         self._fold = ScaleFold()
         self._events: list[KeptEvent] = []
         self._decisions = self._left_out = 0
@@ -113,8 +135,32 @@ class _RangeReader:
     def __repr__(self) -> str:
         return f"<_RangeReader, {self._decisions} decisions>"
 
-    def add(self, seq: int, event: Event | UnknownEvent) -> None:
-        """One event more. CallerError at more than DECISIONS_MAX decisions."""
+    def add_message(self, seq: int, events: Sequence[Event | UnknownEvent]) -> None:
+        """One message more. CallerError at more than DECISIONS_MAX decisions, and for two models if none is given."""
+        for event in events:
+            if not isinstance(event, ScaleEvent):
+                continue
+            model = model_of(event)
+            if isinstance(event, CapacityLearned):
+                self._devices[model] = event.devices
+            if isinstance(event, ScaleDecided):
+                if self._model is None:
+                    self._model = model
+                elif self._chosen is None and model != self._model:
+                    names = sorted({self._model, model} - {NO_MODEL})
+                    raise CallerError(f"the planner sizes several models: give --model, one of {', '.join(names)}")
+            if self._model in {None, model}:
+                self._add(seq, self._beside_others(event, events) if isinstance(event, ScaleDecided) else event)
+
+    def _beside_others(self, decided: ScaleDecided, events: Sequence[Event | UnknownEvent]) -> ScaleDecided:
+        """The decision, with the devices that the other models of its message leave as its budget, if it has one."""
+        if decided.budget is UNSET:
+            return decided
+        others = (each for each in events if isinstance(each, ScaleDecided) and model_of(each) != model_of(decided))
+        taken = sum(each.target * self._devices.get(model_of(each), 1) for each in others)
+        return replace(decided, budget=decided.budget - taken)
+
+    def _add(self, seq: int, event: ScaleEvent) -> None:
         if isinstance(event, ScaleDecided):
             event = replace(event, candidates=())
             self._note_decision(seq, event)
@@ -128,7 +174,7 @@ class _RangeReader:
     def found(self) -> ScaleRange:
         """The range. CallerError if it has no decision."""
         if self._decisions:
-            return ScaleRange(self._fold, self._events, self._decisions, self._left_out)
+            return ScaleRange(self._fold, self._events, self._decisions, self._left_out, self._model or NO_MODEL)
         if self._left_out:
             raise CallerError("no decision can be made again: the log lacks the settings, or the speed of a worker")
         first = self._first
@@ -240,6 +286,9 @@ class _FleetRun:
         if self._before is not None:
             self._end_period(workers, ready, self._before, inputs)
         decided = decide_scale(inputs)
+        if event.budget is not UNSET:
+            room = max(fold.settings.min, event.budget // max(1, fold.capacity.devices))
+            decided = within_budget(decided, min(decided.target, room), event.budget)
         fold.apply(decided)
         fleet.resize(decided.target, now_ms, startup_ms)
         self.figures.note_target(decided)
@@ -279,6 +328,7 @@ def _answer(range_: ScaleRange, recorded: ScaleFigures, scenarios: list[ScaleFig
     startups_ms = [each.startup_ms for each in (range_.fold.capacity, *learned)]
     return ScaleWhatIf(
         decisions=range_.decisions,
+        model=range_.model,
         first_ms=decided[0].at_ms,
         last_ms=decided[-1].at_ms,
         left_out=range_.left_out,

@@ -51,8 +51,9 @@ and its first report."""
 class Load:
     """Streams at a steady rate, each of a prompt of its own."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, model: str = "tiny") -> None:
         self.served = 0
+        self._model = model
         self.failed: list[object] = []
         self._running = running
         self._random = random.Random(3)
@@ -69,7 +70,7 @@ class Load:
 
     async def _one(self, client: httpx.AsyncClient) -> None:
         prompt = [self._random.randrange(20, 2000) for _ in range(PROMPT_TOKENS)]
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
         async with client.stream("POST", f"{self._running.url}/v1/completions", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
         if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error":' in line for line in lines):
@@ -134,6 +135,68 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         assert applied[-1].target == 1
         assert sum(event.started for event in applied) >= 2
         assert all(isinstance(event.decision, int) for event in applied), "the supervisor answers"
+
+
+MODELS = {"tiny": {}, "coder": {"priority": 5}}
+TWO_GROUPS = [*WORKERS, {**WORKERS[0], "name": "code", "served_name": "coder"}]
+
+
+async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
+    """Two models share four devices. The one with demand has three of them, until one of a higher priority needs them:
+    then a worker of the first drains, and its device starts one of the second. No request fails. Every decision is made
+    again from the log, and every division."""
+    file = tmp_path / "planned.yaml"
+    planner = {**PLANNER, "devices_max": 4, "models": MODELS}
+    file.write_text(json.dumps({"version": 1, "workers": TWO_GROUPS, "planner": planner}))
+
+    def workers(running: Running) -> dict[str, int]:
+        run, found = running.run(), {"decode": 0, "code": 0}
+        for part in run["parts"]:
+            if part["kind"] == "worker":
+                found[part["name"].rpartition("-")[0]] += 1
+        draining = sum(part["kind"] == "worker" for part in run["beside"])
+        assert sum(found.values()) + draining <= planner["devices_max"], "one that drains has its device still"
+        return found
+
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        data = ("--data", str(running.data))
+        tiny, coder = Load(running), Load(running, "coder")
+        first = asyncio.create_task(tiny.run(20))
+        await eventually(lambda: workers(running) == {"decode": 3, "code": 1}, "three workers of the first model", 30)
+        second = asyncio.create_task(coder.run(25))
+        await eventually(lambda: workers(running) == {"decode": 1, "code": 3}, "three workers of the second", 40)
+        await asyncio.gather(first, second)
+        await eventually(lambda: workers(running) == {"decode": 1, "code": 1}, "small fleets", 60)
+        assert not tiny.failed + coder.failed
+        assert min(tiny.served, coder.served) > 20 * RATE / 2
+        changed = await asyncio.to_thread(contrail, "scale", "set", "--model", "coder", "min", "2", *data)
+        assert changed.stdout == "live: min 2\n", changed.stderr
+        await eventually(lambda: workers(running) == {"decode": 1, "code": 2}, "the least of the one", 30)
+        refused = await asyncio.to_thread(contrail, "scale", "set", "--model", "coder", "devices_max", "9", *data)
+        assert "all models have it in common" in refused.stderr
+
+        shown = await asyncio.to_thread(contrail, "scale", "--last", "300", "--model", "coder", *data)
+        assert " coder" in shown.stdout
+        assert " tiny" not in shown.stdout
+        explained = await asyncio.to_thread(contrail, "explain", "scale", "--model", "tiny", "--json", *data)
+        assert json.loads(explained.stdout)["verdict"] == "equal", explained.stdout
+        several = await asyncio.to_thread(contrail, "replay", "what-if", "--scale", *data)
+        assert "give --model, one of coder, tiny" in several.stderr
+        asked = await asyncio.to_thread(
+            contrail, "replay", "what-if", "--scale", "--model", "coder", "--set", "max=2", "--json", *data
+        )
+        (_, single), record = json.loads(asked.stdout)["scenarios"], json.loads(asked.stdout)["recorded"]
+        assert single["worker_hours"] < record["worker_hours"], asked.stdout
+
+        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
+        assert verified.returncode == 0, verified.stdout
+        scale = json.loads(verified.stdout)["scale"]
+        assert scale["decisions"] == scale["verified"] > 30
+        assert scale["periods"] == scale["periods_verified"]
+        decided = [event for event in await running.events(SCALE) if isinstance(event, ScaleDecided)]
+        for at_ms in {each.at_ms for each in decided}:
+            assert sum(each.target for each in decided if each.at_ms == at_ms) <= planner["devices_max"]
+        assert any(each.bound == "budget" for each in decided)
 
 
 async def test_a_fleet_ends_at_zero_and_begins_with_a_request(tmp_path: Path) -> None:

@@ -134,6 +134,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/projections/scaling/test_queue_model.py",
         "tests/projections/scaling/test_scale_decision.py",
     ),
+    "several models": (
+        "tests/projections/scaling/test_fleet_decision.py",
+        "tests/projections/scaling/test_fleet_demand.py",
+        "tests/actors/planning/test_fleet_planner.py",
+        "tests/api/deployment/test_shared_devices.py",
+    ),
     "pool keeper": (
         "tests/actors/kv_pool/test_pool_keeper.py",
         "tests/actors/kv_pool/test_pool_of_worker.py",
@@ -2927,8 +2933,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SCALE,
             ),
             "demand-start-untold": (
-                "            rolled = replace(rolled, since=int(self._since))\n",
-                "            pass\n",
+                "replace(each, since=int(self._since))",
+                "each",
                 NO_SCALE,
             ),
             "demand-open-unknown": ("rolled_ms - OPEN_MS", "rolled_ms", NO_SCALE),
@@ -2957,10 +2963,10 @@ MUTANTS: tuple[Mutant, ...] = (
                 "rolled.waiting, rolled.ended",
                 NO_SCALE,
             ),
-            "quiet-for-ever": (" and self._held_s + rolled.period_s < QUIET_S", "", NO_SCALE),
+            "quiet-for-ever": (" and self._held_s + period_s < QUIET_S", "", NO_SCALE),
             "quiet-thins-a-burst": (
-                "return tuple(each for each in (older, newest, rolled) if each is not None)",
-                "return tuple(each for each in (_merged(older, newest), rolled) if each is not None)",
+                "older, newest = self._older, self._newest\n",
+                "older, newest = {}, self._as_one(self._newest)\n",
                 NO_SCALE,
             ),
             "quiet-before-workers-left": (
@@ -2988,17 +2994,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "actors/planning/planner_service.py",
         {
             "order-before-decision": (
-                "        seq = await writer.append(events)\n        self.rolled = rolled\n",
-                "        seq = writer._last_seq + 1\n        self.rolled = rolled\n",
+                "seq = await lead.writer.append(events)",
+                "seq = lead.writer._last_seq + 1",
                 NO_SCALE,
             ),
-            "advice-orders": ("if self.settings.acts and self.last is not None", "if self.last is not None", NO_SCALE),
+            "advice-orders": ("            if fleet.settings.acts:\n", "            if True:\n", NO_SCALE),
+            "planner-leads-by-its-own-clock": ("if not self.clock.is_known:", "if False:", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "actors/planning/model_fleet.py",
+        {
             "planner-counts-prefill-workers": ("found.role != DECODE or ", "", NO_SCALE),
             "successor-orders-again": ("coming=coming, now_ms", "coming=0, now_ms", NO_SCALE),
-            "planner-leads-by-its-own-clock": ("if not self.clock.is_known:", "if False:", NO_SCALE),
             "order-beyond-the-limit": (" + machine.coming, most)", " + machine.coming, most * 99)", NO_SCALE),
             "answer-to-another-recorded": (
-                "if answer is None or target is None or not answer.fence == target.fence == self.fence:",
+                "if answer is None or target is None or not answer.fence == target.fence == fence:",
                 "if answer is None or target is None:",
                 NO_SCALE,
             ),
@@ -3081,10 +3093,75 @@ MUTANTS: tuple[Mutant, ...] = (
         },
     ),
     *_mutants(
+        "several models",
+        "projections/scaling/fleet_decision.py",
+        {
+            "priorities-are-equal": (
+                "groupby(by_priority, key=lambda need: need.priority)",
+                "groupby(by_priority, key=lambda _: 0)",
+                NO_SCALE,
+            ),
+            "lower-priority-loses-its-least": (
+                "left = budget - sum(need.least * need.devices for need in needs)",
+                "left = budget",
+                NO_SCALE,
+            ),
+            "equals-never-even-out": ("        self._even_out()\n", "", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "several models",
+        "projections/scaling/scale_fold.py",
+        {"fall-for-others-regretted": (" and event.bound == BUDGET:", " and False:", NO_SCALE)},
+    ),
+    *_mutants(
+        "several models",
+        "projections/scaling/fleet_demand.py",
+        {
+            "lost-attempt-ends-a-request": (
+                "case RequestFinished() if event.outcome in GOES_ON:",
+                "case RequestFinished() if False:",
+                NO_SCALE,
+            ),
+        },
+    ),
+    *_mutants(
+        "several models",
+        "replay/verify/scale_checks.py",
+        {
+            "division-unjudged": (
+                "remade = within_budget(remade, workers, event.budget)",
+                "remade = event",
+                NO_SCALE,
+            ),
+        },
+    ),
+    *_mutants(
+        "several models",
+        "actors/planning/planner_service.py",
+        {"overdue-of-all-models": ("        left -= more * devices\n", "", NO_SCALE)},
+    ),
+    *_mutants(
+        "several models",
+        "actors/planning/fleet_planner.py",
+        {
+            "undecided-model-without-devices": (
+                "most -= max(planner.fold.settings.min, ready + planner.coming) * self._devices[model]",
+                "most -= 0",
+                NO_SCALE,
+            ),
+        },
+    ),
+    *_mutants(
+        "several models",
+        "api/deployment/shared_devices.py",
+        {"device-given-twice": ("        self._left -= group.gpus\n", "", NO_SCALE)},
+    ),
+    *_mutants(
         "planner",
         "api/deployment/fleet_scaler.py",
         {
-            "lowest-number-drains": ("part = max(self._workers,", "part = min(self._workers,", NO_SCALE),
+            "lowest-number-drains": ("part = max(self._own,", "part = min(self._own,", NO_SCALE),
             "number-taken-twice": ("(*self._workers, *self._beside)}", "self._workers}", NO_SCALE),
         },
     ),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, expect
 
+from tests.actors.planning.fleets_run import BUSY, SHARED, logged_messages, two
+from tests.actors.planning.planned_log import NAMESPACE
 from tests.page.conftest import Served, looking, ready, serving
+from tests.replay.recorded import archived
 from tests.replay.simulate.planned import arrivals, planned
 
 
@@ -34,6 +40,30 @@ def test_the_planner_explains_its_decisions(browser: Browser, tmp_path: Path) ->
         chart.click(position={"x": 112, "y": size["height"] / 2})
         expect(where).to_have_text(f"scale:{rows[0]['seq']}")
         assert drawn(page) >= {"43,155,134", "221,159,61", "127,143,196"}, "ready workers, targets and arrivals"
+
+
+def test_one_of_several_models_is_chosen_in_a_list(browser: Browser, tmp_path: Path) -> None:
+    """Rows and card are those of the model."""
+    path = tmp_path / "two.contrail"
+
+    async def write() -> None:
+        fleets = two(a=replace(SHARED, priority=3), b=SHARED)
+        for _ in range(4):
+            fleets.period(a=BUSY, b=BUSY)
+        log = await logged_messages(fleets)
+        await archived(log, NAMESPACE, log.key, path)
+
+    with ThreadPoolExecutor(1) as other:  # the browser has a loop in this thread
+        other.submit(asyncio.run, write()).result()
+    with serving("--log", str(path)) as url, looking(browser, url) as page:
+        page.locator("#tab-planner").click()
+        card, models = page.locator("#planner-card"), page.locator("#planner select")
+        expect(models).to_have_value("a")
+        expect(card).to_contain_text("6 of all models; alone")
+        expect(card).to_contain_text("Made again from the log, it comes out the same.")
+        models.select_option("b")
+        expect(card).to_contain_text("1 worker: 6 are sought, and all models together have 6 devices")
+        assert page.locator("#planner .planner").get_attribute("aria-valuemax") == "3"
 
 
 def drawn(page: Page) -> set[str]:

@@ -10,11 +10,19 @@ import click
 import msgspec
 import orjson
 
-from actors.planning.planner_settings import ACT, PLANNER_SETTINGS_KEY, merged, parsed
+from actors.planning.planner_settings import (
+    ACT,
+    PLANNER_SETTINGS_KEY,
+    given_for,
+    merged,
+    own_settings,
+    parsed,
+    with_own_settings,
+)
 from api.cli.inspect.live_settings import change_claim
 from api.cli.inspect.settings import words_of
 from api.cli.main import DefaultGroup
-from api.cli.options import pairs_of
+from api.cli.options import MODEL_OPTION, pairs_of
 from api.cli.output import print_result
 from api.cli.quantities import number_text
 from api.cli.renderer import Table, Text
@@ -25,7 +33,7 @@ from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
 from core.event_json import time_text
-from core.events.scale import DemandRolled, ScaleDecided
+from core.events.scale import DemandRolled, ScaleDecided, model_of
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
@@ -67,8 +75,9 @@ def scale() -> None:
 @click.option(
     "--last", type=click.IntRange(1, LAST_MAX), default=LAST, show_default=True, metavar="N", help="So many decisions."
 )
+@MODEL_OPTION
 @click.option("--json", "as_json", is_flag=True, help="All that is recorded of them, as JSON.")
-def show(connection: DeploymentRef, last: int, as_json: bool) -> None:
+def show(connection: DeploymentRef, last: int, model: str | None, as_json: bool) -> None:
     """Show the newest decisions: the fleet, the demand, the size that was chosen, and why.
 
     \b
@@ -76,15 +85,16 @@ def show(connection: DeploymentRef, last: int, as_json: bool) -> None:
 
     "why" is the reason of the target: `goal`, `burst`, `down_window` and so on; docs/planner.md has all.
     """
-    found = asyncio.run(_read(connection, last))
+    found = asyncio.run(_read(connection, last, model))
     value = {"decisions": [msgspec.to_builtins(each.decided) for each in found]}
     print_result(scale_text(found), value, as_json=as_json)
 
 
 @scale.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
 @deployment_options
+@MODEL_OPTION
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
-def set_command(connection: DeploymentRef, pairs: tuple[str, ...]) -> None:
+def set_command(connection: DeploymentRef, model: str | None, pairs: tuple[str, ...]) -> None:
     """Change settings of the planner, all of them or none; they count from the next decision on.
 
     Keys are those of the section `planner`: mode, min, max, ttft_ms, itl_ms, attainment and so on. `max` is at most
@@ -93,15 +103,17 @@ def set_command(connection: DeploymentRef, pairs: tuple[str, ...]) -> None:
     \b
     contrail scale set max 4
     contrail scale set mode=advise
+    contrail scale set --model coder priority 5 min 2
     """
-    asyncio.run(_change(connection, pairs_of(words_of(pairs), "contrail scale set"), frozenset()))
+    asyncio.run(_change(connection, pairs_of(words_of(pairs), "contrail scale set"), frozenset(), model))
 
 
 @scale.command()
 @deployment_options
+@MODEL_OPTION
 @click.argument("keys", nargs=-1, metavar="KEY [KEY ...]")
 @click.option("--all", "everything", is_flag=True, help="Every setting.")
-def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool) -> None:
+def unset(connection: DeploymentRef, model: str | None, keys: tuple[str, ...], everything: bool) -> None:
     """Let settings of the planner be as the deployment file says again.
 
     \b
@@ -110,22 +122,33 @@ def unset(connection: DeploymentRef, keys: tuple[str, ...], everything: bool) ->
     """
     if everything == bool(keys):
         raise CallerError("name the settings to unset, or give --all")
-    asyncio.run(_change(connection, {}, None if everything else frozenset(keys)))
+    asyncio.run(_change(connection, {}, None if everything else frozenset(keys), model))
 
 
-async def _change(connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None) -> None:
-    """The registry has the settings with this change, or CallerError says what is wrong with them."""
+async def _change(
+    connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None, model: str | None
+) -> None:
+    """The registry has the settings with this change, of all models or of one, or CallerError says what is wrong with
+    them."""
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
         raise CallerError(NO_PLANNER)
+    names = [each.section.model for each in deployment.planned_groups]
+    if model is not None and model not in names:
+        there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
+        raise CallerError(f"--model {model}: {there}")
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         found = [change for change in await registry.get(PLANNER_SETTINGS_KEY) if change.key == PLANNER_SETTINGS_KEY]
-        before = parsed(found[0].value) if found and removed is not None else {}
+        everything = parsed(found[0].value) if found and (removed is not None or model) else {}
+        before = everything if model is None else own_settings(model, everything)
         if unknown := sorted((removed or frozenset()) - before.keys()):
             raise CallerError(f"{unknown[0]}: not set live; live are {', '.join(before) or 'none'}")
-        after = {**{key: value for key, value in before.items() if key not in (removed or ())}, **given}
-        merged(deployment.scale_settings, deployment.planner_mode == ACT, after)
-        await registry.put(PLANNER_SETTINGS_KEY, orjson.dumps(after))
+        kept = {} if removed is None else {key: value for key, value in before.items() if key not in removed}
+        after: dict[str, Any] = {**kept, **given}
+        live = after if model is None else with_own_settings(model, everything, after)
+        for each in deployment.planned_groups:
+            merged(each.settings, deployment.planner_mode == ACT, given_for(each.section.model, live))
+        await registry.put(PLANNER_SETTINGS_KEY, orjson.dumps(live))
     click.echo(f"live: {', '.join(f'{key} {value}' for key, value in after.items()) or 'nothing'}")
 
 
@@ -134,11 +157,15 @@ def scale_text(found: list[PlannedPeriod]) -> Text:
     if not found:
         yield "no decision yet: the speed of a worker is not known, or no planner leads"
         return
-    yield Table(HEADS, [_row(each) for each in found], ALIGN)
+    if any(isinstance(each.decided.model, str) for each in found):
+        yield Table((*HEADS, "model"), [(*_row(each), model_of(each.decided)) for each in found], f"{ALIGN}<")
+    else:
+        yield Table(HEADS, [_row(each) for each in found], ALIGN)
     newest = found[-1].decided
     if newest.candidates:
+        on = f" on {newest.model}" if isinstance(newest.model, str) else ""
         yield ""
-        yield f"The last one sought {percent_of(newest.goal_bp)} of requests within the bounds:"
+        yield f"The last one{on} sought {percent_of(newest.goal_bp)} of requests within the bounds:"
         yield candidates_table(newest)
 
 
@@ -154,8 +181,9 @@ def _row(it: PlannedPeriod) -> tuple[str, ...]:
     )
 
 
-async def _read(connection: DeploymentRef, last: int) -> list[PlannedPeriod]:
-    """The newest decisions, oldest first. CallerError if there is no planner's stream."""
+async def _read(connection: DeploymentRef, last: int, model: str | None) -> list[PlannedPeriod]:
+    """The decisions of the newest messages, oldest first; those on the model if one is given. CallerError if there is
+    no planner's stream."""
     async with open_log(connection) as log:
         if SCALE not in await log.streams():
             raise CallerError(NO_PLANNER)
@@ -164,8 +192,11 @@ async def _read(connection: DeploymentRef, last: int) -> list[PlannedPeriod]:
         found: list[PlannedPeriod] = []
         async for record in log.read(SCALE, start):
             events = decode_message(record.payload).events
-            demand = next((event for event in events if isinstance(event, DemandRolled)), None)
-            decided = next((event for event in events if isinstance(event, ScaleDecided)), None)
-            if demand is not None and decided is not None:
-                found.append(PlannedPeriod(decided, demand))
+            demands = {model_of(event): event for event in events if isinstance(event, DemandRolled)}
+            decisions = (event for event in events if isinstance(event, ScaleDecided))
+            found += (
+                PlannedPeriod(event, demands[model_of(event)])
+                for event in decisions
+                if model_of(event) in demands and model in {None, model_of(event)}
+            )
         return found

@@ -39,7 +39,7 @@ OPTIONS = (
         metavar="KEY=VALUE,…",
         help="With --closed-loop: what the record does not tell of the engine: max_seqs, batched_tokens_max, …",
     ),
-    click.option("--model", default="", help="With --closed-loop: whose requests, if there are several models."),
+    click.option("--model", default="", help="With --closed-loop or --scale: which of several models is meant."),
     click.option(
         "--seed", type=click.IntRange(0, SEED_MAX), default=0, show_default=True, help="With --closed-loop: of draws."
     ),
@@ -48,11 +48,13 @@ OPTIONS = (
 
 
 def closed_loop_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has these, and gets `ClosedLoopArguments` as its argument `loop`; None if no loop is asked for."""
+    """The command has these, and gets `ClosedLoopArguments` as its argument `loop`; None if no loop is asked for. It
+    gets `scale` and `model`, too, since the planner's what-if has models as well."""
 
     @wraps(command)
     def with_loop(
         *args: Any,
+        scale: bool,
         closed_loop: bool,
         engine: tuple[str, ...],
         model: str,
@@ -61,12 +63,12 @@ def closed_loop_options(command: Callable[..., Any]) -> Callable[..., Any]:
         jobs: int | None,
         **rest: Any,
     ) -> Any:
-        loop = ClosedLoopArguments(engine, model, open_arrivals, seed, jobs)
+        loop = ClosedLoopArguments(engine, "" if scale else model, open_arrivals, seed, jobs)
         if not closed_loop and loop != ClosedLoopArguments():
             raise CallerError(
                 "--engine, --model, --open-arrivals, --seed and --jobs are of simulated runs: add --closed-loop"
             )
-        return command(*args, loop=loop if closed_loop else None, **rest)
+        return command(*args, scale=scale, model=model, loop=loop if closed_loop else None, **rest)
 
     for option in reversed(OPTIONS):
         with_loop = option(with_loop)

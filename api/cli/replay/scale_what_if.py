@@ -26,6 +26,7 @@ class ScaleArguments(NamedTuple):
 
     slo: tuple[str, ...] = ()
     plot: Path | None = None
+    model: str | None = None
 
 
 OPTIONS = (
@@ -43,11 +44,12 @@ OPTIONS = (
 
 
 def scale_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command has these, and gets `ScaleArguments` as its argument `sizing`; None without --scale."""
+    """The command has these, and gets `ScaleArguments` as its argument `sizing`; None without --scale. The option
+    --model is that of `closed_loop_options`."""
 
     @wraps(command)
-    def with_sizing(*args: Any, scale: bool, slo: tuple[str, ...], plot: Path | None, **rest: Any) -> Any:
-        sizing = ScaleArguments(slo, plot)
+    def with_sizing(*args: Any, scale: bool, model: str, slo: tuple[str, ...], plot: Path | None, **rest: Any) -> Any:
+        sizing = ScaleArguments(slo, plot, model or None) if scale else ScaleArguments(slo, plot)
         if not scale and sizing != ScaleArguments():
             raise CallerError("--slo and --plot are of the planner's decisions: add --scale")
         if plot is not None and plot.suffix != ".svg":
@@ -72,10 +74,10 @@ def size_again(
     now_ms = source.now_ms
     start, end = [None if text is None else parse_moment(text, now_ms) for text in moments]
 
-    range_ = asyncio.run(_range(source, start, end))
+    range_ = asyncio.run(_range(source, start, end, sizing.model))
     return what_if_scale(range_, asked, os.cpu_count() or 1, show_decision_progress())
 
 
-async def _range(source: RecordingSource, start: Moment | None, end: Moment | None) -> ScaleRange:
+async def _range(source: RecordingSource, start: Moment | None, end: Moment | None, model: str | None) -> ScaleRange:
     async with source.log() as log:
-        return await read_range(log, start, end, show_progress())
+        return await read_range(log, start, end, show_progress(), model)

@@ -14,7 +14,7 @@ const STEPS = { ArrowLeft: -1, ArrowRight: 1 };
 
 export class Planner {
   constructor(root, store, theme) {
-    Object.assign(this, { root, store, theme, rows: [], last: 0, chosen: -1, reading: false });
+    Object.assign(this, { root, store, theme, all: [], rows: [], models: [], last: 0, chosen: -1, reading: false });
     this.question = new Latest();
     this.canvas = el("canvas");
     this.chart = el("div", {
@@ -24,13 +24,14 @@ export class Planner {
     }, this.canvas);
     this.legend = el("p", { class: "fine" }, swatch("cached", "ready"), " ", swatch("wait", "starting"), " ",
       swatch("decode", "arrived, and attained by the prediction for the target"), " ", swatch("computed", "target, and forecast"));
+    this.model = el("select", { "aria-label": "Model", hidden: true, on: { change: () => this.choose(this.filter().length - 1) } });
     this.card = el("div", { id: "planner-card" });
     this.draw = perFrame(() => this.paint());
-    fill(root, this.chart, this.legend, this.card);
+    fill(root, this.model, this.chart, this.legend, this.card);
     new ResizeObserver(() => this.draw()).observe(root);
     theme.addEventListener("changed", () => this.draw());
     store.addEventListener("data", () => store.status?.live && !root.hidden && this.read());
-    store.addEventListener("reset", () => Object.assign(this, { rows: [], last: 0, chosen: -1 }));
+    store.addEventListener("reset", () => Object.assign(this, { all: [], rows: [], last: 0, chosen: -1 }));
   }
 
   open() {
@@ -44,10 +45,11 @@ export class Planner {
     try {
       for (let more = true; more; ) {
         const found = await get("/planner", { after: this.last });
-        this.rows.push(...found.rows);
+        this.all.push(...found.rows);
         this.last = found.last;
         more = found.more;
       }
+      this.filter();
       if (this.chosen < 0 && this.rows.length) this.choose(this.rows.length - 1);
       else if (!this.rows.length) this.fail(new Error("No decision yet: the speed of a worker is not known, or no planner leads."));
     } catch (error) {
@@ -56,6 +58,20 @@ export class Planner {
       this.reading = false;
     }
     this.draw();
+  }
+
+  // The rows of the chosen model, where a planner sizes several.
+  filter() {
+    const models = [...new Set(this.all.map((row) => row.model).filter(Boolean))].sort();
+    if (models.join() !== this.models.join()) {
+      const before = this.model.value;
+      fill(this.model, models.map((name) => el("option", { value: name }, name)));
+      this.model.value = models.includes(before) ? before : models[0] ?? "";
+      this.models = models;
+    }
+    this.model.hidden = !models.length;
+    this.rows = models.length ? this.all.filter((row) => row.model === this.model.value) : this.all;
+    return this.rows;
   }
 
   fail(error) {
@@ -85,7 +101,8 @@ export class Planner {
     this.chart.setAttribute("aria-valuenow", String(at));
     this.chart.setAttribute("aria-valuetext", `${moment(row.ms, this.store.dated)}, ${row.ready} ready, target ${row.target}`);
     this.draw();
-    this.question.ask(`/planner/${row.seq}`, {}, (found) => this.show(found), (error) => this.fail(error));
+    const model = row.model ? `?model=${encodeURIComponent(row.model)}` : "";
+    this.question.ask(`/planner/${row.seq}${model}`, {}, (found) => this.show(found), (error) => this.fail(error));
   }
 
   paint() {
@@ -153,6 +170,7 @@ export class Planner {
         ["forecast", `${per(decided.forecast.upper_m)} in ${decided.forecast.horizon_s} s (${decided.forecast.predictor})`],
         ["required", `${decided.required}; sought ${share(decided.goal_bp)}, ceiling ${share(decided.ceiling_bp)}`],
         before && ["window", `up to ${before.required} required before${before.is_full ? "" : ", not full yet"}`],
+        decided.budget === undefined ? null : ["devices", `${decided.budget} of all models; alone ${decided.sought} workers`],
         ["reason", words(decided.bound)],
       ]),
       rows.length ? table(heads, rows, { class: "grid" }) : null);

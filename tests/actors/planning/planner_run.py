@@ -18,7 +18,7 @@ from actors.planning.planner import (
 )
 from actors.planning.quiet_periods import QuietPeriods, is_at_rest
 from core.events import ScaleDecided
-from core.events.scale import DemandCell, ScaleEvent
+from core.events.scale import NO_MODEL, DemandCell, ScaleEvent
 from projections.scaling.forecast import ForeseenRates
 from projections.scaling.scale_settings import ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, PERIOD_S, START_MS, rolled
@@ -69,9 +69,9 @@ class PlannerRun:
         """One period more without any request, which may be held back."""
         self._periods += 1
         demand, fold = rolled(self._periods, 0), self.planner.fold
-        if not quiet.hold(demand, rests=is_at_rest(fold, self.ready, self.planner.coming)):
-            *earlier, demand = quiet.take(demand)
-            self._feed(PeriodEnded(demand, self.ready, 0, earlier=tuple(earlier)))
+        if not quiet.hold({NO_MODEL: demand}, rests=is_at_rest(fold, self.ready, self.planner.coming)):
+            earlier, last = quiet.take({NO_MODEL: demand})
+            self._feed(PeriodEnded(last[NO_MODEL], self.ready, 0, earlier=earlier[NO_MODEL]))
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:
         now_ms = START_MS + self._periods * PERIOD_S * 1000

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from actors.planning.demand_reader import ABSENCE_MAX_MS, DemandReader
 from actors.planning.scale_writer import ScaleWriter
-from core.events.scale import DemandRolled, ScaleSettingsChanged
+from core.events import Event
+from core.events.scale import NO_MODEL, DemandRolled, ScaleSettingsChanged
 from core.subjects import ROUTING
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import SpeedModel
@@ -25,7 +26,7 @@ PERIOD_MS = 5_000
 
 async def reader_on(log: PlannedLog, cursor: Mapping[str, tuple[int, int]], rolled_ms: int) -> DemandReader:
     """A reader that has read to the stream's end."""
-    reader = DemandReader(log, ScaleSettings(), SpeedModel("m"), log.clock.wall_ms)
+    reader = DemandReader(log, {NO_MODEL: ScaleSettings()}, [SpeedModel("m")], log.clock.wall_ms)
     await reader.start(cursor, rolled_ms)
     await read(log, reader)
     return reader
@@ -41,9 +42,7 @@ async def period(log: PlannedLog, reader: DemandReader) -> DemandRolled:
     """The period that ends now, after its time."""
     log.clock.advance(PERIOD_MS)
     await read(log, reader)
-    rolled = reader.roll(log.clock.wall_ms())
-    assert rolled is not None
-    return rolled
+    return reader.roll(log.clock.wall_ms())[NO_MODEL]
 
 
 async def verified(log: PlannedLog, periods: list[DemandRolled], path: Path) -> ScaleResult:
@@ -130,3 +129,51 @@ async def test_a_stream_that_was_made_anew_is_counted_from_its_start() -> None:
     rolled = await period(log, reader)
 
     assert (rolled.arrivals, rolled.running, rolled.since) == (1, 1, 1)
+
+
+async def test_two_models_are_counted_from_one_stream(tmp_path: Path) -> None:
+    """Over two planners, of which the second knows open requests of both; and counted again from the log."""
+    models = {"m": ScaleSettings(), "n": ScaleSettings(ttft_ms=100)}
+    log = await PlannedLog().made()
+
+    async def reader_at(cursor: Mapping[str, tuple[int, int]], rolled_ms: int) -> DemandReader:
+        reader = DemandReader(log, models, [], log.clock.wall_ms)
+        await reader.start(cursor, rolled_ms)
+        await read(log, reader)
+        return reader
+
+    async def both(reader: DemandReader) -> list[DemandRolled]:
+        log.clock.advance(PERIOD_MS)
+        await read(log, reader)
+        return list(reader.roll(log.clock.wall_ms()).values())
+
+    def of_n(name: str) -> list[Event]:
+        return [replace(event, model="n") for event in arrival(name)]  # type: ignore[call-arg]
+
+    first = await reader_at({}, 0)
+    await log.write(*arrival("a"), *of_n("b"), *of_n("c"))
+    one = await both(first)
+    await first.stop()
+    second = await reader_at(one[0].cursor, one[0].at_ms)
+    await log.write(end("a"), end("b"), *of_n("d"))
+    two = await both(second)
+    await log.write(end("d"), end("c"))
+    three = await both(second)
+
+    assert [[(each.arrivals, each.ended, each.attained) for each in period] for period in (one, two, three)] == [
+        [(1, 0, 0), (2, 0, 0)],
+        [(0, 1, 1), (1, 1, 0)],
+        [(0, 0, 0), (0, 2, 0)],
+    ]
+    settings = [
+        ScaleSettingsChanged(revision=1, settings=each.to_mapping(), model=model) for model, each in models.items()
+    ]
+    writer = ScaleWriter(log, NAMESPACE, log.key, log.clock)
+    await writer.read()
+    for number, each in enumerate((one, two, three)):
+        await writer.append([*([] if number else settings), *each])
+    with await recorded(log, NAMESPACE, log.key, tmp_path / "run") as recording:
+        found = verify_scale(recording)
+    assert found is not None
+    assert (found.periods, found.periods_verified) == (6, 6), found.differences
+    await second.stop()

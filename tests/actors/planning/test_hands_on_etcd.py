@@ -13,6 +13,7 @@ import pytest
 from actors.planning import planner_service
 from actors.planning.kubernetes_hand import KubernetesHand
 from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
+from actors.planning.model_fleet import PlannedModel
 from actors.planning.planner_service import PlannerOptions, PlannerService
 from actors.transport.server_client import ServerAddress
 from core.clock import SystemClock
@@ -73,12 +74,8 @@ async def planned(etcd: EmbeddedEtcd, name: str, log: PlannedLog) -> AsyncIterat
     options = PlannerOptions(
         namespace=NAMESPACE,
         name="planner-0",
-        group="decode",
-        model="m",
-        settings=SETTINGS,
+        models=(PlannedModel(group="decode", model="m", settings=SETTINGS, profile=CAPACITY, pass_tokens=2048),),
         acts=True,
-        profile=CAPACITY,
-        pass_tokens=2048,
     )
     registry = await EtcdRegistry.connect(etcd.endpoint, name, etcd.credentials)
     service = PlannerService(options, log, registry, SystemClock(), log.key)
@@ -109,13 +106,13 @@ async def test_an_orchestrator_of_others_is_a_hand(etcd_server: EmbeddedEtcd, mo
         orchestrator = Orchestrator(registry)
         running = asyncio.create_task(orchestrator.run())
         await eventually(lambda: orchestrator.workers == 2, "two workers, for which there is room")
-        seen = service.last
-        await eventually(lambda: service.last is not seen, "the period with the answer")
+        seen = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not seen, "the period with the answer")
         orchestrator.room = 9
         await orchestrator.carry_out()
         await eventually(lambda: service.describe()["ready"] == 3, "a fleet of three")
-        seen = service.last
-        await eventually(lambda: service.last is not seen, "the period with the last answer")
+        seen = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not seen, "the period with the last answer")
         running.cancel()
         await asyncio.wait((running,))
 
@@ -151,8 +148,8 @@ async def test_a_decision_becomes_pods(
         hand = KubernetesHand(KubernetesScale(options), registry, "decode", 4, lambda: service.fence is not None)
         running = asyncio.create_task(hand.run())
         await eventually(lambda: server.replicas == 3, "the pods")
-        seen = service.last
-        await eventually(lambda: service.last is not seen, "the period with the answer")
+        seen = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not seen, "the period with the answer")
         running.cancel()
         await asyncio.wait((running,))
     await server.close()

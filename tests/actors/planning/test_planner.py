@@ -220,7 +220,7 @@ def test_a_successor_repeats_nothing_and_knows_its_orders() -> None:
 
     second = Planner(SETTINGS, CAPACITY, fold, coming=2, now_ms=rolled(100, 0).at_ms)
 
-    assert (second.coming, second.oldest_order) == (2, fold.starts - 1)
+    assert (second.coming, second.oldest_orders(1)) == (2, [fold.starts - 1])
     first = feed(second, 100)
     assert isinstance(first[0], DemandRolled)
     assert not any(isinstance(event, ScaleSettingsChanged) for event in first)

@@ -15,8 +15,9 @@ from actors.planning import planner as planner_module
 from actors.planning import planner_service, quiet_periods
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.forecast_process import ForecastProcess
+from actors.planning.model_fleet import PlannedModel
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
-from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, merged, parsed
+from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, given_for, merged, parsed, with_own_settings
 from core.clock import Clock, SystemClock
 from core.codec import decode_message
 from core.errors import CallerError, PeerError, Unavailable
@@ -31,6 +32,7 @@ from core.events.scale import (
     ScaleFailed,
     ScaleSettingsChanged,
     WorkerStarting,
+    model_of,
 )
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
@@ -56,6 +58,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner_service, "CLAIM_EVERY_S", 0.05)
 
 
+def planned(
+    model: str = "m",
+    settings: ScaleSettings = SETTINGS,
+    group: str = "decode",
+    profile: CapacityLearned | None = CAPACITY,
+) -> PlannedModel:
+    return PlannedModel(group=group, model=model, settings=settings, profile=profile, pass_tokens=2048)
+
+
 class Site:
     """A log and a registry for planners."""
 
@@ -69,18 +80,20 @@ class Site:
 
     @asynccontextmanager
     async def planner(
-        self, name: str, *, acts: bool = True, profiled: bool = True, clock: Clock | None = None
+        self,
+        name: str,
+        *,
+        acts: bool = True,
+        profiled: bool = True,
+        clock: Clock | None = None,
+        models: tuple[PlannedModel, ...] = (),
     ) -> AsyncIterator[PlannerService]:
         """A planner that runs; it is gone at the end as if killed: its claim stays."""
         options = PlannerOptions(
             namespace=NAMESPACE,
             name=name,
-            group="decode",
-            model="m",
-            settings=SETTINGS,
             acts=acts,
-            profile=CAPACITY if profiled else None,
-            pass_tokens=2048,
+            models=models or (planned(profile=CAPACITY if profiled else None),),
         )
         service = PlannerService(options, self.log, MemoryRegistry(self.store), clock or SystemClock(), self.log.key)
         running = asyncio.create_task(service.run())
@@ -110,12 +123,12 @@ async def site() -> Site:
 
 
 async def next_decision(service: PlannerService) -> None:
-    known = service.last
-    await eventually(lambda: service.last is not known, "another decision")
+    known = service.fleets[0].last
+    await eventually(lambda: service.fleets[0].last is not known, "another decision")
 
 
 def decided(service: PlannerService) -> Callable[[], bool]:
-    return lambda: service.last is not None
+    return lambda: service.fleets[0].last is not None
 
 
 async def test_a_decision_stands_in_the_log_before_its_order(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +188,11 @@ async def test_advice_orders_nothing(site: Site) -> None:
     """It decides all the same."""
     async with site.planner("a", acts=False) as service:
         await eventually(decided(service), "a decision")
-        assert service.last is not None
-        assert service.last.target == 2
-        known = service.last
-        await eventually(lambda: service.last is not known, "another decision")
-        assert service.last.starting == 0
+        assert service.fleets[0].last is not None
+        assert service.fleets[0].last.target == 2
+        known = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not known, "another decision")
+        assert service.fleets[0].last.starting == 0
     assert site.target is None
     assert not any(isinstance(event, WorkerStarting | ScaleApplied) for _, event in await site.events())
 
@@ -212,8 +225,8 @@ async def test_answers_of_a_hand_become_events(site: Site) -> None:
 async def test_an_order_stays_within_the_limits(site: Site) -> None:
     """Workers that are overdue are in it only as far as the limit allows: each may hold its devices still."""
     async with site.planner("a") as service:
-        await eventually(lambda: service._machine is not None, "its lead")
-        machine = service._machine
+        await eventually(lambda: service.fleets[0].machine is not None, "its lead")
+        machine = service.fleets[0].machine
         assert machine is not None
         machine._pending |= dict.fromkeys(range(1, 8), 0)
         machine._overdue |= dict.fromkeys(range(1, 8))
@@ -230,11 +243,11 @@ async def test_limits_change_while_it_runs(site: Site) -> None:
         site.store.put(PLANNER_SETTINGS_KEY, b'{"min": 3, "ttft_ms": 700}')
         await eventually(lambda: site.target is not None and site.target.workers == 3, "an order by the new limits")
         site.store.put(PLANNER_SETTINGS_KEY, b'{"max": 5}')
-        await eventually(lambda: bool(service.settings.refused), "the refusal")
+        await eventually(lambda: bool(service.fleets[0].settings.refused), "the refusal")
         assert "allows 4 at most" in service.describe()["settings_refused"]
-        assert service.settings.current.ttft_ms == 700
+        assert service.fleets[0].settings.current.ttft_ms == 700
         site.store.delete(PLANNER_SETTINGS_KEY)
-        await eventually(lambda: service.settings.current == SETTINGS, "the file's settings")
+        await eventually(lambda: service.fleets[0].settings.current == SETTINGS, "the file's settings")
     events = [event for _, event in await site.events()]
     revisions = [(event.revision, event.settings["min"]) for event in events if isinstance(event, ScaleSettingsChanged)]
     assert revisions[:2] == [(1, 2), (2, 3)]
@@ -250,7 +263,8 @@ async def test_advice_while_it_runs_stops_orders(site: Site) -> None:
     async with site.planner("a") as service:
         await eventually(lambda: site.target is not None, "an order")
         site.store.put(PLANNER_SETTINGS_KEY, b'{"mode": "advise", "min": 4}')
-        await eventually(lambda: service.last is not None and service.last.target == 4, "a decision by the new limits")
+        fleet = service.fleets[0]
+        await eventually(lambda: fleet.last is not None and fleet.last.target == 4, "a decision by the new limits")
         assert site.target is not None
         assert site.target.workers == 2
 
@@ -279,8 +293,8 @@ def test_settings_that_cannot_be_are_one_sentence(given: dict[str, Any], told: s
 async def test_without_a_known_speed_demand_alone_is_counted(site: Site) -> None:
     """Nothing is decided, and nothing ordered."""
     async with site.planner("a", profiled=False) as service:
-        await eventually(lambda: service.rolled is not None, "a period")
-    assert service.last is None
+        await eventually(lambda: service.fleets[0].rolled is not None, "a period")
+    assert service.fleets[0].last is None
     assert site.target is None
 
 
@@ -296,11 +310,11 @@ async def test_a_fleet_at_zero_keeps_the_speed_that_it_had(site: Site, monkeypat
 
     async with site.planner("a", profiled=False) as service:
         site.worker_put("w1", capacity_blocks=1_000)
-        await eventually(lambda: service.rolled is not None, "a period")
+        await eventually(lambda: service.fleets[0].rolled is not None, "a period")
         await serve(0)
         await eventually(decided(service), "a decision")
         site.store.delete("workers/w1")
-        await eventually(lambda: service.last is not None and not service.last.ready, "no worker")
+        await eventually(lambda: service.fleets[0].last is not None and not service.fleets[0].last.ready, "no worker")
         await serve(SAMPLES_MIN)
         await next_decision(service)
         await next_decision(service)
@@ -313,16 +327,17 @@ async def test_quiet_periods_of_a_fleet_at_zero_are_recorded_together(
 ) -> None:
     """A request ends the rest in its own period."""
     monkeypatch.setattr(quiet_periods, "QUIET_S", 1_000)
-    monkeypatch.setitem(globals(), "SETTINGS", replace(SETTINGS, min=0, zero_after_s=1))
+    at_zero = planned(settings=replace(SETTINGS, min=0, zero_after_s=1))
     site.store.delete("workers/w1")
-    async with site.planner("a") as service:
-        await eventually(lambda: service.last is not None and service.last.target == 0, "a fleet at zero")
-        last = service.last
+    async with site.planner("a", models=(at_zero,)) as service:
+        fleet = service.fleets[0]
+        await eventually(lambda: fleet.last is not None and fleet.last.target == 0, "a fleet at zero")
+        last = fleet.last
         await asyncio.sleep(2.5)
-        assert service.last is last
+        assert fleet.last is last
         await site.log.write(arrival("r1")[0])
         await next_decision(service)
-        assert (service.last.bound, service.last.target) == ("from_zero", 1)  # type: ignore[union-attr]
+        assert (fleet.last.bound, fleet.last.target) == ("from_zero", 1)  # type: ignore[union-attr]
     periods = [event for _, event in await site.events() if isinstance(event, DemandRolled)]
     assert periods[-1].arrivals == periods[-1].waiting == 1
     assert sum(each.period_s for each in periods[-3:]) >= 3
@@ -334,8 +349,8 @@ async def test_workers_of_others_do_not_count(site: Site) -> None:
     site.worker_put("prefill", role="prefill")
     async with site.planner("a") as service:
         await eventually(decided(service), "a decision")
-        assert service.last is not None
-        assert service.last.ready == 1
+        assert service.fleets[0].last is not None
+        assert service.fleets[0].last.ready == 1
 
 
 async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +366,8 @@ async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytes
         await eventually(lambda: "is gone" in service.fault, "the fault")
         assert service.fence is None
         monkeypatch.setattr(site.log, "append", append)
-        known = service.last
-        await eventually(lambda: service.last is not known, "a decision after it")
+        known = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not known, "a decision after it")
         assert not service.fault
 
 
@@ -368,8 +383,8 @@ async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: 
         monkeypatch.setattr(MemoryRegistry, "claim", away)
         await eventually(lambda: "away" in service.fault, "the fault")
         monkeypatch.setattr(MemoryRegistry, "claim", claim)
-        known = service.last
-        await eventually(lambda: service.last is not known, "a decision after it")
+        known = service.fleets[0].last
+        await eventually(lambda: service.fleets[0].last is not known, "a decision after it")
 
 
 class ClockAnHourOff(SystemClock):
@@ -416,8 +431,8 @@ async def test_a_planner_that_is_killed_before_its_order(site: Site, monkeypatch
     site.store.expire(CLAIM)
     async with site.planner("b") as second:
         await eventually(lambda: site.target is not None, "an order")
-        known = second.last
-        await eventually(lambda: second.last is not known, "another decision")
+        known = second.fleets[0].last
+        await eventually(lambda: second.fleets[0].last is not known, "another decision")
         assert site.target is not None
         assert site.target.workers == 2
     orders = [event.start for _, event in await site.events() if isinstance(event, WorkerStarting)]
@@ -442,13 +457,79 @@ async def test_a_decision_has_the_newest_answer_of_a_library(site: Site, monkeyp
     site.store.put(PLANNER_SETTINGS_KEY, orjson.dumps({"predictor": ARIMA}))
     async with site.planner("a", acts=False) as service:
         await eventually(decided(service), "a decision")
-        assert service.last is not None
-        assert service.last.forecast.predictor == SEASONAL
-        minute = service.last.at_ms // 60_000
-        service.forecasts.foreseen = ForeseenRates(ARIMA, minute, (7_000,) * 10)
+        assert service.fleets[0].last is not None
+        assert service.fleets[0].last.forecast.predictor == SEASONAL
+        minute = service.fleets[0].last.at_ms // 60_000
+        service.fleets[0].forecasts.foreseen = ForeseenRates(ARIMA, minute, (7_000,) * 10)
         await next_decision(service)
         await next_decision(service)
-        assert (service.last.forecast.predictor, service.last.forecast.rate_m) == (ARIMA, 7_000)
+        assert (service.fleets[0].last.forecast.predictor, service.fleets[0].last.forecast.rate_m) == (ARIMA, 7_000)
         assert service.describe()["forecasts"] == {"failures": 0, "fault": ""}
     assert set(asked) == {(ARIMA, SETTINGS.startup_s + SETTINGS.period_s)}
     assert len(asked) >= 2
+
+
+TWO = (
+    planned("m", replace(SETTINGS, min=1, devices_max=5)),
+    planned("n", replace(SETTINGS, min=1, devices_max=5, priority=3), group="code"),
+)
+
+
+async def test_several_models_have_targets_of_their_own(site: Site) -> None:
+    """Each at its own key, and each counts its own workers. Settings of one model leave the others as they are. A
+    successor goes on, and knows both."""
+    site.worker_put("n1", model="n")
+    async with site.planner("a", models=TWO) as service:
+        m, n = service.fleets
+        await eventually(lambda: all(each.last is not None for each in (m, n)), "decisions on both")
+        site.store.put(
+            PLANNER_SETTINGS_KEY, b'{"ttft_ms": 700, "models": {"n": {"min": 4, "ttft_ms": 600}, "m": {"min": 2}}}'
+        )
+        await eventually(lambda: m.last is not None and m.last.revision == 2, "a decision by the new limits")
+        await eventually(lambda: n.target is not None and n.target.workers == 4, "an order of the one")
+        assert (m.settings.current.ttft_ms, n.settings.current.ttft_ms) == (700, 600)
+        assert m.target is not None
+        assert (m.target.group, m.target.workers, n.target and n.target.group) == ("decode", 2, "code")
+        assert site.store.find(f"{TARGET_KEY}/code") is not None
+        assert site.target is None, "the key of a planner of one model"
+        site.store.put(f"{ACKNOWLEDGED_KEY}/code", FleetAcknowledgement(m.target.fence, m.target.decision, 4).encode())
+        known = n.last
+        await eventually(lambda: n.last is not known, "the period with the answer")
+        state = service.describe()["models"]
+        assert (state["m"]["ready"], state["n"]["ready"], state["n"]["ordered"]) == (1, 1, 4)
+        site.store.put(PLANNER_SETTINGS_KEY, b'{"models": {"n": {"devices_max": 9}}}')
+        await eventually(lambda: bool(n.settings.refused), "the refusal")
+        assert "all models have it in common" in n.settings.refused
+    site.store.expire(CLAIM)
+    async with site.planner("b", models=TWO) as second:
+        await eventually(lambda: all(each.last is not None for each in second.fleets), "decisions of the second")
+    events = [event for _, event in await site.events()]
+    assert {model_of(event) for event in events} == {"m", "n"}
+    answers = [event for event in events if isinstance(event, ScaleApplied)]
+    assert [(each.model, each.target) for each in answers] == [("n", 4)]
+    assert sum(isinstance(event, WorkerStarting) and event.model == "n" for event in events) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"models": []}, "planner.models: give settings by the names of models"),
+        ({"models": {"n": 3}}, "planner.models: give settings by the names of models"),
+        ({"models": {"n": {"mode": "advise"}}}, "planner.models.n.mode: all models have it in common"),
+    ],
+)
+def test_settings_of_models_that_cannot_be_are_one_sentence(given: dict[str, Any], told: str) -> None:
+    """The planner of one model has none."""
+    with pytest.raises(CallerError, match=told):
+        given_for("n", given)
+    with pytest.raises(CallerError, match=r"planner\.models: no such setting"):
+        merged(SETTINGS, True, given_for("", given))
+
+
+def test_settings_of_one_model_stand_below_its_name() -> None:
+    """Over those of all; without any of its own, it is not named."""
+    given = {"max": 4, "models": {"m": {"max": 2}}}
+    assert given_for("m", given) == {"max": 2}
+    assert given_for("n", given) == {"max": 4}
+    assert with_own_settings("n", given, {"max": 3}) == {"max": 4, "models": {"m": {"max": 2}, "n": {"max": 3}}}
+    assert with_own_settings("m", given, {}) == {"max": 4}

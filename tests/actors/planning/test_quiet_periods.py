@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from actors.planning.quiet_periods import QUIET_S, QuietPeriods, is_at_rest
 from actors.planning.scale_writer import ScaleWriter
-from core.events.scale import SCALE_VERSION, DemandRolled, ScaleDecided
+from core.events.scale import NO_MODEL, SCALE_VERSION, DemandRolled, ScaleDecided
 from core.subjects import SCALE
 from projections.scaling.scale_decision import FROM_ZERO, IDLE, burst_rate_m, rate_over_m
 from projections.scaling.scale_fold import ScaleFold
@@ -33,8 +33,9 @@ def recorded_of(quiet: QuietPeriods, periods: list[DemandRolled]) -> list[Demand
     """The periods as the log has them."""
     found: list[DemandRolled] = []
     for each in periods:
-        if not quiet.hold(each, rests=True):
-            found += quiet.take(each)
+        if not quiet.hold({NO_MODEL: each}, rests=True):
+            earlier, last = quiet.take({NO_MODEL: each})
+            found += (*earlier[NO_MODEL], last[NO_MODEL])
     return found
 
 
@@ -60,8 +61,20 @@ def test_the_rates_of_a_first_request_are_as_if_each_period_stood_alone() -> Non
 def test_a_period_with_a_request_is_recorded_at_once(change: dict[str, int]) -> None:
     """So is one whose count began anew, and each one of a fleet that is not at rest."""
     quiet = QuietPeriods()
-    assert not quiet.hold(replace(rolled(1, 0), **change), rests=True)
-    assert not quiet.hold(rolled(1, 0), rests=False)
+    assert not quiet.hold({NO_MODEL: replace(rolled(1, 0), **change)}, rests=True)
+    assert not quiet.hold({NO_MODEL: rolled(1, 0)}, rests=False)
+
+
+def test_periods_of_several_models_are_held_and_recorded_together() -> None:
+    """A request for one ends it for all, and no model's rates are thinned."""
+    quiet, idle = QuietPeriods(), [rolled(number, 0) for number in range(1, 4)]
+    assert all(quiet.hold({"a": each, "b": each}, rests=True) for each in idle)
+    assert not quiet.hold({"a": rolled(4, 1), "b": rolled(4, 0)}, rests=True)
+    earlier, last = quiet.take({"a": rolled(4, 1), "b": rolled(4, 0)})
+    two_as_one = replace(idle[1], period_s=2 * PERIOD_S)
+    assert earlier == {"a": (two_as_one, idle[2]), "b": (two_as_one, idle[2])}
+    assert last == {"a": rolled(4, 1), "b": rolled(4, 0)}
+    assert quiet.take(last) == ({"a": (), "b": ()}, last)
 
 
 def test_only_a_fleet_at_zero_rests() -> None:

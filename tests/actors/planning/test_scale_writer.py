@@ -11,7 +11,7 @@ from actors.planning import planner, scale_writer
 from actors.planning.scale_writer import PlannerSuperseded, ScaleWriter
 from core.codec import CHAIN_START, decode_message, digest, encode_readable
 from core.errors import Corrupt, Unavailable
-from core.events.scale import DemandCell, DemandRolled, ScaleApplied, ScaleEvent, WorkerStarting
+from core.events.scale import NO_MODEL, DemandCell, DemandRolled, ScaleApplied, ScaleEvent, WorkerStarting
 from core.ids import SourceId, StreamName, StreamSeq
 from core.subjects import ROUTING, SCALE, subject
 from projections.scaling.scale_settings import ScaleSettings
@@ -49,7 +49,7 @@ async def test_a_successor_goes_on_behind_the_last_message() -> None:
     await first.append([order(2)])
 
     second = ScaleWriter(log, NAMESPACE, log.key, log.clock)
-    fold = await second.read()
+    fold = (await second.read()).of(NO_MODEL)
     await second.append([order(3)])
 
     assert fold.starts == 2
@@ -72,7 +72,7 @@ async def test_a_successor_has_settings_and_capacity_of_a_log_that_dropped_its_f
 
     log.expire(SCALE, StreamSeq(40 - kept + 1))
     second = ScaleWriter(log, NAMESPACE, log.key, log.clock)
-    fold = await second.read()
+    fold = (await second.read()).of(NO_MODEL)
     await second.append([order(1)])
 
     assert (fold.settings, fold.revision, fold.capacity) == (whole.settings, whole.revision, whole.capacity)
@@ -192,7 +192,7 @@ async def test_a_stream_in_json_goes_on_in_rows() -> None:
             await writer.append(run.events[written:])
         written = len(run.events)
 
-    fold = await ScaleWriter(log, NAMESPACE, log.key, log.clock).read()
+    fold = (await ScaleWriter(log, NAMESPACE, log.key, log.clock).read()).of(NO_MODEL)
     assert await numbers(log) == list(range(6))
     assert (fold.periods, fold.last) == (6, run.planner.fold.last)
     events = [

@@ -15,7 +15,7 @@ from api.config.deployment_ref import DeploymentRef
 from api.config.loading import load
 from api.deployment.preflight import check_workers
 from api.deployment.process_specs import planner_spec
-from api.process.planner import PASS_TOKENS, kubernetes_resource, planner_options
+from api.process.planner import PASS_TOKENS, kubernetes_resources, planner_options
 from core.errors import CallerError
 from core.events.scale import PROFILE as EXACT
 from core.keys import DeploymentKey
@@ -28,7 +28,8 @@ SIMULATED = {"engine": "simulated", "count": 2, "engine_args": {"decode_us_per_s
 
 def deployed(folder: Path, planner: dict[str, Any], *workers: dict[str, Any]) -> DeploymentRef:
     file = folder / "file.yaml"
-    file.write_text(yaml.safe_dump({"version": 1, "planner": planner, "workers": list(workers or [SIMULATED])}))
+    content = {"version": 1, "planner": planner, "workers": list(workers or [SIMULATED])}
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
     return DeploymentRef(deployment=load(file, environment={}).deployment, key=DeploymentKey.generate(), key_file=None)
 
 
@@ -48,38 +49,39 @@ def test_a_simulated_group_has_its_profile(tmp_path: Path) -> None:
     options = planner_options(found, "planner-0")
 
     assert SCALE in found.topology.names()
-    assert (options.group, options.model, options.acts, options.settings.ttft_ms) == ("decode", "tiny", True, 700)
-    assert options.profile is not None
-    assert (options.profile.origin, options.profile.decode_us[0]) == (EXACT, 7000)
+    (model,) = options.models
+    assert (model.group, model.model, options.acts, model.settings.ttft_ms) == ("decode", "tiny", True, 700)
+    assert model.profile is not None
+    assert (model.profile.origin, model.profile.decode_us[0]) == (EXACT, 7000)
 
 
 def test_the_speed_of_other_engines_is_learned(tmp_path: Path) -> None:
     """Passes are as long as the engine's arguments say, or the default."""
     given = {"engine_args": {"max_num_batched_tokens": 2048, "tensor_parallel_size": 2}}
     options = planner_options(deployed(tmp_path, {"mode": "advise"}, given), "planner-0")
-    assert (options.acts, options.profile, options.pass_tokens, options.devices) == (False, None, 2048, 2)
-    assert planner_options(deployed(tmp_path, {"mode": "advise"}, {}), "planner-0").pass_tokens == PASS_TOKENS
+    (model,) = options.models
+    assert (options.acts, model.profile, model.pass_tokens, model.devices) == (False, None, 2048, 2)
+    (other,) = planner_options(deployed(tmp_path, {"mode": "advise"}, {}), "planner-0").models
+    assert other.pass_tokens == PASS_TOKENS
 
 
 def test_pods_are_sized_where_the_file_says_so(tmp_path: Path) -> None:
     """By a planner that acts. Group and servers are then those of others, so their number is no bound."""
     given = {"mode": "act", "hand": "kubernetes", "max": 1, "kubernetes": {**RESOURCE, "namespace": "prod"}}
-    found = kubernetes_resource(deployed(tmp_path, given))
-    assert found is not None
+    (found,) = kubernetes_resources(deployed(tmp_path, given))
     assert found.path == "/apis/apps/v1/namespaces/prod/deployments/decode/scale"
     assert str(found.server) == "https://kubernetes.default.svc:443"
     assert str(found.token_file) == "/var/run/secrets/kubernetes.io/serviceaccount/token"
     assert str(found.authority) == "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
 
     elsewhere = {"server": "http://localhost:8001", "token_file": "token", "ca_file": "", "namespace": "prod"}
-    found = kubernetes_resource(deployed(tmp_path, {**given, "kubernetes": {**RESOURCE, **elsewhere}}))
-    assert found is not None
+    (found,) = kubernetes_resources(deployed(tmp_path, {**given, "kubernetes": {**RESOURCE, **elsewhere}}))
     assert (str(found.server), str(found.token_file), found.authority) == ("http://localhost:8001", "token", None)
 
     for others in ({"mode": "advise"}, {"hand": "virtual"}, {"hand": "supervisor", "max": 4}):
-        assert kubernetes_resource(deployed(tmp_path, given | others)) is None
+        assert not kubernetes_resources(deployed(tmp_path, given | others))
     with pytest.raises(CallerError, match="give it, since this is no pod"):
-        kubernetes_resource(deployed(tmp_path, {**given, "kubernetes": RESOURCE}))
+        kubernetes_resources(deployed(tmp_path, {**given, "kubernetes": RESOURCE}))
     with pytest.raises(CallerError, match="are no pods"):
         check_workers(deployed(tmp_path, given).deployment)
     attached = {"attach": {"urls": ["http://a:1"]}, "served_name": "m"}
@@ -123,14 +125,14 @@ def test_a_measured_profile_is_the_first_speed(tmp_path: Path) -> None:
     file.write_bytes(PROFILE.encode())
     large = deployed(tmp_path, {"mode": "advise", "profile": str(file)}, {"engine_args": {"tensor_parallel_size": 2}})
     found = deployed(tmp_path, {"mode": "advise", "profile": str(file)})
-    options = planner_options(found, "planner-0")
+    (model,) = planner_options(found, "planner-0").models
 
-    assert options.profile == PROFILE.capacity()
-    assert options.learns
-    assert planner_options(large, "planner-0").profile == PROFILE.capacity(devices=2)
+    assert model.profile == PROFILE.capacity()
+    assert model.learns
+    assert planner_options(large, "planner-0").models[0].profile == PROFILE.capacity(devices=2)
     other = tmp_path / "other.json"
     other.write_bytes(replace(PROFILE, seconds=1.0).encode())
-    given = planner_options(found, "planner-0", other).profile
+    given = planner_options(found, "planner-0", {"": other}).models[0].profile
     assert given is not None
     assert given.profile == replace(PROFILE, seconds=1.0).digest
     assert f"--profile={file}" in planner_spec(found.deployment, DataFolder(tmp_path)).command
@@ -154,3 +156,92 @@ def test_a_forecaster_that_is_not_installed_is_one_sentence(tmp_path: Path, monk
         check_workers(found.deployment)
     check_workers(deployed(tmp_path, {"mode": "advise"}).deployment)
     check_workers(deployed(tmp_path, {"predictor": "prophet"}).deployment)
+
+
+SECOND = {**SIMULATED, "name": "code", "served_name": "coder"}
+BOTH = {"mode": "act", "max": 6, "slo": {"ttft_ms": 900, "itl_ms": 40}}
+
+
+def test_several_models_have_settings_of_their_own(tmp_path: Path) -> None:
+    """Over those that all have in common. Priorities are of several models alone."""
+    planner = {
+        **BOTH,
+        "devices_max": 8,
+        "models": {"tiny": {"priority": 5, "slo": {"itl_ms": 20}}, "coder": {"max": 3}},
+    }
+    found = deployed(tmp_path, planner, SIMULATED, SECOND)
+    tiny, coder = planner_options(found, "planner-0").models
+
+    assert [(each.model, each.group) for each in (tiny, coder)] == [("tiny", "decode"), ("coder", "code")]
+    assert [(each.settings.priority, each.settings.max, each.settings.devices_max) for each in (tiny, coder)] == [
+        (5, 6, 8),
+        (0, 3, 8),
+    ]
+    assert [(each.settings.ttft_ms, each.settings.itl_ms) for each in (tiny, coder)] == [(900, 20), (900, 40)]
+    assert coder.profile is not None
+    assert planner_spec(found.deployment, DataFolder(tmp_path)).what == "act on decode, code"
+
+    zero = {**planner, "models": {"tiny": {"min": 0}, "coder": {}}, "startup_s": 10}
+    assert deployed(tmp_path, zero, SIMULATED, SECOND).deployment.models_from_zero == {"tiny"}
+
+
+def test_each_model_has_its_profile_and_its_pods(tmp_path: Path) -> None:
+    """A profile by the option has the name of its model before it."""
+    file = tmp_path / "m.json"
+    file.write_bytes(PROFILE.encode())
+    pods = {"kubernetes": {"namespace": "prod"}, "hand": "kubernetes"}
+    models = {
+        "tiny": {"profile": str(file), "kubernetes": {"resource": "deployment/tiny"}},
+        "coder": {"kubernetes": {"resource": "statefulset/coder"}},
+    }
+    found = deployed(tmp_path, {**BOTH, **pods, "models": models}, SIMULATED, SECOND)
+    assert [str(each) for each in kubernetes_resources(found)] == [
+        "deployment/tiny in the namespace prod",
+        "statefulset/coder in the namespace prod",
+    ]
+    assert f"--profile=tiny={file}" in planner_spec(found.deployment, DataFolder(tmp_path)).command
+    tiny, coder = planner_options(found, "planner-0", {"coder": file}).models
+    assert (tiny.profile, coder.profile) == (PROFILE.capacity(), PROFILE.capacity())
+    with pytest.raises(CallerError, match=r"--profile: 'tony' is no model .* tiny, coder"):
+        planner_options(found, "planner-0", {"tony": file})
+
+    models["coder"] = {"kubernetes": {"resource": "deployment/tiny"}}
+    with pytest.raises(CallerError, match="is that of several models"):
+        kubernetes_resources(deployed(tmp_path, {**BOTH, **pods, "models": models}, SIMULATED, SECOND))
+
+
+@pytest.mark.parametrize(
+    ("planner", "told"),
+    [
+        ({"models": {}}, "planner.models: give the names of models"),
+        ({"models": ["tiny"]}, "planner.models: give the names of models"),
+        ({"models": {"tiny": 3}}, "planner.models.tiny: 3 has no keys"),
+        ({"models": {"tony": {}}}, r"planner.models.tony: no worker group serves it; there are coder, tiny"),
+        ({"models": {"tiny": {"devices_max": 3}}}, "planner.models.tiny.devices_max: all models have it in common"),
+        ({"models": {"tiny": {"mode": "act"}}}, "planner.models.tiny.mode: all models have it in common"),
+        ({"models": {"tiny": {"period_s": 3}}}, "planner.models.tiny.period_s: all models have it in common"),
+        ({"models": {"tiny": {"slo": 3}}}, "planner.models.tiny.slo: 3 has no keys"),
+        ({"models": {"tiny": {"priority": -1}}}, "planner.priority"),
+        ({"models": {"tiny": {"max": 1}}}, "begins with 2 workers"),
+        (
+            {"models": {"tiny": {}, "coder": {"min": 2}}, "devices_max": 2},
+            "least workers of all models take 3, not 2",
+        ),
+        ({"models": {"tiny": {}, "coder": {}}, "devices_max": 3}, "the groups begin with 4"),
+        ({"priority": 3}, "planner.priority: it is of several models"),
+    ],
+)
+def test_models_that_cannot_be_planned_are_one_sentence(tmp_path: Path, planner: dict[str, Any], told: str) -> None:
+    """It names the key, and the remedy."""
+    with pytest.raises(CallerError, match=told):
+        deployed(tmp_path, {**BOTH, **planner}, SIMULATED, SECOND)
+
+
+def test_a_planned_model_has_one_group(tmp_path: Path) -> None:
+    """And no prefill workers; groups of other models keep their workers."""
+    models = {**BOTH, "models": {"tiny": {}}}
+    assert len(deployed(tmp_path, models, SIMULATED, SECOND).deployment.planned_groups) == 1
+    with pytest.raises(CallerError, match="several worker groups serve it"):
+        deployed(tmp_path, models, SIMULATED, {**SIMULATED, "name": "two"})
+    with pytest.raises(CallerError, match="no prefill workers"):
+        deployed(tmp_path, models, SIMULATED, {**SIMULATED, "name": "first", "role": "prefill"})

@@ -22,6 +22,7 @@ from replay.explain.scale_sentences import scale_reason
 from replay.recording.moment import AtCursor, AtRequest, AtSequence, AtTime
 from replay.recording.scale_stream import ScalePlace
 from streams.memory.memory_log import MemoryLog
+from tests.actors.planning.fleets_run import BUSY, QUIET, SHARED, logged_messages, two
 from tests.actors.planning.planned_log import NAMESPACE, PlannedLog, arrival
 from tests.actors.planning.planner_run import PlannerRun
 from tests.projections.scaling.demands import PERIOD_S, START_MS, decided, rolled
@@ -232,3 +233,20 @@ async def test_a_moment_without_a_decision_says_what_there_is() -> None:
         await explain_scale(await logged([]), None)
     with pytest.raises(CallerError, match="no stream of a planner"):
         await explain_scale(MemoryLog(NAMESPACE, log.clock), None)
+
+
+async def test_one_of_several_models_is_explained() -> None:
+    """With the devices that all of them share. A model that is not sized is named, with those that are."""
+    run = two(a=replace(SHARED, priority=3), b=SHARED)
+    for number in range(9):
+        run.period(a=BUSY if number > 3 else QUIET, b=BUSY)
+    log = await logged_messages(run)
+
+    a, b = await explain_scale(log, None), await explain_scale(log, None, model="b")
+    before = await explain_scale(log, AtSequence(SCALE, StreamSeq(4)), model="b")
+    assert [(it.decided.model, it.verdict, it.decided.target) for it in (a, b)] == [("a", EQUAL, 5), ("b", EQUAL, 1)]
+    assert "6 are sought, and all models together have 6 devices" in b.summary[0]
+    assert (before.decided.model, before.decided.target, before.outcome.changed_to) == ("b", 5, 1)
+    assert before.outcome.changed_ms == b.decided.at_ms - 4 * 5_000
+    with pytest.raises(CallerError, match="sizes no model 'c': there are a, b"):
+        await explain_scale(log, None, model="c")

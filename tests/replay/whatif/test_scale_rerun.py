@@ -19,6 +19,7 @@ from replay.whatif import scale_rerun
 from replay.whatif.scale_figures import ScaleFigures, ScaleWhatIf
 from replay.whatif.scale_rerun import read_range, what_if_scale
 from replay.whatif.scale_scenario import scale_scenarios
+from tests.actors.planning.fleets_run import BUSY, QUIET, SHARED, logged_messages, two
 from tests.actors.planning.planned_log import PlannedLog
 from tests.actors.planning.planner_run import PlannerRun
 from tests.projections.scaling.demands import PERIOD_S, START_MS
@@ -44,7 +45,7 @@ def sizes(run: PlannerRun) -> list[int]:
 async def answer(log: PlannedLog, *given: dict[str, Any], jobs: int = 1, **range_: Any) -> ScaleWhatIf:
     """Of these scenarios, behind that of the recorded settings."""
     bounds = {"start": None, "end": None, **range_}
-    found = await read_range(log, bounds["start"], bounds["end"])
+    found = await read_range(log, bounds["start"], bounds["end"], model=bounds.get("model"))
     return what_if_scale(found, scale_scenarios({}, given, {}), jobs)
 
 
@@ -225,3 +226,23 @@ def test_a_library_forecasts_nothing_again(predictor: str) -> None:
     """A scenario that asks for it is refused with a sentence."""
     with pytest.raises(CallerError, match=f"planner.predictor: {predictor} .*take constant, kalman or seasonal"):
         scale_scenarios({}, [{"predictor": predictor}], {})
+
+
+async def test_of_several_models_one_is_decided_again() -> None:
+    """The others keep their devices. Which one is meant must be said."""
+    run = two(a=replace(SHARED, priority=3), b=SHARED)
+    targets = [run.period(a=BUSY if number < 18 else QUIET, b=BUSY)["b"].target for number in range(PERIODS)]
+    log = await logged_messages(run)
+
+    with pytest.raises(CallerError, match="several models: give --model, one of a, b"):
+        await answer(log)
+    found = await answer(log, {"attainment": 50}, {"max": 9}, model="b")
+    again, fewer, most = found.scenarios
+    assert found.model == "b"
+    assert found.decisions == PERIODS
+    assert [each.target for each in again.sizes] == [
+        target for target, before in zip(targets, [0, *targets], strict=False) if target != before
+    ]
+    assert min(targets[4:18]) == 1
+    assert most.workers_max == SHARED.devices_max - 1
+    assert fewer.worker_hours <= again.worker_hours

@@ -17,7 +17,8 @@ TITLES = 12
 def explain_scale_text(it: ScaleExplanation) -> Text:
     """The explanation. Rates are arrivals a second."""
     decided = it.decided
-    yield f"decision of {it.time} at scale:{it.seq}"
+    on = f" on {decided.model}" if isinstance(decided.model, str) else ""
+    yield f"decision of {it.time} at scale:{it.seq}{on}"
     *lines, verdict = it.summary
     yield from lines
     yield Mark(verdict, "problem") if it.verdict == DIFFERENT else verdict
@@ -57,6 +58,8 @@ def _facts(it: ScaleExplanation) -> Iterator[tuple[str, str]]:
     fleet["draining"] = decided.draining
     yield "fleet", ", ".join(f"{count} {state}" for state, count in fleet.items())
     yield "required", f"{decided.required}, ceiling {percent_of(decided.ceiling_bp)} without any wait"
+    if isinstance(decided.budget, int):
+        yield "devices", f"{decided.budget} of all models; alone it would have {decided.sought} workers"
     if it.window is not None:
         yield "window", f"up to {it.window.required} required before{'' if it.window.is_full else ', not full yet'}"
     if it.capacity is not None:

@@ -20,7 +20,8 @@ def scale_what_if_text(found: ScaleWhatIf) -> Text:
     """The table, the record first, and its basis."""
     first, last = time_text(found.first_ms), time_text(found.last_ms)
     requests = count_text(found.measured.arrivals, "request")
-    yield f"{count_text(found.decisions, 'decision')} of the planner from {first} to {last}, {requests}"
+    on = f" on {found.model}" if found.model else ""
+    yield f"{count_text(found.decisions, 'decision')} of the planner{on} from {first} to {last}, {requests}"
     yield ""
     yield Table(HEADS, list(map(_row, (found.recorded, *found.scenarios))), "<" + ">" * (len(HEADS) - 1))
     yield from ("", Notes("What this rests on:", _basis(found)))
@@ -28,8 +29,11 @@ def scale_what_if_text(found: ScaleWhatIf) -> Text:
 
 def scale_what_if_json(found: ScaleWhatIf) -> dict[str, Any]:
     """All figures with the changes of size, and the shares."""
+    values = msgspec.structs.asdict(found)
+    if not found.model:
+        del values["model"]
     return {
-        **msgspec.structs.asdict(found),
+        **values,
         "measured": _with_shares(found.measured),
         "recorded": _with_shares(found.recorded),
         "scenarios": list(map(_with_shares, found.scenarios)),
@@ -78,5 +82,7 @@ def _basis(found: ScaleWhatIf) -> Iterator[str]:
         "wait longer or shorter, and caches would hold other prompts."
     )
     yield f"All rows but the first are decided by rules of version {SCALE_VERSION}, and begin with the recorded fleet."
+    if found.model:
+        yield f"Models other than {found.model} keep the devices that they had."
     if found.left_out:
         yield f"{count_text(found.left_out, 'decision')} left out: the log lacks settings or speeds before them."
