@@ -137,7 +137,8 @@ async def test_a_fleet_sizes_itself(tmp_path: Path) -> None:
         assert all(isinstance(event.decision, int) for event in applied), "the supervisor answers"
 
 
-MODELS = {"tiny": {}, "coder": {"priority": 5}}
+MODELS: dict[str, dict[str, int]] = {"tiny": {}, "coder": {"priority": 5}}
+DEVICES = 4
 TWO_GROUPS = [*WORKERS, {**WORKERS[0], "name": "code", "served_name": "coder"}]
 
 
@@ -146,7 +147,7 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
     then a worker of the first drains, and its device starts one of the second. No request fails. Every decision is made
     again from the log, and every division."""
     file = tmp_path / "planned.yaml"
-    planner = {**PLANNER, "devices_max": 4, "models": MODELS}
+    planner = {**PLANNER, "devices_max": DEVICES, "models": MODELS}
     file.write_text(json.dumps({"version": 1, "workers": TWO_GROUPS, "planner": planner}))
 
     def workers(running: Running) -> dict[str, int]:
@@ -155,7 +156,7 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
             if part["kind"] == "worker":
                 found[part["name"].rpartition("-")[0]] += 1
         draining = sum(part["kind"] == "worker" for part in run["beside"])
-        assert sum(found.values()) + draining <= planner["devices_max"], "one that drains has its device still"
+        assert sum(found.values()) + draining <= DEVICES, "one that drains has its device still"
         return found
 
     async with up(tmp_path / "data", "-f", str(file)) as running:
@@ -195,7 +196,7 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
         assert scale["periods"] == scale["periods_verified"]
         decided = [event for event in await running.events(SCALE) if isinstance(event, ScaleDecided)]
         for at_ms in {each.at_ms for each in decided}:
-            assert sum(each.target for each in decided if each.at_ms == at_ms) <= planner["devices_max"]
+            assert sum(each.target for each in decided if each.at_ms == at_ms) <= DEVICES
         assert any(each.bound == "budget" for each in decided)
 
 

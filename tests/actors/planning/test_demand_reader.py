@@ -148,7 +148,7 @@ async def test_two_models_are_counted_from_one_stream(tmp_path: Path) -> None:
         return list(reader.roll(log.clock.wall_ms()).values())
 
     def of_n(name: str) -> list[Event]:
-        return [replace(event, model="n") for event in arrival(name)]  # type: ignore[call-arg]
+        return [replace(event, model="n") for event in arrival(name)]
 
     first = await reader_at({}, 0)
     await log.write(*arrival("a"), *of_n("b"), *of_n("c"))

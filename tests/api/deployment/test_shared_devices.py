@@ -58,7 +58,7 @@ def deployment(*groups: dict[str, Any], **planner: Any) -> tuple[Deployment, lis
 A = {"name": "a", "served_name": "a", "count": 1}
 B = {"name": "b", "served_name": "b", "count": 1}
 OTHER = {"name": "c", "served_name": "c", "count": 1}
-MODELS = {"a": {}, "b": {}}
+MODELS: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
 
 
 def test_groups_under_one_bound_share_cards_behind_those_of_others() -> None:
