@@ -393,7 +393,7 @@ class ClientConnection(asyncio.Protocol):
                 call, kind = host.erase_blocks(frame), BlocksErased
             case _:
                 call, kind = host.change_adapter(frame), AdapterChanged
-        task = asyncio.create_task(call, name=f"change by {type(frame).__name__}")
+        task: asyncio.Task[ChangeAnswer] = asyncio.create_task(call, name=f"change by {type(frame).__name__}")
         self._changes.add(task)
         task.add_done_callback(lambda done: self._changed(done, kind))
 

@@ -200,9 +200,9 @@ async def test_one_tenants_blocks_are_erased(served: Served, tmp_path: Path) -> 
     await served.told()
     digest = tenant_digest(DISK_KEY, "a")
     assert {each.tenant: each.blocks for each in await served.pool.tenants()}[digest] == 2 * BLOCKS
-    erased, *answers = await asyncio.gather(
-        served.pool.erase(digest, unknown=True), *(served.answer(each) for each in asked["b"])
-    )
+    answering = asyncio.gather(*(served.answer(each) for each in asked["b"]))
+    erased = await served.pool.erase(digest, unknown=True)
+    answers = await answering
     assert (erased.blocks, erased.failed, erased.left) == (2 * BLOCKS, 0, 0)
     assert answers == [(tokens, BLOCKS * SIZE) for tokens in cold["b"]]
     assert digest not in {each.tenant for each in await served.pool.tenants()}

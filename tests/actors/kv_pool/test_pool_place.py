@@ -200,8 +200,8 @@ async def test_one_tenants_objects_are_erased(tmp_path: Path, s3: S3Server) -> N
         assert there == {block_key(name(number)) for number in (*range(1, BLOCKS + 1), 24)}
         assert levels(router, second.worker) == BLOCKS
         assert kept.blocks == BLOCKS + 1
-        for each in objects.list("keepers"):
-            content_of = objects.get(each.key)
+        for found in objects.list("keepers"):
+            content_of = objects.get(found.key)
             assert digest not in content_of
             assert b"acme" not in content_of
         assert (await first.worker.erase_blocks(frame)).blocks == 0
