@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from actors.planning.quiet_periods import QUIET_S, QuietPeriods, is_at_rest
 from actors.planning.scale_writer import ScaleWriter
 from core.events.scale import NO_MODEL, SCALE_VERSION, DemandRolled, ScaleDecided
+from core.ids import StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_decision import FROM_ZERO, IDLE, burst_rate_m, rate_over_m
 from projections.scaling.scale_fold import ScaleFold
@@ -124,7 +125,7 @@ async def test_a_day_at_zero_stays_within_its_budget() -> None:
             written = len(run.events)
     run.period(3, waiting=3)
 
-    stored = [len(record.payload) async for record in log.read(SCALE, before + 1)]
+    stored = [len(record.payload) async for record in log.read(SCALE, StreamSeq(before + 1))]
     assert len(stored) == 10
     assert sum(stored) * 86_400 // (120 * PERIOD_S) < 500_000
     assert run.decisions[-1].bound == FROM_ZERO
