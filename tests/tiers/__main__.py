@@ -23,14 +23,25 @@ from pathlib import Path
 from actors.engines.tiny_model import ensure_tiny_checkpoint
 from tests.tiers.case_result import CaseResult, table
 from tests.tiers.counted_engine import Bench
+from tests.tiers.deployment_kills import everything, fetch_kills, kills
 from tests.tiers.disk_cases import disk, lives
+from tests.tiers.fetch_cases import fetch, sources
 from tests.tiers.host_cases import host
+from tests.tiers.pool_cases import pool, s3, statistics
 
 ROUNDS, KILLS = 20, 5
 CASES: dict[str, Callable[[Bench], AsyncIterator[CaseResult]]] = {
     "host": host,
     "disk": disk,
     "lives": lives,
+    "pool": pool,
+    "s3": s3,
+    "statistics": statistics,
+    "fetch": fetch,
+    "sources": sources,
+    "kills": kills,
+    "fetch-kills": fetch_kills,
+    "everything": everything,
 }
 """Each has rows of its own, in its own folder."""
 
@@ -75,7 +86,7 @@ async def _rows(name: str, rounds: int, kills: int) -> list[CaseResult]:
     except Exception as error:  # whichever it is: it is told, and the exit status has it
         traceback.print_exc()
         broken = CaseResult(f"{name}: broken off")
-        broken.expect(False, f"{type(error).__name__}: {error}")  # noqa: FBT003
+        broken.expect(False, f"{type(error).__name__}: {error}")
         found.append(broken)
     finally:
         shutil.rmtree(folder)

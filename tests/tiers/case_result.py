@@ -21,6 +21,9 @@ class CaseResult:
     is_wrong_expected: bool = False
     """A check is switched off, so at least one text must be unlike cold."""
     rounds: int = 0
+    """Texts."""
+    kills: int = 0
+    """Shown as rounds, if there were any."""
     right: int = 0
     """Texts that are those of cold."""
     found: Counter[str] = field(default_factory=Counter)
@@ -62,11 +65,11 @@ class CaseResult:
         notes = [f"**{self.failure}**"] if self.failure else []
         cells = [
             self.name,
-            str(self.rounds),
+            str(self.kills or self.rounds),
             f"{self.right} of {self.rounds}",
             counted(self.found),
             counted(self.refused),
-            f"{self.worst_ms:.0f}",
+            f"{self.worst_ms:.0f}" if self.worst_ms else "",
             "; ".join(notes + self.notes),
         ]
         return f"| {' | '.join(cells)} |"
@@ -76,6 +79,7 @@ class CaseResult:
         return {
             "case": self.name,
             "rounds": self.rounds,
+            "kills": self.kills,
             "right": self.right,
             "is_wrong_expected": self.is_wrong_expected,
             "found": dict(sorted(self.found.items())),

@@ -37,7 +37,7 @@ async def host(bench: Bench) -> AsyncIterator[CaseResult]:
 
 
 async def _from_host(bench: Bench, engine: CountedEngine) -> CaseResult:
-    case, batch = CaseResult("left the device, from the host"), HOST_BLOCKS // BLOCKS - 2
+    case, batch = CaseResult("left the device, from the host"), (HOST_BLOCKS - DEVICE_BLOCKS) // BLOCKS - 3
     asked = [request(prompt(LENGTH), 16) for _ in range(bench.rounds)]
     for at in range(0, len(asked), batch):
         some = asked[at : at + batch]

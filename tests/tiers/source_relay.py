@@ -1,0 +1,90 @@
+"""SourceRelay: a source of fetches behind a relay, which does something at an exact place of a fetch."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+PIECE_BYTES = 1 << 16
+CONNECT_S = 1.0
+
+
+class SourceRelay:
+    """Listens from its construction on, and passes bytes on to the source until `close`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._source = (host, port)
+        self._plan: tuple[int, Callable[[], None]] | None = None
+        self._lock = threading.Lock()
+        self._open = set[socket.socket]()
+        self._socket = socket.create_server((host, 0))
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"<SourceRelay to port {self._source[1]}, {len(self._open)} connections>"
+
+    def plan(self, after_bytes: int, act: Callable[[], None]) -> None:
+        """`act` is called once, when so many bytes of a new connection's source were passed on; with 0 before the
+        connection to the source is made. Connections of before are closed."""
+        self._drop()
+        with self._lock:
+            self._plan = after_bytes, act
+
+    def close(self) -> None:
+        """Nothing is passed on any more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # `accept` in the other thread returns
+        self._socket.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        with self._lock:
+            channels, self._open = self._open, set()
+        for channel in channels:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                reader, _ = self._socket.accept()
+            except OSError:  # it was closed
+                return
+            self._act(0)
+            try:
+                source = socket.create_connection(self._source, CONNECT_S)
+            except OSError:
+                reader.close()
+                continue
+            source.settimeout(None)
+            with self._lock:
+                self._open |= {reader, source}
+            threading.Thread(target=self._pass, args=(reader, source, False), daemon=True).start()
+            threading.Thread(target=self._pass, args=(source, reader, True), daemon=True).start()
+
+    def _pass(self, from_end: socket.socket, to_end: socket.socket, is_source: bool) -> None:
+        passed = 0
+        try:
+            while piece := from_end.recv(PIECE_BYTES):
+                to_end.sendall(piece)
+                passed += len(piece)
+                if is_source:
+                    self._act(passed)
+        except OSError:  # either end is gone, which the other one hears of here
+            pass
+        finally:
+            with self._lock:
+                self._open -= {from_end, to_end}
+            for each in (from_end, to_end):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def _act(self, passed: int) -> None:
+        with self._lock:
+            if self._plan is None or (passed < self._plan[0] or (not passed) != (not self._plan[0])):
+                return
+            (_, act), self._plan = self._plan, None
+        act()
