@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
+from actors.engines.engine_adapters import HOME_PREFIX
+from actors.engines.kv_events.kv_event_feed import FOLDER_PREFIX
+from actors.engines.locked_folder import lock_folder
 from actors.engines.vllm.shared_memory import FOLDER, PREFIX
 from actors.engines.vllm.vllm_args import environment_with
 from core.events import RequestRouted
@@ -143,15 +145,15 @@ def _temporary(folder: Path) -> Iterator[Path]:
 async def everything(bench: Bench) -> AsyncIterator[CaseResult]:
     """All processes of a deployment are killed with -9, in turn while engines start and under load; the next start,
     ended in order, leaves nothing of ours, and everything of others."""
-    group = {"count": 2, "engine_args": ENGINE_ARGS, "kv_tiers": POOL, "adapters": bench.adapters()}
+    group = {"count": 2, "engine_args": ENGINE_ARGS, "kv_tiers": POOL, "adapters": _adapters(bench)}
     file, data = deployment_file(bench.folder, group, {"policy": "kv"}), bench.folder / "data"
     case = CaseResult("SIGKILL of everything, then a start and an end in order")
     most, cold = 0, dict[tuple[int, ...], str]()
-    with _temporary(bench.folder) as home, _others(home) as others:
+    with _temporary(bench.folder) as home, other_files(home) as others:
         for number in range(bench.kills):
             running = start(data, "-f", str(file))
             if number % 2 == 0:
-                await wait_until(lambda: _unnamed(home, others) or _in_memory(), "an engine that starts")
+                await wait_until(lambda: others.left() or _in_memory(), "an engine that starts")
                 await asyncio.sleep(5 * random.Random(new_id()).random())
             else:
                 await wait_ready(running)
@@ -163,20 +165,26 @@ async def everything(bench: Bench) -> AsyncIterator[CaseResult]:
             await running.openai.close()
             case.kills += 1
             memory = _in_memory()
-            most = max(most, len(_unnamed(home, others)) + len(memory))
+            most = max(most, len(others.left()) + len(memory))
             async with up(data, "-f", str(file)) as again:
                 for tokens in cold or prompts(4, PROMPT_BLOCKS, 7):
                     found = await ask(again, tokens)
                     case.add(is_right=found.text == cold.setdefault(tokens, found.text), waited_ms=found.first_ms)
                     case.found["caches"] += found.cached // 32
-            left = _unnamed(home, others)
+            left = others.left()
             case.expect(not left, f"left in the folder for temporary files: {sorted(left)}")
             kept = memory & _in_memory()
             case.expect(not kept, f"left in memory: {sorted(kept)}")
-            gone = [str(path) for path in others if not path.exists()]
-            case.expect(not gone, f"of others, gone: {gone}")
-    case.notes.append(f"a kill left up to {most} files and folders, {len(others)} of others stayed")
+            case.expect(not others.gone(), f"of others, gone: {others.gone()}")
+    case.notes.append(
+        f"a kill left up to {most} files and folders, {len(others.folders) + len(others.memory)} of others stayed"
+    )
     yield case
+
+
+def _adapters(bench: Bench) -> list[dict[str, str]]:
+    """As a deployment's file has them."""
+    return [{"name": name, "path": path} for name, path in bench.adapters().items()]
 
 
 async def kill_everything(running: Running) -> None:
@@ -193,11 +201,6 @@ async def kill_everything(running: Running) -> None:
     assert not alive, f"processes outlive SIGKILL: {alive}"
 
 
-def _unnamed(home: Path, others: set[Path]) -> set[str]:
-    """Files and folders for temporary use that are not those of others."""
-    return {path.name for path in home.iterdir() if path not in others}
-
-
 def _in_memory() -> set[str]:
     """Engines' files of our kind in /dev/shm that no process has mapped."""
     found = {str(path) for path in FOLDER.glob(f"{PREFIX}*.mmap")}
@@ -209,22 +212,41 @@ def _in_memory() -> set[str]:
     return found
 
 
+class OtherFiles(NamedTuple):
+    """Files and folders of other programs, and of live processes of ours, with names like ours."""
+
+    home: Path
+    """The folder for temporary files."""
+    folders: list[Path]
+    """In it, each with a file."""
+    memory: list[Path]
+
+    def left(self) -> set[str]:
+        """Names in the folder for temporary files that are not those of others."""
+        return {path.name for path in self.home.iterdir() if path not in self.folders}
+
+    def gone(self) -> list[str]:
+        """Those of which something is missing."""
+        return [
+            str(path) for path in [*self.folders, *self.memory] if not (path.is_file() or (path / "file").is_file())
+        ]
+
+
 @contextmanager
-def _others(home: Path) -> Iterator[set[Path]]:
-    """Files of other programs, and of a live one of ours, with names like ours."""
+def other_files(home: Path) -> Iterator[OtherFiles]:
+    """They stand there while the block runs."""
     theirs = FOLDER / f"vllm_offload_other-{new_id()}.mmap"
     live = FOLDER / f"{PREFIX}{new_id()}.mmap"
-    folders = [home / "contrail-kv-of-a-live-process", home / "contrail-adapters-of-a-live-process", home / "another"]
+    names = [f"{FOLDER_PREFIX}of-a-live-process", f"{HOME_PREFIX}of-a-live-process", "contrail-kv-old", "another"]
+    folders = [home / name for name in names]
     for folder in folders:
         folder.mkdir()
         (folder / "file").write_text("kept")
     theirs.touch()
-    locks = [os.open(folder, os.O_RDONLY) for folder in folders[:2]]
-    for lock in locks:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    locks = [lock_folder(folder) for folder in folders[:2]]
     try:
         with live.open("wb"):
-            yield {theirs, live, *folders}
+            yield OtherFiles(home, folders, [theirs, live])
     finally:
         for lock in locks:
             os.close(lock)

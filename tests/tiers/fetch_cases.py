@@ -55,8 +55,8 @@ TRIES_MAX = 5
 """Pairs of prompts until a fetch is decided on."""
 LEFT_ALONE_S = 30.0
 """A source is asked again before."""
-WARM = 4
-"""Prompts by which the router learns what computing costs."""
+WARM, WARM_BLOCKS = 32, (8, 60)
+"""Prompts by which the router learns what computing costs, and their blocks in turn."""
 
 
 def fetching_engine(bench: Bench, kind: type[CountedEngine] = CountedEngine) -> CountedEngine:
@@ -142,8 +142,8 @@ async def sources(bench: Bench) -> AsyncIterator[CaseResult]:
         await site.start("decode-1")
         site.router = await it.router(settings=RoutingSettings(policy="time", hold_max_ms=0))
         await it.ready(site.router, workers=2)
-        for _ in range(WARM):
-            await site.answer(request(prompt(LENGTH * 3), 2))
+        for number in range(WARM):
+            await site.answer(request(prompt(WARM_BLOCKS[number % 2] * SIZE), 2))
         for fault in FAULTS:
             yield await _faults(bench, site, fault)
 
@@ -215,7 +215,7 @@ class Site:
 
     def is_left_alone(self, source: WorkerId) -> bool:
         """Nothing is fetched from it now: a fetch failed, or it is gone."""
-        busy = self.router.scheduler.fetches.busy(self.router.clock.monotonic_us())
+        busy = self.router.scheduler.fetches.busy(self.it.clock.monotonic_us())
         return busy.get(source) == FETCHES_MAX or source not in self.router.state.fetchers()
 
     async def replace(self, source: WorkerId) -> None:

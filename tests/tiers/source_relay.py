@@ -62,25 +62,18 @@ class SourceRelay:
             source.settimeout(None)
             with self._lock:
                 self._open |= {reader, source}
-            threading.Thread(target=self._pass, args=(reader, source, False), daemon=True).start()
-            threading.Thread(target=self._pass, args=(source, reader, True), daemon=True).start()
+            threading.Thread(target=self._relay, args=(reader, source), daemon=True).start()
 
-    def _pass(self, from_end: socket.socket, to_end: socket.socket, is_source: bool) -> None:
-        passed = 0
-        try:
-            while piece := from_end.recv(PIECE_BYTES):
-                to_end.sendall(piece)
-                passed += len(piece)
-                if is_source:
-                    self._act(passed)
-        except OSError:  # either end is gone, which the other one hears of here
-            pass
-        finally:
-            with self._lock:
-                self._open -= {from_end, to_end}
-            for each in (from_end, to_end):
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+    def _relay(self, reader: socket.socket, source: socket.socket) -> None:
+        """Both are closed when either ends."""
+        asking = threading.Thread(target=_pass, args=(reader, source), daemon=True)
+        asking.start()
+        _pass(source, reader, self._act)
+        asking.join()
+        with self._lock:
+            self._open -= {reader, source}
+        reader.close()
+        source.close()
 
     def _act(self, passed: int) -> None:
         with self._lock:
@@ -88,3 +81,17 @@ class SourceRelay:
                 return
             (_, act), self._plan = self._plan, None
         act()
+
+
+def _pass(from_end: socket.socket, to_end: socket.socket, on_passed: Callable[[int], None] | None = None) -> None:
+    """One direction, until either end is gone; `on_passed` is told how many bytes went."""
+    passed = 0
+    with suppress(OSError):  # either end is gone, which the other one hears of below
+        while piece := from_end.recv(PIECE_BYTES):
+            to_end.sendall(piece)
+            passed += len(piece)
+            if on_passed is not None:
+                on_passed(passed)
+    for each in (from_end, to_end):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
