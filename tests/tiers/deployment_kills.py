@@ -152,17 +152,19 @@ async def everything(bench: Bench) -> AsyncIterator[CaseResult]:
     with _temporary(bench.folder) as home, other_files(home) as others:
         for number in range(bench.kills):
             running = start(data, "-f", str(file))
-            if number % 2 == 0:
-                await wait_until(lambda: others.left() or _in_memory(), "an engine that starts")
-                await asyncio.sleep(5 * random.Random(new_id()).random())
-            else:
-                await wait_ready(running)
-                load = Load(running, dict.fromkeys(prompts(4, PROMPT_BLOCKS, 5), ""), 6)
-                async with load.by(CLIENTS):
-                    await asyncio.sleep(CALM_S)
-                    await kill_everything(running)
-            await kill_everything(running)
-            await running.openai.close()
+            try:
+                if number % 2 == 0:
+                    await wait_until(lambda: others.left() or _in_memory(), "an engine that starts")
+                    await asyncio.sleep(5 * random.Random(new_id()).random())
+                else:
+                    await wait_ready(running)
+                    load = Load(running, dict.fromkeys(prompts(4, PROMPT_BLOCKS, 5), ""), 6)
+                    async with load.by(CLIENTS):
+                        await asyncio.sleep(CALM_S)
+                        await kill_everything(running)
+            finally:
+                await kill_everything(running)
+                await running.openai.close()
             case.kills += 1
             memory = _in_memory()
             most = max(most, len(others.left()) + len(memory))

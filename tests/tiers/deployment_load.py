@@ -24,7 +24,7 @@ from tests.tiers.case_result import CaseResult, counted
 SIZE = 32
 ANSWER_TOKENS = 8
 VERIFY_S = 300.0
-BACK_S = 240.0
+BACK_S = 400.0
 """Bound on the return of a worker that was killed."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -45,6 +46,8 @@ from tests.tiers.case_result import CaseResult
 from tests.tiers.counted_engine import MILLI, Bench, CountedEngine, TimedAnswer, Watch, cold_of, timed
 from tests.tiers.host_cases import check
 from tests.tiers.source_relay import SourceRelay
+
+_logger = logging.getLogger(__name__)
 
 BAD_BLOCK = 5
 SHARED_BLOCKS, OWN_TOKENS = 47, 1400
@@ -128,9 +131,9 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
+    Fault("the source stopped in a fetch", KILLED_AFTER_BYTES, signal.SIGSTOP),
     Fault("the source killed with -9 before the handshake", 0, signal.SIGKILL),
     Fault("the source killed with -9 in a fetch", KILLED_AFTER_BYTES, signal.SIGKILL),
-    Fault("the source stopped in a fetch", KILLED_AFTER_BYTES, signal.SIGSTOP),
 )
 
 
@@ -266,6 +269,7 @@ async def _fault(site: Site, fault: Fault, case: CaseResult) -> float | None:
         await asyncio.wait([asyncio.create_task(struck.wait()), answering[1]], return_when=asyncio.FIRST_COMPLETED)
         if not struck.is_set():
             await asyncio.gather(*answering)
+            _logger.warning("no fetch: %s", [await site.routed(each) for each in asked])
             return None
         fetched = await answering[1]
         is_left_alone = site.is_left_alone(source)
