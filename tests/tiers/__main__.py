@@ -67,9 +67,6 @@ async def main(options: argparse.Namespace) -> int:
         if options.report:
             options.report.write_text(json.dumps([result.facts() for result in results], indent=1) + "\n")
     print(table(results))
-    for result in results:
-        for complaint in result.complaints:
-            print(f"{result.name}: {complaint}")
     return int(any(result.failure for result in results))
 
 
@@ -81,7 +78,7 @@ async def _rows(name: str, rounds: int, kills: int) -> list[CaseResult]:
         model = ensure_tiny_checkpoint(folder / "model" / "tiny", lambda *_: None)
         (folder / "case").mkdir()
         async for result in CASES[name](Bench(folder / "case", model, rounds, kills)):
-            print(result.row(), flush=True)
+            print("\n".join([result.row(), *result.complaints]), flush=True)
             found.append(result)
     except Exception as error:  # whichever it is: it is told, and the exit status has it
         traceback.print_exc()
