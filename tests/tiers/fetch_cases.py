@@ -132,8 +132,8 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault("the source stopped in a fetch", KILLED_AFTER_BYTES, signal.SIGSTOP),
-    Fault("the source killed with -9 before the handshake", 0, signal.SIGKILL),
     Fault("the source killed with -9 in a fetch", KILLED_AFTER_BYTES, signal.SIGKILL),
+    Fault("the source killed with -9 before the handshake", 0, signal.SIGKILL),
 )
 
 
@@ -278,9 +278,11 @@ async def _fault(site: Site, fault: Fault, case: CaseResult) -> float | None:
                 os.kill(pid, signal.SIGCONT)
     plain = await answering[0]
     after = await cold_of(other, asked[1])
-    over_ms = fetched.first_ms - max(cold[1].first_ms, after.first_ms)  # other programs have the machine in turns
+    cold_ms = [cold[1].first_ms, after.first_ms]
+    over_ms = fetched.first_ms - max(cold_ms)  # other programs have the machine in turns
     is_right = [plain.tokens, fetched.tokens] == [each.tokens for each in cold]
     case.add(is_right=is_right, waited_ms=fetched.first_ms)
+    _logger.warning("%s: %.0f ms, cold %s, %d cached", fault.name, fetched.first_ms, cold_ms, fetched.cached)
     case.found["p2p"] += fetched.cached // SIZE
     case.expect(over_ms <= WORSE_S * MILLI, f"the first token came {over_ms:.0f} ms later than cold")
     case.expect(is_left_alone, "the source was not left alone afterwards")

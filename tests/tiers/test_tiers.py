@@ -92,7 +92,7 @@ def test_a_case_that_breaks_off_is_a_failure(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_relay_strikes_once_at_its_place() -> None:
-    """Before the connection to the source, or behind so many of its bytes, which the reader has; then never again."""
+    """Before the connection to the source, or behind so many of its bytes, of which the rest is lost; never again."""
     with socket.create_server(("127.0.0.1", 0)) as source:
         relay, struck, accepted = SourceRelay("127.0.0.1", source.getsockname()[1]), list[int](), list[socket.socket]()
 
@@ -113,8 +113,11 @@ async def test_a_relay_strikes_once_at_its_place() -> None:
             assert (struck, len(accepted)) == ([0], at)
         relay.plan(600, lambda: struck.append(600))
         with socket.create_connection(("127.0.0.1", relay.port)) as reader:
-            assert len(await asyncio.to_thread(reader.recv, 1000, socket.MSG_WAITALL)) == 1000
+            assert await asyncio.to_thread(reader.recv, 1000)
             await eventually(lambda: struck == [0, 600])
+            accepted[-1].sendall(b"lost")
+            accepted[-1].shutdown(socket.SHUT_RDWR)
+            assert b"lost" not in await asyncio.to_thread(reader.recv, 1000, socket.MSG_WAITALL)
         relay.close()
         source.shutdown(socket.SHUT_RDWR)
     for channel in accepted:
