@@ -145,7 +145,7 @@ def _temporary(folder: Path) -> Iterator[Path]:
 async def everything(bench: Bench) -> AsyncIterator[CaseResult]:
     """All processes of a deployment are killed with -9, in turn while engines start and under load; the next start,
     ended in order, leaves nothing of ours, and everything of others."""
-    group = {"count": 2, "engine_args": ENGINE_ARGS, "kv_tiers": POOL, "adapters": _adapters(bench)}
+    group = {"count": 1, "engine_args": ENGINE_ARGS, "kv_tiers": POOL, "adapters": _adapters(bench)}
     file, data = deployment_file(bench.folder, group, {"policy": "kv"}), bench.folder / "data"
     case = CaseResult("SIGKILL of everything, then a start and an end in order")
     most, cold = 0, dict[tuple[int, ...], str]()
