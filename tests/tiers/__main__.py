@@ -25,7 +25,7 @@ from tests.tiers.case_result import CaseResult, table
 from tests.tiers.counted_engine import Bench
 from tests.tiers.deployment_kills import everything, fetch_kills, kills
 from tests.tiers.disk_cases import disk, lives
-from tests.tiers.fetch_cases import fetch, sources
+from tests.tiers.fetch_cases import fetch, sources, stopped
 from tests.tiers.host_cases import host
 from tests.tiers.pool_cases import pool, s3, statistics
 
@@ -38,6 +38,7 @@ CASES: dict[str, Callable[[Bench], AsyncIterator[CaseResult]]] = {
     "s3": s3,
     "statistics": statistics,
     "fetch": fetch,
+    "stopped": stopped,
     "sources": sources,
     "kills": kills,
     "fetch-kills": fetch_kills,

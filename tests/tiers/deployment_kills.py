@@ -37,6 +37,8 @@ START_BLOCKS, AT_ONCE = 47, 4
 OWN_BLOCKS = 40
 CALM_S = 3.0
 DIES_S = 30.0
+TORCH_CACHE = "torchinductor_"
+"""One folder for each user of the machine, for all programs with torch; it stays."""
 TEMPORARY = "t"
 """The folder for temporary files; short, as names of sockets are."""
 
@@ -225,7 +227,8 @@ class OtherFiles(NamedTuple):
 
     def left(self) -> set[str]:
         """Names in the folder for temporary files that are not those of others."""
-        return {path.name for path in self.home.iterdir() if path not in self.folders}
+        names = {path.name for path in self.home.iterdir() if path not in self.folders}
+        return {name for name in names if not name.startswith(TORCH_CACHE)}
 
     def gone(self) -> list[str]:
         """Those of which something is missing."""

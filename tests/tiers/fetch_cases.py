@@ -140,8 +140,19 @@ FAULTS = (
 )
 
 
+async def stopped(bench: Bench) -> AsyncIterator[CaseResult]:
+    """Two workers behind a router, each behind a relay; the source's processes are stopped, and go on later."""
+    async for case in _sources(bench, [fault for fault in FAULTS if not fault.kills]):
+        yield case
+
+
 async def sources(bench: Bench) -> AsyncIterator[CaseResult]:
-    """Two workers behind a router, each behind a relay. A killed source's worker is replaced by a new one."""
+    """The same, and the source is killed. Its worker is replaced by a new one."""
+    async for case in _sources(bench, [fault for fault in FAULTS if fault.kills]):
+        yield case
+
+
+async def _sources(bench: Bench, faults: list[Fault]) -> AsyncIterator[CaseResult]:
     async with world() as it:
         site = Site(bench, it)
         await site.start("decode-0")
@@ -150,7 +161,7 @@ async def sources(bench: Bench) -> AsyncIterator[CaseResult]:
         await it.ready(site.router, workers=2)
         for number in range(WARM):
             await site.answer(request(prompt(WARM_BLOCKS[number % 2] * SIZE), 2))
-        for fault in FAULTS:
+        for fault in faults:
             yield await _faults(bench, site, fault)
 
 
@@ -236,7 +247,8 @@ class Site:
 
 async def _faults(bench: Bench, site: Site, fault: Fault) -> CaseResult:
     """Each time: a prompt's start lies on one worker; two prompts go on from there at once, and one of them is to be
-    computed on the other worker, behind a fetch. The wait is compared with that without a cache, before and after."""
+    computed on the other worker, behind a fetch. The wait is compared with that without a cache, before
+    and, where the two were answered, after."""
     case, over_ms = CaseResult(fault.name), 0.0
     for _ in range(bench.kills):
         for _ in range(TRIES_MAX):
@@ -280,12 +292,20 @@ async def _fault(site: Site, fault: Fault, case: CaseResult) -> float | None:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
     plain = await answering[0]
-    after = await cold_of(other, asked[1])
-    cold_ms = [cold[1].first_ms, after.first_ms]
+    at = [site.engine(site.name_of((await site.routed(each))[-1].worker)) for each in asked]
+    after = await asyncio.gather(*(cold_of(each, what) for each, what in zip(at, asked, strict=True)))
+    cold_ms = [each[1].first_ms for each in (cold, after)]
     over_ms = fetched.first_ms - max(cold_ms)  # other programs have the machine in turns
     is_right = [plain.tokens, fetched.tokens] == [each.tokens for each in cold]
     case.add(is_right=is_right, waited_ms=fetched.first_ms)
-    _logger.warning("%s: %.0f ms, cold %s, %d cached", fault.name, fetched.first_ms, cold_ms, fetched.cached)
+    _logger.warning(
+        "%s: %.0f ms, cold %s, %d cached, on one worker: %s",
+        fault.name,
+        fetched.first_ms,
+        cold_ms,
+        fetched.cached,
+        at[0] is at[1],
+    )
     case.found["p2p"] += fetched.cached // SIZE
     case.expect(over_ms <= WORSE_S * MILLI, f"the first token came {over_ms:.0f} ms later than cold")
     case.expect(is_left_alone, "the source was not left alone afterwards")
