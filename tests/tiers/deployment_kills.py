@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from actors.engines.engine_adapters import HOME_PREFIX
 from actors.engines.kv_events.kv_event_feed import FOLDER_PREFIX
@@ -86,7 +86,12 @@ def _pool_worker(running: Running, *, keeps: bool) -> str:
 async def _killed(running: Running, choose: Callable[[], str]) -> None:
     """A worker was killed under load, and its next life serves beside the other one."""
     chosen = list[str]()
-    await wait_until(lambda: chosen.append(choose()) is None, "a keeper")
+
+    def is_chosen() -> bool:
+        chosen.append(choose())
+        return True
+
+    await wait_until(is_chosen, "a keeper")
     await asyncio.sleep(CALM_S * random.Random(new_id()).random())
     before = kill(running, chosen[-1])
     await wait_until(lambda: _serving(running) - {before} and len(_serving(running) - {before}) == 2, "both workers")
