@@ -14,18 +14,17 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import itertools
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from actors.engines.locked_folder import lock_folder, open_locked_folder
 from actors.kv_blocks.weights_digest import WEIGHTS, content_digest
 from core.errors import CallerError, Unavailable
 from core.events.kv import ADAPTER_SEPARATOR, adapter_id
@@ -183,7 +182,7 @@ class EngineAdapters:
 
     async def _make_home(self) -> Path:
         given = self._folder
-        home, self._home_lock = await asyncio.to_thread(_open_home if given is None else lambda: _claim_home(given))
+        home, self._home_lock = await asyncio.to_thread(_open_home, given)
         self._home = home
         return home
 
@@ -257,20 +256,9 @@ def adapter_rank(folder: Path) -> int:
     return rank
 
 
-def _open_home() -> tuple[Path, int]:
-    """A new folder for copies, and the descriptor that locks it. Folders that no process locks any more are gone."""
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{HOME_PREFIX}*"):
-        with suppress(OSError):  # it is in use, another user's, or gone meanwhile
-            lock = _locked(left)
-            try:
-                if os.fstat(lock).st_uid == os.getuid():
-                    shutil.rmtree(left)
-            finally:
-                os.close(lock)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{HOME_PREFIX}"))  # it has its name when it is locked
-    lock = _locked(fresh)
-    return fresh.rename(parent / fresh.name[1:]), lock
+def _open_home(given: Path | None) -> tuple[Path, int]:
+    """The folder for copies, and the descriptor that locks it."""
+    return open_locked_folder(HOME_PREFIX) if given is None else _claim_home(given)
 
 
 def _claim_home(folder: Path) -> tuple[Path, int]:
@@ -279,7 +267,7 @@ def _claim_home(folder: Path) -> tuple[Path, int]:
     try:
         for _ in range(CLAIM_TRIES):
             folder.mkdir(exist_ok=True)
-            lock = _locked(folder)
+            lock = lock_folder(folder)
             try:
                 if _empty(folder, lock):
                     return folder, lock
@@ -305,17 +293,6 @@ def _empty(folder: Path, lock: int) -> bool:
     for left in folder.iterdir():
         shutil.rmtree(left)
     return True
-
-
-def _locked(folder: Path) -> int:
-    """The descriptor that locks the folder until it is closed or its processes end. OSError if another one does."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _folder_name(copy: AdapterCopy) -> str:

@@ -154,24 +154,32 @@ class Running:
         return await asyncio.to_thread(self.process.wait, 120)
 
 
+def start(data: Path, *words: str, port: int | None = None) -> Running:
+    """`contrail up` with these words, in a session of its own; `wait_ready` waits for it."""
+    port = port or free_port()
+    with data.with_suffix(".out").open("wb") as file:
+        command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), *words]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+    return Running(data, process, port)
+
+
+async def wait_ready(running: Running) -> None:
+    """It serves, or AssertionError with its output."""
+    output, process = running.data.with_suffix(".out"), running.process
+    await eventually(lambda: process.poll() is not None or b"Ready after" in output.read_bytes(), "readiness", READY_S)
+    assert process.poll() is None, output.read_text()
+
+
 @asynccontextmanager
 async def up(data: Path, *words: str, port: int | None = None) -> AsyncIterator[Running]:
     """`contrail up` with these words, ready; it is ended by Ctrl-C and leaves no process behind."""
-    port = port or free_port()
-    output = data.with_suffix(".out")
-    with output.open("wb") as file:
-        command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), *words]
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-    running = Running(data, process, port)
+    running = start(data, *words, port=port)
     try:
-        await eventually(
-            lambda: process.poll() is not None or b"Ready after" in output.read_bytes(), "readiness", READY_S
-        )
-        assert process.poll() is None, output.read_text()
+        await wait_ready(running)
         yield running
     finally:
         pids = [part["pid"] for part in running.run()["parts"]] if (data / "run.json").exists() else []
         status = await running.stop()
         left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
         assert not left, f"processes left behind: {left}"
-        assert status == 0, output.read_text()
+        assert status == 0, data.with_suffix(".out").read_text()

@@ -17,8 +17,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -27,9 +28,12 @@ import zmq
 import zmq.asyncio
 
 from actors.engines.kv_events.kv_endpoints import KvEndpoints
+from actors.engines.locked_folder import open_locked_folder
 from core.clock import SystemClock
 from core.errors import EngineDead, Unavailable
 
+FOLDER_PREFIX = "contrail-events-"
+"""Another one than that of versions before, whose folders are not locked."""
 QUEUE_MESSAGES_MAX = 100_000
 """Messages that may wait on either side of the PUB socket; more are dropped, found missing and asked for."""
 REPLAY_TIMEOUT_S = 10.0
@@ -75,8 +79,8 @@ class KvEventFeed:
         self._newest = -1
         """The number that the subscription brought last."""
         self._made_s = 0.0
-        self._folder = tempfile.TemporaryDirectory(prefix="contrail-kv-")
-        self.folder = self._folder.name
+        home, self._folder_lock = open_locked_folder(FOLDER_PREFIX)
+        self.folder = str(home)
         """A folder that no other user may enter, until `stop`."""
         self._context = zmq.asyncio.Context()
         self._task: asyncio.Task[None] | None = None
@@ -138,7 +142,8 @@ class KvEventFeed:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._context.destroy(linger=0)
-        self._folder.cleanup()
+        shutil.rmtree(self.folder, ignore_errors=True)  # files of an engine that was killed may go meanwhile
+        os.close(self._folder_lock)
 
     async def _follow(self, subscription: zmq.asyncio.Socket) -> None:
         while True:

@@ -33,6 +33,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from actors.engines.vllm.disk_tier import DiskTierSpec, layout_facts
 from actors.engines.vllm.vllm_args import FETCH_KEY_VARIABLE, FETCH_PARAMETER
@@ -102,6 +103,8 @@ class HostFetchTier(SecondaryTierManager):
     """Blocks of other engines, by the names that vLLM gives them."""
 
     medium: ClassVar[Medium] = Medium.CPU
+    cache_hit_source: ClassVar[CacheHitSource] = CacheHitSource.P2P
+    """In vLLM's statistics these are no blocks of the own host."""
 
     def __init__(
         self,

@@ -70,6 +70,8 @@ SHUTDOWN_TIMEOUT_S = 10.0
 """Bound on the end of the engine's processes by themselves."""
 IPC_VARIABLE = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for the folder of the sockets between its processes; its default is open to every user."""
+TEMPORARY_VARIABLE = "TMPDIR"
+"""The engine's temporary files lie in our folder, which goes after a kill, too. vLLM leaves one for each engine."""
 KV_CONFIG = "kv_transfer_config"
 """vLLM's argument that says how blocks move."""
 WEIGHTS_FILE = "weights.json"
@@ -236,6 +238,7 @@ class VllmEngine:
             warnings.simplefilter("ignore")  # vLLM's own, with no remedy here
             config = self._configure()
             variables = {IPC_VARIABLE: os.environ.get(IPC_VARIABLE) or self._feed.folder}
+            variables |= {TEMPORARY_VARIABLE: self._feed.folder}
             variables |= self._side_channel.environment() if self._side_channel is not None else {}
             if self._disk_tier is not None:
                 variables |= {DISK_KEY_VARIABLE: self._disk_tier.key.hex(), WHOLE_NAMES_VARIABLE: "0"}

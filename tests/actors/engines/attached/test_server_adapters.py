@@ -248,7 +248,7 @@ async def test_a_folder_that_cannot_be_had(
         with pytest.raises(CallerError, match="it is another user's"):
             await AttachedEngine("tiny", options(server, tmp_path), {"sql": sql}).start(lambda _: None)
     tries: list[Path] = []
-    locked = engine_adapters._locked
+    locked = engine_adapters.lock_folder
 
     def lost(folder: Path) -> int:
         tries.append(folder)
@@ -257,7 +257,7 @@ async def test_a_folder_that_cannot_be_had(
         return lock
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_adapters, "_locked", lost)
+        patch.setattr(engine_adapters, "lock_folder", lost)
         with pytest.raises(CallerError, match="others remove it"):
             await AttachedEngine("tiny", options(server, tmp_path), {"sql": sql}).start(lambda _: None)
     assert len(tries) == engine_adapters.CLAIM_TRIES

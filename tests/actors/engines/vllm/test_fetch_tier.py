@@ -27,6 +27,7 @@ from core.generation import GenerateRequest
 from core.kv_transfer import FetchAddress, FetchSource
 from tests.contracts.engine import answer_to, prompt, request
 from tests.fixtures.engines import RecordedEngine
+from tests.tiers.counted_engine import CountedEngine
 
 DEVICE_BLOCKS, HOST_BLOCKS, SIZE = 128, 512, 32
 BLOCK_BYTES = SIZE * 2 * LAYERS * KV_HEADS * HEAD_DIM * 4
@@ -42,8 +43,8 @@ WORSE_S = 3.0
 class FetchingPair(NamedTuple):
     """Two engines of one kind, which fetch from each other."""
 
-    source: RecordedEngine
-    reader: RecordedEngine
+    source: CountedEngine
+    reader: CountedEngine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -52,7 +53,7 @@ async def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
     arguments = {"max_model_len": 3200, "num_gpu_blocks_override": DEVICE_BLOCKS + 1}
     host_bytes = HOST_BLOCKS * BLOCK_BYTES
     source, reader = (
-        RecordedEngine("tiny", str(tiny_checkpoint), arguments, host_tier_bytes=host_bytes, fetch_tier=tier)
+        CountedEngine("tiny", str(tiny_checkpoint), arguments, host_tier_bytes=host_bytes, fetch_tier=tier)
         for _ in range(2)
     )
     try:
@@ -76,14 +77,18 @@ def fetching(asked: GenerateRequest, port: int, blocks: int = BLOCKS) -> Generat
 
 
 async def test_a_prompt_that_was_fetched_has_the_text_of_cold(pair: FetchingPair) -> None:
-    """Twenty times, whole prompts and parts of them; what came is in the reader's own caches then."""
-    port = address(pair.source).port
+    """Twenty times, whole prompts and parts of them; what came is in the reader's own caches then. In vLLM's own
+    statistics it came from another engine."""
+    port, before, came = address(pair.source).port, pair.reader.hits.copy(), 0
     for number in range(REPEATS):
         asked, blocks = request(prompt(LENGTH), 8), BLOCKS - number % 4
         cold = await answer_to(pair.source, asked)
         fetched = await answer_to(pair.reader, fetching(asked, port, blocks))
         assert (fetched.tokens, fetched.cached_tokens) == (cold.tokens, blocks * SIZE)
         assert cold.cached_tokens == 0
+        came += blocks * SIZE
+    await pair.reader.settle()
+    assert pair.reader.hits - before == {"p2p": came}
     again = await answer_to(pair.reader, msgspec.structs.replace(asked, id=request(b"").id))
     assert (again.tokens, again.cached_tokens) == (cold.tokens, BLOCKS * SIZE)
 

@@ -68,6 +68,11 @@ async def test_scopes(vllm_engine: RecordedEngine) -> None:
         assert {whole.key(depth) for depth in (1, 2, 3)} <= held, (adapter, salt)
 
 
+def test_temporary_files_lie_in_its_own_folder(vllm_engine: RecordedEngine) -> None:
+    """The file by which its processes meet, for one: the folder goes, whatever ends the engine."""
+    assert list(Path(vllm_engine._feed.folder).glob("vllm_dist_*"))
+
+
 async def test_adapters_speak_differently(vllm_engine: RecordedEngine) -> None:
     """Each adapter changes the greedy answer, so a cache shared by mistake would show."""
     asked = request(prompt(20), 8)
