@@ -61,6 +61,7 @@ from projections.policy.binding_plan import (
     held_max,
     plan,
     tokens_in_progress,
+    with_room,
 )
 from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide_newest, record, rejection, rejection_reason
@@ -639,6 +640,8 @@ class RequestScheduler:
     def _decide(self, request: RoutedRequest) -> None:
         """The request is decided on alone, and sent; if there is no worker, it waits for one, or is refused."""
         asked, view = self._asked(request), self._decision_view()
+        if request.hold_began_us >= 0 and self._settings.holds:
+            asked = with_room(view, self._unbound(request, asked), self._settings, self._wall_ms)
         decision = decide_newest(view, asked, self._settings, self._wall_ms, self._draw_seed(asked))
         self._measure = Measure(self._settings.policy, 1)
         if decision.worker is not None:
@@ -957,14 +960,7 @@ class RequestScheduler:
 
     def _plan(self, queue: list[RoutedRequest]) -> PlannedRequest | None:
         view = self._decision_view()
-        unbound = []
-        for each in queue:
-            asked, since_ms = self._asked(each), each.held_since_us // US_PER_MS
-            start = self.held.start(each)
-            residence_us = self.residence.us(each.model)
-            unbound.append(
-                UnboundRequest(asked, self._wall_offset_ms + since_ms, self._draw_seed(asked), start, residence_us)
-            )
+        unbound = [self._unbound(each, self._asked(each)) for each in queue]
         busy_us: dict[WorkerId, int] = {}
         if self.busy_workers.stand:
             known = tokens_in_progress(view.outstanding(), self._settings, self._wall_ms)
@@ -972,6 +968,11 @@ class RequestScheduler:
         planned = plan(view, unbound, self._settings, self._wall_ms, busy_us)
         self._measure = Measure("" if planned is None else self._settings.policy, len(queue))
         return planned
+
+    def _unbound(self, request: RoutedRequest, asked: RouteRequest) -> UnboundRequest:
+        since_ms = self._wall_offset_ms + request.held_since_us // US_PER_MS
+        start, residence_us = self.held.start(request), self.residence.us(request.model)
+        return UnboundRequest(asked, since_ms, self._draw_seed(asked), start, residence_us)
 
     def _on_plan_took(self, event: PlanTook) -> None:
         """Charges the budget with the plan, without one request's share: a decision costs that without holding, too."""

@@ -41,7 +41,7 @@ from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
 from projections.policy.prefix_fetch import with_fetches
 from projections.policy.view import NO_REPORT, Candidate, RouteRequest, View
-from projections.policy.worker_room import blocks_in_use, lacking_blocks, room_wait_us
+from projections.policy.worker_room import WAIT_PERCENT, blocks_in_use, lacking_blocks, room_wait_us
 
 
 class BusyWorker(NamedTuple):
@@ -265,7 +265,8 @@ def _place(
         more_us = loads_us.get(worker, 0) + busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
         if needed:
             in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
-            room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
+            whole_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
+            room_us = whole_us * WAIT_PERCENT // 100
         if more_us or room_us:
             held_us[worker] = more_us + room_us
         costs.append(cost + asked.per_wait_m * more_us // MILLI + room_us)
@@ -387,6 +388,23 @@ def plan(
         return None
     request = next_one.held.request._replace(held=next_one.held_us)
     return PlannedRequest(request, decide_newest(view, request, settings, now_ms, next_one.held.seed, outstanding))
+
+
+def with_room(view: View, held: UnboundRequest, settings: RoutingSettings, now_ms: int) -> RouteRequest:
+    """The request as it is decided on when it is held no longer: a worker without room for it costs the whole expected
+    wait there, without the price of delays. The same request where every worker has room. O(workers)."""
+    request, needed = held.request, held.blocks_needed
+    if not needed:
+        return request
+    waits, report = dict(request.held), view.state.loads.reports.get
+    candidates = find_candidates(view, request, settings, now_ms).left
+    per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, most_reuse(candidates, view.reuse()))
+    for candidate in candidates:
+        in_use = blocks_in_use(candidate, report(candidate.worker, NO_REPORT))
+        room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, held.residence_us)
+        if room_us:  # a decision gives each wait the price of delays
+            waits[candidate.worker] = waits.get(candidate.worker, 0) + room_us * MILLI // per_wait_m
+    return request._replace(held=waits)
 
 
 def _next_placed(

@@ -14,8 +14,9 @@ from core.events import LoadReported
 from projections.policy.view import Candidate
 
 WAIT_PERCENT = 30
-"""A wait for room counts so much of its time, and has no price of delays: it computes nothing, and delays no request
-that runs. In full, talks move too readily, and each move computes a prompt anew."""
+"""The wait of a held request for room counts so much of its time, and has no price of delays: it computes nothing, and
+delays no request that runs. In full, talks move too readily, and each move computes a prompt anew. For a request that
+is held no longer it counts in full: no other worker can end that wait."""
 FREE_PART = 100
 """One part in FREE_PART of a worker's blocks stays free for answers that grow: an engine without a free block preempts
 a request, and computes it again."""
@@ -69,6 +70,6 @@ def lacking_blocks(candidate: Candidate, in_use: int, needed: int) -> int:
 
 
 def room_wait_us(lacking: int, in_use: int, residence_us: int) -> int:
-    """WAIT_PERCENT of the expected time until so many of the blocks in use come free: all of them do, evenly, while a
-    request stays at its worker. 0 while that time is unknown."""
-    return residence_us * lacking // in_use * WAIT_PERCENT // 100 if lacking else 0
+    """Expected time until so many of the blocks in use come free: all of them do, evenly, while a request stays at its
+    worker. 0 while that time is unknown."""
+    return residence_us * lacking // in_use if lacking else 0

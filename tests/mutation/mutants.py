@@ -1009,6 +1009,22 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=HELD,
     ),
     Mutant(
+        "released-with-part-of-the-wait",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "waits.get(candidate.worker, 0) + room_us * MILLI // per_wait_m",
+        "waits.get(candidate.worker, 0) + room_us * WAIT_PERCENT * 10 // per_wait_m",
+        unlogged=HELD,
+    ),
+    Mutant(
+        "released-wait-delays-talks",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "waits.get(candidate.worker, 0) + room_us * MILLI // per_wait_m",
+        "waits.get(candidate.worker, 0) + room_us",
+        unlogged=HELD,
+    ),
+    Mutant(
         "held-priority",
         "fairness",
         f"{POLICY}/binding_plan.py",

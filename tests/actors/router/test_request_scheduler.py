@@ -191,6 +191,32 @@ def test_a_held_request_waits_for_room_and_goes_when_an_answer_ends() -> None:
     assert it.routed == ["light", "large", "beside"]
 
 
+def test_a_request_that_is_held_no_longer_goes_where_there_is_room() -> None:
+    """Its prompt is cached on the full worker. While it is held three tenths of the wait for room count, then all: it
+    is computed elsewhere, and the wait stands in the record."""
+    it = Scheduling(HOLDING, workers=0)
+    source = Scheduling.join(it.log, 0)
+    it.ticks()
+    light = it.arrive("light", 300)
+    it.ticks(2_000_000)
+    it.output(light, 1, finish="stop")
+    large = it.arrive("large", 900 * BLOCK_SIZE)
+    it.ticks()
+    it.output(large, 1)
+    asked = range(5000, 5000 + 400 * BLOCK_SIZE)
+    source.append([BlocksStored(hashes=Prompt(tokens_to_bytes(asked), BLOCK_SIZE, 7).hashes())])
+    Scheduling.join(it.log, 1)
+    it.ticks()
+    beside = it.arrive("beside", len(asked), asked.start)
+    it.ticks(HOLDING.hold_max_ms * 1000 - 1)
+    assert (large.worker, beside.phase) == (worker_id(0), Phase.HELD)
+    it.ticks(1)
+    assert (beside.phase, beside.worker) == (Phase.RUNNING, worker_id(1))
+    assert beside.routed is not None
+    assert [*beside.routed.held] == [worker_id(0)]
+    assert beside.routed.held[worker_id(0)] == 2_000_000 * (900 + 400 - 990) // 900
+
+
 def test_a_declined_request_that_waits_in_vain_has_an_end() -> None:
     """The log's last word of it is not that a worker declined; nor has it a RequestQueued."""
     it = Scheduling(HOLDING)

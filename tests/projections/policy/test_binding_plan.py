@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.events import LoadReported
+from core.events import LoadReported, RequestFinished
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
@@ -23,6 +23,7 @@ from projections.policy.binding_plan import (
     UnboundRequest,
     held_max,
     plan,
+    with_room,
 )
 from projections.policy.decide import Decision, decide, record
 from projections.policy.view import RouteRequest
@@ -348,3 +349,49 @@ def test_requests_that_did_not_run_at_the_report_count_beside_it(full: Site) -> 
     full.say(ROUTING, OTHER, routed("y", A, prompt(*range(6000, 6100))), prefilled("y"))
     full.say(LOAD, A, replace(load(), running=1, blocks_used=600))
     assert sent(full, needing_room(300)) == []
+
+
+ROOM_US = 112 * RESIDENCE_US // 801
+"""Until the 112 blocks come free that are lacking on the full worker."""
+
+
+def test_a_request_that_is_held_no_longer_knows_the_room(full: Site) -> None:
+    """The whole wait counts, while a plan counts three tenths of it: so it goes where there is room."""
+    asked = needing_room(300, 40 * RESIDENCE_US)
+    assert sent(full, asked) == []
+    released = with_room(full.view, asked, GIVEN, NOW_MS)
+    assert released.held == {A: 40 * RESIDENCE_US * 112 // 801}
+    assert [decide(full.view, each, GIVEN, NOW_MS, 0).worker for each in (asked.request, released)] == [A, B]
+
+
+def test_a_wait_for_room_has_no_price_of_delays(full: Site) -> None:
+    """A decision counts each wait three times where talks fill the workers, so a third of it stands there."""
+    full.say(LOAD, B, load(reuse_rate=1 << 30))
+    without = decide(full.view, needing_room(300).request, GIVEN, NOW_MS, 0)
+    released = decide(full.view, with_room(full.view, needing_room(300), GIVEN, NOW_MS), GIVEN, NOW_MS, 0)
+    costs = [{each.candidate.worker: each.cost for each in one.ranked} for one in (without, released)]
+    assert costs[1][A] - costs[0][A] == pytest.approx(ROOM_US, abs=3)
+    assert costs[1][B] == costs[0][B]
+
+
+@pytest.mark.parametrize(
+    ("asked", "events"),
+    [
+        pytest.param(needing_room(300, 0), (), id="it is not known how long requests stay"),
+        pytest.param(needing_room(300), (finished("x"),), id="every worker has room"),
+        pytest.param(needing_room(LIGHT_TOKENS // 4 - 1), (), id="the prompt is light"),
+    ],
+)
+def test_a_request_with_room_is_decided_on_as_it_is(
+    full: Site, asked: UnboundRequest, events: tuple[RequestFinished, ...]
+) -> None:
+    """So the records of before are made again, byte by byte."""
+    full.say(ROUTING, OTHER, *events)
+    assert with_room(full.view, asked, GIVEN, NOW_MS) == asked.request
+
+
+def test_the_room_is_added_to_the_waits_that_are_known(full: Site) -> None:
+    """As that for an adapter that is loaded there."""
+    asked = needing_room(300)
+    asked = asked._replace(request=asked.request._replace(held={A: 5, B: 7}))
+    assert with_room(full.view, asked, GIVEN, NOW_MS).held == {A: 5 + ROOM_US, B: 7}
