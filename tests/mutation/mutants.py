@@ -2548,7 +2548,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "disk-taken-is-refused": (
-                'if reason == "missing" and name in self._going:',
+                "if name in self._going:  # the keeper took it away",
                 "if False:",
                 NO_DISK,
             ),
@@ -2598,15 +2598,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "pool files",
         "actors/kv_blocks/catalog_records.py",
         {
-            "pool-record-unproved": ('if self._digest(body, b"proof") != proof:', "if False:", NO_DISK),
+            "pool-record-unproved": ("if self._digest(body, use) != proof:", "if False:", NO_DISK),
             "pool-records-of-any-kind": (
                 "hashlib.blake2b(kind, key=key, person",
                 "hashlib.blake2b(b'', key=key, person",
                 NO_DISK,
             ),
             "pool-hashes-in-the-clear": (
-                '_xor(_BLOCKS.pack(entry.block, entry.parent or 0), self._digest(name, b"pad"))',
-                "_BLOCKS.pack(entry.block, entry.parent or 0)",
+                "body = name + _xor(content, self._digest(name, _PADS[use]))",
+                "body = name + content",
                 NO_DISK,
             ),
         },
@@ -2629,7 +2629,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_DISK,
             ),
             "pool-torn-end-kept": (
-                "                os.ftruncate(file, end)\n                if os.pwrite(file, records, end)",
+                "                os.ftruncate(file, self._end)\n                if os.pwrite(file, records, self._end)",
                 "                if os.pwrite(file, records, os.fstat(file).st_size)",
                 NO_DISK,
             ),

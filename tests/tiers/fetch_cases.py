@@ -201,7 +201,7 @@ class Site:
         assert isinstance(engine, RelayedEngine)
         return engine
 
-    def name_of(self, worker: WorkerId) -> str:
+    def name_of(self, worker: str) -> str:
         """The worker's name."""
         return next(name for name, each in self.it.workers.items() if each.current_publisher().id == worker)
 
@@ -225,7 +225,7 @@ class Site:
         start = prompt(SHARED_BLOCKS * SIZE)
         asked, whole = request(start, 2), request(start + prompt(5))
         await self.answer(asked)
-        holder = (await self.routed(asked))[-1].worker
+        holder = WorkerId((await self.routed(asked))[-1].worker)
         worker = self.it.workers[self.name_of(holder)]
         await eventually(lambda: levels(self.router, worker, whole)[-1] >= SHARED_BLOCKS, "its blocks are known")
         return start, holder

@@ -68,8 +68,7 @@ async def _by_another(bench: Bench, case: CaseResult, objects: ObjectPlace | Non
 
 
 def _engine(bench: Bench, local: Path | None, objects: ObjectPlace | None) -> CountedEngine:
-    place = {"writer": new_id(), "local": local, "objects": objects}
-    engine = engine_over(bench.model, bench.folder / "kv", CountedEngine, **place)
+    engine = engine_over(bench.model, bench.folder / "kv", CountedEngine, writer=new_id(), local=local, objects=objects)
     assert isinstance(engine, CountedEngine)
     return engine
 

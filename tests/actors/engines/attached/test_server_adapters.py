@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from actors.engines import engine_adapters
+from actors.engines import engine_adapters, locked_folder
 from actors.engines.attached import server_adapters
 from actors.engines.attached.attached_engine import AttachedEngine
 from actors.engines.attached.server_adapters import home_of
@@ -248,7 +248,7 @@ async def test_a_folder_that_cannot_be_had(
         with pytest.raises(CallerError, match="it is another user's"):
             await AttachedEngine("tiny", options(server, tmp_path), {"sql": sql}).start(lambda _: None)
     tries: list[Path] = []
-    locked = engine_adapters.lock_folder
+    locked = locked_folder.lock_folder
 
     def lost(folder: Path) -> int:
         tries.append(folder)
