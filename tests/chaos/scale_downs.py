@@ -49,6 +49,8 @@ PLANNER = {
     "down_window_s": 2,
     "startup_s": 5,
 }
+SPREAD_S = 2.4
+"""Time before a fleet shrinks in which each stream begins anew: then its newest workers have some, too."""
 CHANGE_S = 120.0
 """Longest time until the fleet has the new size, on a busy machine."""
 VERIFY_S = 600.0
@@ -162,6 +164,7 @@ async def shrink(running: Running, downs: int) -> ScaleDowns:
             await set_size(running, MOST)
             for workers in range(MOST - 1, 0, -1):
                 if found.downs < downs:
+                    await asyncio.sleep(SPREAD_S)
                     await set_size(running, workers)
                     found.downs += 1
     verified = await asyncio.to_thread(
