@@ -208,7 +208,7 @@ class PlannerService:
         lead.reader.use({each.name: each.settings.current for each in self.fleets})
         if lead.quiet.hold(rolled, rests=all(each.rests for each in self.fleets)):
             return
-        earlier, rolled = lead.quiet.take(rolled)
+        earlier = lead.quiet.take(rolled)
         periods: dict[str, PeriodEnded] = {}
         for fleet in self.fleets:
             name = fleet.name

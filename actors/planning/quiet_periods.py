@@ -1,8 +1,8 @@
 """QuietPeriods: periods of a fleet at zero without any request, held back and recorded together.
 
-By the rules such a period changes no decision: the fleet stays at zero until a request comes. So the log gets one
-period for a minute of them. When a request comes, the newest quiet period stands by itself before its own: the rates of
-the last moments are then as if each period had been recorded.
+By the rules such a period changes no decision: the fleet stays at zero until a request comes. So the log gets two
+periods for a minute of them, the newest one and all before it. Whenever a request comes, the quiet period before its
+own stands by itself: the rates of the last moments are then as if each period had been recorded.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ class QuietPeriods:
         self._newest = dict(rolled)
         return True
 
-    def take(
-        self, rolled: Mapping[str, DemandRolled]
-    ) -> tuple[dict[str, tuple[DemandRolled, ...]], dict[str, DemandRolled]]:
-        """By model, the periods to record before this one, and this one; nothing is held any more. A period that is
-        quiet for all models is one with those before it."""
+    def take(self, rolled: Mapping[str, DemandRolled]) -> dict[str, tuple[DemandRolled, ...]]:
+        """By model, the periods to record before this one; nothing is held any more. They are one if this period is
+        quiet for all models, which stands by itself: a request may come in the next one."""
         older, newest = self._older, self._newest
         if newest and all(map(_is_quiet, rolled.values())):
-            self._older = self._as_one(newest)
-            older, newest, rolled = {}, {}, self._as_one(rolled)
+            older, newest = self._as_one(newest), {}
         self._older, self._newest = {}, {}
-        earlier = {model: tuple(part[model] for part in (older, newest) if part) for model in rolled}
-        return earlier, dict(rolled)
+        return {model: tuple(part[model] for part in (older, newest) if part) for model in rolled}
 
     def _as_one(self, after: Mapping[str, DemandRolled]) -> dict[str, DemandRolled]:
         """The older periods and those after them."""

@@ -321,7 +321,17 @@ async def test_a_running_worker_is_measured_and_the_planner_begins_with_it(tmp_p
     profile, file = tmp_path / "profile.json", tmp_path / "planned.yaml"
     file.write_text(json.dumps({"version": 1, "workers": WORKERS}))
     async with up(tmp_path / "data", "-f", str(file)) as running:
-        words = ("profile", "--data", str(running.data), "--seconds", "12", "--prompt-max", "512", "--out", str(profile))
+        words = (
+            "profile",
+            "--data",
+            str(running.data),
+            "--seconds",
+            "12",
+            "--prompt-max",
+            "512",
+            "--out",
+            str(profile),
+        )
         wrong = await asyncio.to_thread(contrail, *words, "--worker", "decode-7")
         assert wrong.returncode == 2
         assert wrong.stderr.endswith("there is no worker 'decode-7'; there are decode-0\n")

@@ -70,8 +70,8 @@ class PlannerRun:
         self._periods += 1
         demand, fold = rolled(self._periods, 0), self.planner.fold
         if not quiet.hold({NO_MODEL: demand}, rests=is_at_rest(fold, self.ready, self.planner.coming)):
-            earlier, last = quiet.take({NO_MODEL: demand})
-            self._feed(PeriodEnded(last[NO_MODEL], self.ready, 0, earlier=earlier[NO_MODEL]))
+            earlier = quiet.take({NO_MODEL: demand})
+            self._feed(PeriodEnded(demand, self.ready, 0, earlier=earlier[NO_MODEL]))
 
     def _feed(self, event: PeriodEnded | WorkerReady) -> None:
         now_ms = START_MS + self._periods * PERIOD_S * 1000

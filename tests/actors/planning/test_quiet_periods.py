@@ -35,16 +35,16 @@ def recorded_of(quiet: QuietPeriods, periods: list[DemandRolled]) -> list[Demand
     found: list[DemandRolled] = []
     for each in periods:
         if not quiet.hold({NO_MODEL: each}, rests=True):
-            earlier, last = quiet.take({NO_MODEL: each})
-            found += (*earlier[NO_MODEL], last[NO_MODEL])
+            found += (*quiet.take({NO_MODEL: each})[NO_MODEL], each)
     return found
 
 
-def test_a_minute_of_quiet_periods_is_one() -> None:
-    """It ends where the last of them did, and its cursor is that one's."""
+def test_a_minute_of_quiet_periods_is_two() -> None:
+    """The first ends where the last but one of them did, and its cursor is that one's."""
     quiet = [replace(rolled(number, 0), cursor={"routing": (1, number)}) for number in range(1, 25)]
     found = recorded_of(QuietPeriods(), quiet)
-    assert found == [replace(quiet[11], period_s=QUIET_S), replace(quiet[23], period_s=QUIET_S)]
+    most_s = QUIET_S - PERIOD_S
+    assert found == [replace(quiet[10], period_s=most_s), quiet[11], replace(quiet[22], period_s=most_s), quiet[23]]
 
 
 def test_the_rates_of_a_first_request_are_as_if_each_period_stood_alone() -> None:
@@ -54,6 +54,13 @@ def test_the_rates_of_a_first_request_are_as_if_each_period_stood_alone() -> Non
     assert [each.period_s for each in found] == [7 * PERIOD_S, PERIOD_S, PERIOD_S]
     assert rate_over_m(found, 10) == rate_over_m(periods, 10) == 3_000
     assert burst_rate_m(found) == burst_rate_m(periods) == 3_000
+
+
+def test_the_rates_behind_a_quiet_minute_are_as_if_each_period_stood_alone() -> None:
+    """The first request comes in the period behind it."""
+    periods = [*(rolled(number, 0) for number in range(1, 13)), rolled(13, 30)]
+    found = recorded_of(QuietPeriods(), periods)
+    assert rate_over_m(found, 10) == rate_over_m(periods, 10) == 3_000
 
 
 @pytest.mark.parametrize(
@@ -71,11 +78,11 @@ def test_periods_of_several_models_are_held_and_recorded_together() -> None:
     quiet, idle = QuietPeriods(), [rolled(number, 0) for number in range(1, 4)]
     assert all(quiet.hold({"a": each, "b": each}, rests=True) for each in idle)
     assert not quiet.hold({"a": rolled(4, 1), "b": rolled(4, 0)}, rests=True)
-    earlier, last = quiet.take({"a": rolled(4, 1), "b": rolled(4, 0)})
+    last = {"a": rolled(4, 1), "b": rolled(4, 0)}
+    earlier = quiet.take(last)
     two_as_one = replace(idle[1], period_s=2 * PERIOD_S)
     assert earlier == {"a": (two_as_one, idle[2]), "b": (two_as_one, idle[2])}
-    assert last == {"a": rolled(4, 1), "b": rolled(4, 0)}
-    assert quiet.take(last) == ({"a": (), "b": ()}, last)
+    assert quiet.take(last) == {"a": (), "b": ()}
 
 
 def test_only_a_fleet_at_zero_rests() -> None:
@@ -105,7 +112,7 @@ async def test_a_replay_counts_the_recorded_periods(tmp_path: Path) -> None:
     await reader.stop()
 
     found = recorded_of(quiet, periods)
-    assert [(each.period_s, each.arrivals) for each in found] == [(5, 1), (60, 0), (20, 0), (5, 0), (5, 1)]
+    assert [(each.period_s, each.arrivals) for each in found] == [(5, 1), (55, 0), (5, 0), (20, 0), (5, 0), (5, 1)]
     result = await verified(log, found, tmp_path / "quiet.contrail")
     assert result.periods == result.periods_verified == len(found)
 
