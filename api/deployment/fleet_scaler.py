@@ -151,7 +151,7 @@ class FleetScaler:
             return False
         try:
             await part.start()
-        except BaseException:
+        except BaseException:  # a cancellation, too: a worker that did not start has no devices
             self._give_back(part)
             raise
         self._workers.append(part)

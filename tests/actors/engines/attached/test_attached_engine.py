@@ -46,7 +46,7 @@ CUT_BATCHES = 80
 """… and the batches that are published in that time."""
 LIVE_BLOCKS = 30
 """Blocks that the cache of that server holds."""
-LATE_BATCHES, LATE_KEPT = 1000, 200
+LATE_BATCHES, LATE_KEPT = 10_000, 200
 """Batches before an engine is attached, and those of them that the server still has."""
 
 
