@@ -5,7 +5,8 @@ One trace, one engine, one start-up time, each fleet in the simulator. `--fleets
 has a frontier; its worker-hours at an attainment between two of them lie on their line.
 
 `planner` is told the engine's exact speed. `learned:95` learns it from requests, and `measured:95` begins with the
-profile that `contrail profile` wrote (`--profile FILE`). `--hours 1` runs the first hour of the trace alone.
+profile that `contrail profile` wrote (`--profile FILE`). `judged:95` is `planner:95` with simulations as its judge.
+`--hours 1` runs the first hour of the trace alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
+from msgspec.structs import replace
 
 from actors.engines.simulated.simulated_settings import mocker_settings
 from actors.planning.planner import Planner
@@ -26,7 +28,7 @@ from bench.figures import Figure, main, refuse
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
 from core.events.scale import CapacityLearned
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ON, ScaleSettings
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.report import ScalingReport
 from replay.simulate.setup import Setup
@@ -34,8 +36,15 @@ from replay.simulate.simulated_fleet import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 
-STATIC, RATE, PLANNER, LEARNED, MEASURED = KINDS = ("static", "rate", "planner", "learned", "measured")
-PLANNERS = (PLANNER, LEARNED, MEASURED)
+STATIC, RATE, PLANNER, LEARNED, MEASURED, JUDGED = KINDS = (
+    "static",
+    "rate",
+    "planner",
+    "learned",
+    "measured",
+    "judged",
+)
+PLANNERS = (PLANNER, LEARNED, MEASURED, JUDGED)
 FLEETS = ("static:4", "static:5", "static:6", "rate:1.6", "rate:1.3", "planner:93", "planner:94", "planner:95")
 WORKERS = 4
 """At the start of a fleet that changes."""
@@ -66,6 +75,8 @@ class Fleet(NamedTuple):
     def run(self, trace: TraceFile, profile: CapacityLearned | None = None) -> ScalingReport:
         """The fleet's cost and service. `profile` is that of a `measured` one."""
         settings = ScaleSettings(attainment=self.value) if self.kind in PLANNERS else ScaleSettings()
+        if self.kind == JUDGED:
+            settings = replace(settings, judge=ON)
         options = Options(
             workers=int(self.value) if self.kind == STATIC else WORKERS,
             engine=mocker_settings(),

@@ -163,6 +163,7 @@ ABSENT = frozenset(
         "decode_rows_us",
         "fence",
         "fetch",
+        "judged",
         "model",
         "pools",
         "profile",

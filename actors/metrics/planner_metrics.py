@@ -3,7 +3,8 @@ empty where the planner sizes one model, which is the same as none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
@@ -55,9 +56,21 @@ class PlannerMetrics:
             registry=it,
         )
 
+        self._judged = Gauge(
+            "contrail_planner_judgements",
+            "Questions to the judge since the start of this planner, by their outcome",
+            ["outcome"],
+            registry=it,
+        )
+
     def watch_forecasts(self, failures: Callable[[], int]) -> None:
         """The metrics read at each scrape how many forecasts failed."""
         self._forecasts_failed.set_function(lambda: float(failures()))
+
+    def watch_judge(self, outcomes: Mapping[str, int]) -> None:
+        """The metrics read these counts at each scrape."""
+        for outcome in outcomes:
+            self._judged.labels(outcome).set_function(partial(_count_of, outcomes, outcome))
 
     def watch_lead(self, leads: Callable[[], bool]) -> None:
         """The metrics read at each scrape if it leads."""
@@ -79,3 +92,7 @@ class PlannerMetrics:
                     self._workers.labels(model, state).set(getattr(event, state))
             case ScaleFailed():
                 self._failures.labels(model).inc()
+
+
+def _count_of(outcomes: Mapping[str, int], outcome: str) -> float:
+    return float(outcomes[outcome])

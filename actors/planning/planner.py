@@ -28,15 +28,17 @@ from core.events.scale import (
     ScaleDecided,
     ScaleEvent,
     ScaleFailed,
+    ScaleJudgement,
     ScaleSettingsChanged,
     WorkerStarting,
 )
 from core.machine import Tick
 from projections.scaling.forecast import ForeseenRates, forecast
+from projections.scaling.judge_plan import JudgePlan, judge_plan
 from projections.scaling.queue_model import ALL_BP
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import ON, ScaleSettings
 
 OVERDUE_MAX = 16
 """Overdue orders at once; one more cancels the oldest of them."""
@@ -52,6 +54,8 @@ LEARN_EVERY_MS = 60_000
 RESTATE_PERIODS = 720
 """Settings and capacity that stay stand in the stream again after so many periods, an hour of the default ones: the log
 drops its oldest messages, and a recording may begin anywhere."""
+JUDGE_EVERY_MS = 60_000
+"""Least time between two questions to a judge."""
 HIT_TOKENS_MAX = 20_000_000
 """Prompt tokens that a hit rate remembers at most: older ones fade."""
 
@@ -74,6 +78,8 @@ class PeriodEnded(NamedTuple):
     """The newest answer of another library's forecaster; None if there is none."""
     earlier: tuple[DemandRolled, ...] = ()
     """Periods before it that were held back, oldest first (`actors.planning.quiet_periods`)."""
+    answer: ScaleJudgement | None = None
+    """The judge's answer or absence since the period before; None if there is none."""
 
 
 class WorkerReady(NamedTuple):
@@ -109,7 +115,13 @@ class DrainWorker(NamedTuple):
     """Let one ready worker leave with hand-over."""
 
 
-PlannerCommand = RecordEvent | StartWorker | CancelStart | DrainWorker
+class AskJudge(NamedTuple):
+    """Simulate beside the loop. The answer is for a period to come, and may never come."""
+
+    plan: JudgePlan
+
+
+PlannerCommand = RecordEvent | StartWorker | CancelStart | DrainWorker | AskJudge
 
 
 class Planner:
@@ -146,7 +158,9 @@ class Planner:
             for each in (() if known is None else known.hits)
         }
         """By ready workers: prompt tokens, and those of them that were cached."""
-        self._learned_ms = 0
+        self._learned_ms = self._asked_ms = 0
+        self._inputs: ScaleInputs | None = None
+        """Of the decision to come, or of the last one."""
         self._has_hand = has_hand
         self._started = self._drained = 0
         """Orders since the last one that was recorded as applied."""
@@ -229,7 +243,9 @@ class Planner:
         assert self.horizon_s is not None
         fleet = FleetCounts(ended.ready, len(self._pending) - len(self._overdue), len(self._overdue), ended.draining)
         foreseen = forecast(fold.history, fold.settings, now_ms, self.horizon_s, ended.foreseen)
-        return fold.inputs(now_ms, fleet, foreseen)
+        answer = ended.answer if fold.settings.judge == ON else None
+        self._inputs = fold.inputs(now_ms, fleet, foreseen, answer=answer)
+        return self._inputs
 
     def conclude(self, decided: ScaleDecided, acts: bool, commands: list[PlannerCommand]) -> None:
         """The decision on the inputs of this period is recorded, and carried out if the planner `acts`."""
@@ -237,6 +253,12 @@ class Planner:
         if acts:
             fleet = FleetCounts(decided.ready, decided.starting, decided.overdue, decided.draining)
             self._apply(decided, fleet, commands)
+        if self.fold.settings.judge == ON and decided.at_ms - self._asked_ms >= JUDGE_EVERY_MS:
+            assert self._inputs is not None
+            plan = judge_plan(self._inputs, decided)
+            if plan is not None:
+                self._asked_ms = decided.at_ms
+                commands.append(AskJudge(plan))
 
     def _note_overdue(self, now_ms: int, commands: list[PlannerCommand]) -> None:
         """Workers that should have come long ago count no more; each is reported once, and serves if it comes."""

@@ -10,14 +10,15 @@ stand by.
    input of the decision, in which its output stands.
 5. A hand acknowledges each target in the registry. The newest answer to a target of this lead is an event of the next
    period; no decision waits for it.
-6. While the log or the registry is away nothing is decided, and the fleet stays as it is.
+6. Simulations judge beside the loop, too (`actors.planning.judge_process`), where the settings ask for a judge.
+7. While the log or the registry is away nothing is decided, and the fleet stays as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,9 +26,10 @@ import orjson
 from msgspec import UNSET
 
 from actors.planning.demand_reader import DemandReader
-from actors.planning.fleet_planner import FleetPeriodEnded, FleetPlanner, ModelWorkerReady
+from actors.planning.fleet_planner import FleetPeriodEnded, FleetPlanner, ModelCommand, ModelWorkerReady
+from actors.planning.judge_process import JudgeProcess
 from actors.planning.model_fleet import ModelFleet, PlannedModel
-from actors.planning.planner import PeriodEnded, RecordEvent
+from actors.planning.planner import AskJudge, PeriodEnded, RecordEvent
 from actors.planning.quiet_periods import QuietPeriods
 from actors.planning.scale_writer import ScaleWriter
 from core.clock import Clock
@@ -62,6 +64,8 @@ class PlannerOptions:
     """One at least."""
     acts: bool
     """The deployment file lets the planner order workers."""
+    judge: tuple[str, ...]
+    """The command of the program that simulates (`replay.simulate.scale_judge_program`)."""
 
     @property
     def names(self) -> list[str]:
@@ -86,6 +90,8 @@ class PlannerService:
         named = zip(options.models, options.names, strict=True)
         self.fleets = [ModelFleet(each, options.acts, name) for each, name in named]
         """In the order of the options."""
+        self.judge = JudgeProcess(options.judge)
+        """Idle while the settings ask for no judge."""
         self.clock = BrokerClock(clock)
         self.fence: int | None = None
         """Of the claim; None while another leads."""
@@ -112,6 +118,7 @@ class PlannerService:
             "acts": first.settings.acts,
             "fault": self.fault,
             **(several if others else first.describe()),
+            "judge": {"outcomes": self.judge.outcomes, "fault": self.judge.fault},
             "clock": self.clock.describe(),
         }
 
@@ -145,9 +152,11 @@ class PlannerService:
             await asyncio.sleep(STAND_BY_S)
 
     async def stop(self) -> None:
-        """Another planner may lead, and the forecast processes are gone. Bounded by the registry's own bound."""
+        """Another planner may lead, and the forecast processes and the judge's are gone. Bounded by the registry's own
+        bound."""
         for fleet in self.fleets:
             await fleet.stop()
+        await self.judge.stop()
         if self.fence is None:
             return
         self.fence = None
@@ -214,19 +223,27 @@ class PlannerService:
             name = fleet.name
             for ready in fleet.appeared(now_ms):
                 lead.machine.step(ModelWorkerReady(name, ready), now_us)
-            periods[name] = fleet.period(earlier[name], rolled[name], lead.speeds[name], self.fence)
-        commands = [command for _, command in lead.machine.step(FleetPeriodEnded(periods), now_us)]
-        events = [command.event for command in commands if isinstance(command, RecordEvent)]
+            period = fleet.period(earlier[name], rolled[name], lead.speeds[name], self.fence)
+            periods[name] = period._replace(answer=self.judge.take(name))
+        commands = lead.machine.step(FleetPeriodEnded(periods), now_us)
+        events = [command.event for _, command in commands if isinstance(command, RecordEvent)]
         seq = await lead.writer.append(events)
         decided = {model_of(event): event for event in events if isinstance(event, ScaleDecided)}
         for fleet in self.fleets:
             fleet.rolled, fleet.last = rolled[fleet.name], decided.get(fleet.name, fleet.last)
         for event in events:
             self._on_event(event)
+        self._ask_judge(commands)
         for name, most in orders_max(decided, self._bounds()).items():
             fleet = next(each for each in self.fleets if each.name == name)
             if fleet.settings.acts:
                 await fleet.order(self._registry, self.fence, int(seq), most)
+
+    def _ask_judge(self, commands: Sequence[ModelCommand]) -> None:
+        """The decisions about which is asked stand in the log."""
+        for model, command in commands:
+            if isinstance(command, AskJudge):
+                self.judge.ask(model, command.plan)
 
     def _bounds(self) -> dict[str, OrderBounds]:
         return {

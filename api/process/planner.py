@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,7 @@ from core.readiness import Readiness
 from streams.etcd.etcd_registry import EtcdRegistry
 from streams.jetstream.broker_accounts import REPLICA
 
+JUDGE_COMMAND = (sys.executable, "-P", "-m", "replay.simulate.scale_judge_program")
 PASS_TOKENS = 8192
 """Prompt tokens of one pass, where the group's `engine_args` do not say `max_num_batched_tokens`."""
 
@@ -76,6 +78,7 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
             )
             metrics.watch_lead(lambda: service.fence is not None)
             metrics.watch_forecasts(lambda: service.forecast_failures)
+            metrics.watch_judge(service.judge.outcomes)
             hands = {
                 fleet.planned.model: _hand(resource, service, fleet, both.registry)
                 for resource, fleet in zip(resources, service.fleets, strict=False)  # none, or one for each
@@ -117,6 +120,7 @@ def planner_options(connection: DeploymentRef, name: str, profiles: Mapping[str,
         name=name,
         models=tuple(_model(each, profiles.get(each.section.model)) for each in planned),
         acts=deployment.planner_mode == ACT,
+        judge=JUDGE_COMMAND,
     )
 
 
@@ -198,5 +202,5 @@ def _ready(service: PlannerService, hands: Mapping[str, KubernetesHand]) -> Read
     if service.fault:
         return Readiness(ready=False, waiting_for={"lead": service.fault})
     fault = next((hand.fault for hand in hands.values() if hand.fault), "")
-    faults = {"hand": fault, "forecast": service.forecast_fault}
+    faults = {"hand": fault, "forecast": service.forecast_fault, "judge": service.judge.fault}
     return Readiness(ready=True, waiting_for={}, degraded={part: fault for part, fault in faults.items() if fault})

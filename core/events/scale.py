@@ -19,6 +19,8 @@ from core.events.base import EventBase
 
 SCALE_VERSION = 3
 """Version of the rules by which this program sizes a fleet."""
+JUDGE_VERSION = 1
+"""Version of the simulations that judge a number of workers (`replay.simulate.scale_judge`)."""
 NO_MODEL = ""
 """Of the events of a planner that sizes one model: they name none."""
 
@@ -169,6 +171,38 @@ class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True):
     horizon_s: int
 
 
+LATE, KILLED, WRONG = ABSENCES = "late", "killed", "wrong"
+"""Reasons of a judge's absence: it was killed, since it did not answer in its time; its process ended; or its answer
+was none to its question."""
+
+
+class JudgedWorkers(msgspec.Struct, frozen=True, array_like=True):
+    """One number of workers, simulated."""
+
+    workers: int
+    attainment_bp: int
+    """Simulated requests within both bounds of service."""
+    cached_bp: int
+    """Share of their prompt tokens that came from caches."""
+
+
+class ScaleJudgement(msgspec.Struct, frozen=True, kw_only=True):
+    """Simulations of some numbers of workers over the demand of an earlier decision: a recorded input."""
+
+    asked_ms: int
+    """Time of the decision …"""
+    rate_m: int
+    """… and its demand: arrivals a second in thousandths."""
+    workers: tuple[JudgedWorkers, ...]
+    """Rising in the number of workers; empty if there is no answer …"""
+    digest: str
+    """… and so is the digest of all runs."""
+    absent: str
+    """Reason why there is no answer, of ABSENCES; else empty."""
+    version: int
+    """JUDGE_VERSION of the program that simulated."""
+
+
 class ScaleDecided(EventBase, frozen=True):
     """The planner has chosen a number of workers."""
 
@@ -208,6 +242,9 @@ class ScaleDecided(EventBase, frozen=True):
     """Devices that the models of this message's decisions share. Left out where nothing bounds them together …"""
     sought: int | UnsetType = UNSET
     """… and then the target without that bound, too."""
+    judged: ScaleJudgement | UnsetType = UNSET
+    """The judge's answer or absence since the decision before. Left out where there is none. An answer counts for
+    later decisions, too (`projections.scaling.judgement`)."""
 
 
 class ScaleApplied(EventBase, frozen=True):

@@ -111,6 +111,26 @@ class DecodeSteps:
         return interpolate(at, self._places, self._values)
 
 
+class SampleTimes(NamedTuple):
+    """Times of the sample's arrivals at one number of workers and one rate."""
+
+    part: int
+    """Workers that get these arrivals: all of a small fleet, and a share of a large one."""
+    span_us: int
+    """Time in which so many arrivals come at that rate."""
+    times_us: list[int]
+    """Rising, below `span_us`."""
+
+
+class SampleSizes(NamedTuple):
+    """Sizes of the sample's requests, in the order of their arrivals."""
+
+    prompts: list[int]
+    uncached: list[int]
+    """Of the prompts, the tokens that engines computed."""
+    outputs: list[int]
+
+
 class _Sizes(NamedTuple):
     """Means of each class of requests, and the sample's requests in the order of their arrivals."""
 
@@ -203,9 +223,7 @@ class QueueModel:
         slots = self._capacity.slots or resident
         if resident > self._capacity.room_tokens or resident > slots * each_tokens:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident)
-        part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
-        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
-        times_us = [offset_us * span_us // self._span_us for offset_us in self._offsets_us]
+        part, span_us, times_us = self.times(workers, rate_m)
         round_us = span_us
         if not self._goes_round_whole:
             round_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
@@ -214,6 +232,19 @@ class QueueModel:
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
         return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
+
+    def times(self, workers: int, rate_m: int) -> SampleTimes:
+        """The sample's arrivals for so many workers, at so many arrivals a second in thousandths."""
+        part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
+        span_us = len(self._offsets_us) * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        return SampleTimes(part, span_us, [offset_us * span_us // self._span_us for offset_us in self._offsets_us])
+
+    @property
+    def sizes(self) -> SampleSizes:
+        """The sizes of the sample's requests."""
+        it = self._sizes
+        prompts, uncached = ([column[number] for number in it.drawn] for column in (it.prompts, it.uncached))
+        return SampleSizes(prompts, uncached, it.outputs)
 
     def _work(self, hit_bp: int, now_hit_bp: int) -> _Work:
         """Of each request, the duration of its passes and their number, at another hit rate."""

@@ -9,7 +9,8 @@
    turns no worker off and on.
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
-6. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
+6. Where simulations judge, the fewest workers that both the queue and the simulations find good enough are required.
+7. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
@@ -20,6 +21,8 @@ from collections.abc import Sequence
 from math import isqrt
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from core.events.scale import (
     CapacityLearned,
     DemandCell,
@@ -28,12 +31,14 @@ from core.events.scale import (
     ScaleCandidate,
     ScaleDecided,
     ScaleForecast,
+    ScaleJudgement,
 )
+from projections.scaling.judgement import fewest_judged
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import OFF, ScaleSettings
 
-GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET = BOUNDS = (
+GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET, JUDGED = BOUNDS = (
     "goal",
     "ceiling",
     "max",
@@ -44,11 +49,13 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET
     "no_history",
     "from_zero",
     "budget",
+    "judged",
 )
 """Reason of a target. In order: the fewest workers that reach the goal; the same, where no fleet reaches the goal of
 the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
 them; there is no demand; too little is known; requests came while the fleet had no worker; devices that the models
-share are with others of them (`projections.scaling.fleet_decision`)."""
+share are with others of them (`projections.scaling.fleet_decision`); simulations found fewer workers too few
+(`projections.scaling.judgement`)."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900
@@ -121,6 +128,10 @@ class ScaleInputs(NamedTuple):
     """Of the last decision; the workers that there are, before the first one."""
     version: int
     """Of the rules."""
+    answer: ScaleJudgement | None = None
+    """The judge's answer or absence since the decision before, which this one records …"""
+    judged: ScaleJudgement | None = None
+    """… and the last answer that an earlier one recorded. None for none."""
 
 
 def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
@@ -134,7 +145,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
     candidates: Sequence[ScaleCandidate] = ()
-    ceiling_bp, bound = 0, GOAL
+    ceiling_bp, bound, judged = 0, GOAL, 0
     goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
@@ -149,12 +160,15 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
+        judged = fewest_judged(_judgement(inputs), inputs.at_ms, rate_m, goal.at_bp(rate_m))
+        if judged > required:
+            required, bound = judged, JUDGED
     if is_idle := _is_idle(inputs):
         required, bound = 0, IDLE
     ends = is_idle and rules.rests_at_zero
     kept = required
     if model.is_known and rate_m and required < inputs.target and not ends:
-        kept = search.fewest_with_margin(inputs.regretted)
+        kept = max(judged, search.fewest_with_margin(inputs.regretted))
     highest = 0 if ends else max([kept, *(each.workers for each in inputs.required)])
     target, bound = _target(inputs, required, highest, bound)
     return ScaleDecided(
@@ -175,7 +189,15 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         bound=bound,
         revision=inputs.revision,
         version=inputs.version,
+        judged=UNSET if inputs.answer is None else inputs.answer,
     )
+
+
+def _judgement(inputs: ScaleInputs) -> ScaleJudgement | None:
+    """The newest answer of the judge, if the settings ask for one."""
+    if inputs.settings.judge == OFF:
+        return None
+    return inputs.judged if inputs.answer is None or inputs.answer.absent else inputs.answer
 
 
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import UNSET
 from msgspec.structs import astuple
 
 from core.events import Event, UnknownEvent
@@ -17,6 +18,7 @@ from core.events.scale import (
     DemandRolled,
     ScaleDecided,
     ScaleForecast,
+    ScaleJudgement,
     ScaleSettingsChanged,
     WorkerStarting,
 )
@@ -88,6 +90,8 @@ class ScaleFold:
         self.starts = 0
         """Workers that were ordered."""
         self.last: ScaleDecided | None = None
+        self.judged: ScaleJudgement | None = None
+        """The last answer of the judge; None before the first one."""
         self._demand: deque[DemandRolled] = deque()
         self._sizes = {rules.sized_requests: _Sizes(rules.sized_requests) for rules in RULES.values()}
         """By the requests that a version of the rules reads."""
@@ -131,9 +135,15 @@ class ScaleFold:
                 self.starts = event.start
 
     def inputs(
-        self, at_ms: int, fleet: FleetCounts, forecast: ScaleForecast, version: int = SCALE_VERSION
+        self,
+        at_ms: int,
+        fleet: FleetCounts,
+        forecast: ScaleForecast,
+        version: int = SCALE_VERSION,
+        answer: ScaleJudgement | None = None,
     ) -> ScaleInputs:
-        """Inputs of a decision at that time, by that version of the rules. The capacity must be known."""
+        """Inputs of a decision at that time, by that version of the rules. The capacity must be known. `answer` is the
+        judge's since the decision before."""
         assert self.capacity is not None
         window_ms = self.settings.down_window_s * MILLI
         return ScaleInputs(
@@ -153,6 +163,8 @@ class ScaleFold:
             is_window_full=0 <= self._since_ms <= at_ms - window_ms and not self._is_gap(at_ms),
             target=fleet.ready + fleet.starting if self.last is None else self.last.target,
             version=version,
+            answer=answer,
+            judged=self.judged,
         )
 
     def _apply_demand(self, event: DemandRolled) -> None:
@@ -187,6 +199,8 @@ class ScaleFold:
         if last is not None:
             self._note_turn(last.target, event)
         self.last = event
+        if event.judged is not UNSET and not event.judged.absent:
+            self.judged = event.judged
         self.history.note(at_ms, event.forecast)
         self._required.append(RequiredWorkers(at_ms, event.required))
         while self._required and self._required[0].at_ms <= at_ms - self.settings.down_window_s * MILLI:

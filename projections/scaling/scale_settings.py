@@ -12,6 +12,8 @@ from core.errors import CallerError, did_you_mean
 CONSTANT, KALMAN, SEASONAL, ARIMA, PROPHET = PREDICTORS = ("constant", "kalman", "seasonal", "arima", "prophet")
 LIBRARY_PREDICTORS = (ARIMA, PROPHET)
 """Those of other libraries, which run in a process of their own. Where that has no answer, `seasonal` stands in."""
+JUDGE = "judge"
+ON, OFF = "on", "off"
 SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""
@@ -65,6 +67,9 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Of several models that share devices, one with a higher priority gets its workers first."""
 
+    judge: str = OFF
+    """ON if simulations beside the planner judge the numbers of workers that it requires."""
+
     @property
     def attainment_bp(self) -> int:
         """The attainment in hundredths of a percent."""
@@ -80,10 +85,13 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.min, min(self.max, self.devices_max // devices if self.devices_max else self.max))
 
     def to_mapping(self) -> dict[str, Any]:
-        """The settings as a file has them. A priority of 0 is left out, as it is where one model is sized."""
+        """The settings as a file has them. A priority of 0 is left out, as it is where one model is sized, and so is
+        a judge that is off."""
         found: dict[str, Any] = msgspec.structs.asdict(self)
         if not self.priority:
             del found[PRIORITY]
+        if self.judge == OFF:
+            del found[JUDGE]
         return {SLO: {key: found.pop(key) for key in SLO_KEYS}, **found}
 
     @staticmethod
@@ -112,6 +120,11 @@ def _parsed(key: str, value: object) -> str | int | float:
             near = did_you_mean(str(value), PREDICTORS)
             raise CallerError(f"planner.predictor: {value!r} is none of {', '.join(PREDICTORS)}{near}")
         return str(value)
+    if key == JUDGE:
+        found = {True: ON, False: OFF}.get(value, value) if isinstance(value, bool) else value
+        if found not in {ON, OFF}:
+            raise CallerError(f"planner.{JUDGE}: {value!r} is neither {ON} nor {OFF}")
+        return str(found)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CallerError(f"planner.{key}: {value!r} is not a number")
     if key == "attainment":

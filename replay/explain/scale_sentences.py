@@ -16,6 +16,7 @@ _PLAIN_REASONS = {
     rules.MAX: "more are required, and the settings allow no more (max, devices_max)",
     rules.IDLE: "there is no demand",
     rules.FROM_ZERO: "requests came while there was no worker",
+    rules.JUDGED: "the queue predicts that fewer are enough, and the judge's simulations found fewer too few",
     rules.NO_HISTORY: "no size of a request is known yet, so the fleet stays as it is",
 }
 

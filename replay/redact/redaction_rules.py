@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, assert_never
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from core.events import (
@@ -61,12 +61,12 @@ from core.events.jobs import (
     PrefillStarted,
 )
 from core.events.routing import QueueEvent, RequestQueued, RequestTurnedAway
-from core.events.scale import ORIGINS, ScaleEvent
+from core.events.scale import ABSENCES, ORIGINS, ScaleEvent
 from core.generation import PrefillReport
 from core.kv_transfer import TRANSPORTS
 from projections.policy.prefill_choice import PREFILL_OUTCOMES, PREFILL_REASONS
 from projections.scaling.scale_decision import BOUNDS
-from projections.scaling.scale_settings import PREDICTORS
+from projections.scaling.scale_settings import OFF, ON, PREDICTORS
 from replay.redact.pseudonyms import REQUEST_OUTCOMES, TEXT, Pseudonyms
 
 
@@ -185,8 +185,14 @@ def _of_planner(event: ScaleEvent, names: Pseudonyms) -> Event:
     match event:
         case ScaleDecided():
             predictor = _known(event.forecast.predictor, PREDICTORS)
+            judged = event.judged
+            if not isinstance(judged, UnsetType):
+                judged = replace(judged, absent=_known(judged.absent, ("", *ABSENCES)))
             return replace(
-                event, forecast=replace(event.forecast, predictor=predictor), bound=_known(event.bound, BOUNDS)
+                event,
+                forecast=replace(event.forecast, predictor=predictor),
+                bound=_known(event.bound, BOUNDS),
+                judged=judged,
             )
         case CapacityLearned():
             profile = UNSET if event.profile is UNSET else names.text(event.profile)
@@ -207,11 +213,11 @@ def _without_digests(event: ReplicaReported | DivergenceFound | UnknownEvent) ->
 
 
 def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a planner, of which only the predictor is a text."""
+    """The settings of a planner, of which only the predictor and the judge are texts."""
     return {
         key: _numbers(value)
         if isinstance(value, Mapping)
-        else _known(value, PREDICTORS)
+        else _known(value, (*PREDICTORS, ON, OFF))
         if isinstance(value, str)
         else value
         for key, value in settings.items()

@@ -33,6 +33,7 @@ from replay.simulate.report import (
     report,
     scaling,
 )
+from replay.simulate.scale_judge import judge
 from replay.simulate.simulated_fleet import MakePlanner
 from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.trace_file import TraceFile
@@ -107,7 +108,9 @@ class Setup(NamedTuple):
         arrivals = trace.arrivals(self.pace, self.options.engine.block_size)
         options = self.options
         verdicts: list[PrefillVerdict] = []
-        found = simulate(options, arrivals, progress, archive, on_verdict=verdicts.append, make_planner=make_planner)
+        found = simulate(
+            options, arrivals, progress, archive, on_verdict=verdicts.append, make_planner=make_planner, judge=judge
+        )
         wall_s, prefill = time.perf_counter() - started_s, None
         if options.prefill_workers:
             engine = options.engine

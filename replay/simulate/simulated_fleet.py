@@ -23,6 +23,7 @@ from actors.membership.failure_detector import (
     WriteEnd,
 )
 from actors.planning.planner import (
+    AskJudge,
     CancelStart,
     DrainWorker,
     PeriodEnded,
@@ -34,10 +35,11 @@ from actors.planning.planner import (
 )
 from actors.planning.scale_writer import PLANNER
 from core.events.kv import DECODE, PREFILL
-from core.events.scale import CapacityLearned
+from core.events.scale import CapacityLearned, ScaleJudgement
 from core.ids import WorkerId
 from core.machine import Machine
 from core.subjects import JOBS, ROUTING, SCALE, answered_token, asked_token, job_kind
+from projections.scaling.judge_plan import JudgePlan
 from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
@@ -348,16 +350,26 @@ class SimulatedFleet:
 
 PlannerMachine = Machine[PlannerEvent, PlannerCommand]
 MakePlanner = Callable[[ScaleSettings, CapacityLearned | None], PlannerMachine]
+Judge = Callable[[JudgePlan], ScaleJudgement]
 US_PER_S = 1_000_000
+JUDGE_US = 10_000_000
+"""Virtual time from a question to a judge until its answer."""
 
 
 class SimulatedPlanner:
     """Ends each period, feeds the machine, and executes its commands."""
 
     def __init__(
-        self, options: Options, machine: PlannerMachine, agenda: Agenda, log: SimulatedLog, fleet: SimulatedFleet
+        self,
+        options: Options,
+        machine: PlannerMachine,
+        agenda: Agenda,
+        log: SimulatedLog,
+        fleet: SimulatedFleet,
+        judge: Judge | None,
     ) -> None:
-        """The options have settings of a planner."""
+        """The options have settings of a planner. The machine has the `judge`'s answer JUDGE_US of virtual time
+        after its question; without a judge it has none."""
         settings = options.planner
         assert settings is not None
         engine = options.engine
@@ -372,6 +384,9 @@ class SimulatedPlanner:
         self._shell: VirtualShell[PlannerEvent, PlannerCommand] = VirtualShell(machine, agenda, self._execute)
         self._source = SimulatedSource(log, SCALE, PLANNER)
         self._demand = RequestDemand(settings)
+        self._ask_judge = judge
+        self._answer: ScaleJudgement | None = None
+        """Of the judge, for the next period."""
         self._reader = log.reader(0, self._count)
         self._put_period()
 
@@ -395,7 +410,8 @@ class SimulatedPlanner:
         cursor: dict[str, tuple[int, int]] = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
         rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
         speed = None if self._speed is None else self._speed.learned(self._bounds, self._log.now_ms)
-        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts, speed))
+        answer, self._answer = self._answer, None
+        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts, speed, answer=answer))
         self._put_period()
 
     def _execute(self, command: PlannerCommand) -> None:
@@ -408,6 +424,12 @@ class SimulatedPlanner:
                 self._fleet.cancel_start(start)
             case DrainWorker():
                 self._fleet.drain_worker()
+            case AskJudge(plan):
+                if self._ask_judge is not None:
+                    self._agenda.put(self._agenda.now_us + JUDGE_US, partial(self._on_answer, self._ask_judge(plan)))
+
+    def _on_answer(self, answer: ScaleJudgement) -> None:
+        self._answer = answer
 
     def _on_ready(self, start: int) -> None:
         self._shell.feed(WorkerReady(start, self._log.now_ms))

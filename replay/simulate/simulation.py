@@ -47,7 +47,7 @@ from core.prompt import HASH_BYTES
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
+from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
@@ -75,6 +75,7 @@ class Simulation:
         *,
         on_verdict: Callable[[PrefillVerdict], None],
         make_planner: MakePlanner = Planner,
+        judge: Judge | None = None,
     ) -> None:
         self.served: list[ServedRequest | None] = [None] * len(arrivals)
         """In the order of the arrivals."""
@@ -108,7 +109,7 @@ class Simulation:
         if options.planner is not None:
             speed = options.profile if options.learns else profile(options.engine)
             machine = make_planner(options.planner, speed)
-            self._planner = SimulatedPlanner(options, machine, self._agenda, self.log, self._fleet)
+            self._planner = SimulatedPlanner(options, machine, self._agenda, self.log, self._fleet, judge)
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Requests under way, in the order of their arrivals."""
         self._arrived = self._ended = 0
@@ -309,11 +310,13 @@ def simulate(
     *,
     on_verdict: Callable[[PrefillVerdict], None] = lambda _verdict: None,
     make_planner: MakePlanner = Planner,
+    judge: Judge | None = None,
 ) -> SimulationResult:
     """Results of a run of all arrivals. `progress` gets how many have ended, of how many. The run's log is in the file
     `archive`, if one is named. Requests in `follows` come after others, not at their own times. `on_verdict` is called
     with where each prompt was computed, if there are prefill workers, in the order of first tokens. `make_planner`
-    makes the machine that sizes the fleet, if the options have a planner. CallerError if arrivals are not valid, or the
+    makes the machine that sizes the fleet, if the options have a planner, and `judge` answers its questions; without
+    one they have no answer. CallerError if arrivals are not valid, or the
     file cannot be written."""
     arrivals = list(arrivals)
     _check(arrivals, options.engine.block_size)
@@ -321,7 +324,7 @@ def simulate(
     writer = None if archive is None else ArchiveWriter(archive, NAMESPACE, KEY.chain_key, PROGRAM, START_MS)
     try:
         simulation = Simulation(
-            options, arrivals, progress, writer, follows, on_verdict=on_verdict, make_planner=make_planner
+            options, arrivals, progress, writer, follows, on_verdict=on_verdict, make_planner=make_planner, judge=judge
         )
         with collector_paused():
             digest = simulation.run()

@@ -7,25 +7,27 @@
 3. A period's demand is counted again from the routing stream, up to the cursor that the period names. A count that
    began anew (`DemandRolled.since`) begins anew here. It is not judged where the routing stream is not here from there
    on, or lacks messages.
+4. On request, the simulations behind each answer of a judge are made again, from the decision that it was asked about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from core.codec import Message
 from core.events import DemandRolled, ScaleDecided, ScaleSettingsChanged
-from core.events.scale import SCALE_VERSION, model_of
+from core.events.scale import JUDGE_VERSION, SCALE_VERSION, ScaleJudgement, model_of
 from core.ids import StreamSeq
 from core.subjects import ROUTING, SCALE
 from projections.scaling.fleet_decision import ModelNeed, divide_devices, need_of, within_budget
 from projections.scaling.fleet_demand import FleetDemand
 from projections.scaling.fleet_fold import FleetFold
+from projections.scaling.judge_plan import JudgePlan, judge_plan
 from projections.scaling.scale_decision import FleetCounts, ScaleInputs, decide_scale
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_rules import RULES
@@ -34,8 +36,13 @@ from streams.log import Record
 
 DIFFERENCES_KEPT = 100
 """The first of them are kept, all are counted."""
+ASKED_MS = 600_000
+"""Most time between a decision and a judge's answer to it. A question waits until the next one of its model at most."""
 CUT, VERSION = "cut", "version"
 """Reasons of no judgement: messages before it are not here; rules of a newer program."""
+
+
+Judge = Callable[[JudgePlan], ScaleJudgement]
 
 
 class ScaleDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +59,17 @@ class ScaleDifference(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: Any
 
 
+class JudgementCounts(msgspec.Struct, kw_only=True):
+    """Answers of a judge, simulated again."""
+
+    verified: int = 0
+    different: int = 0
+    not_judged: dict[str, int] = msgspec.field(default_factory=dict)
+    """Reason to how many."""
+    absent: dict[str, int] = msgspec.field(default_factory=dict)
+    """Absences of the judge, by their reason: there is nothing to simulate again."""
+
+
 class ScaleResult(msgspec.Struct, kw_only=True):
     """Findings on the scale stream."""
 
@@ -65,13 +83,21 @@ class ScaleResult(msgspec.Struct, kw_only=True):
     periods_verified: int = 0
     periods_different: int = 0
     periods_not_judged: int = 0
+    judgements: JudgementCounts | None = None
+    """None where the simulations were not made again."""
     differences: list[ScaleDifference] = msgspec.field(default_factory=list)
     """The first DIFFERENCES_KEPT of them."""
 
     @property
+    def judgements_not_judged(self) -> int:
+        """Answers of a judge that were not judged."""
+        return 0 if self.judgements is None else sum(self.judgements.not_judged.values())
+
+    @property
     def differ(self) -> int:
-        """Decisions and periods that do not follow."""
-        return self.different + self.periods_different
+        """Decisions, periods and answers that do not follow."""
+        judgements = 0 if self.judgements is None else self.judgements.different
+        return self.different + self.periods_different + judgements
 
 
 class ScaleVerdict(NamedTuple):
@@ -92,7 +118,8 @@ def recorded_inputs(fold: ScaleFold, event: ScaleDecided) -> ScaleInputs | None:
     the rules that this program does not have gets the inputs of its newest one."""
     fleet = FleetCounts(event.ready, event.starting, event.overdue, event.draining)
     version = event.version if event.version in RULES else SCALE_VERSION
-    return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast, version)
+    answer = None if isinstance(event.judged, UnsetType) else event.judged
+    return None if fold.capacity is None else fold.inputs(event.at_ms, fleet, event.forecast, version, answer)
 
 
 class RecordedScaleDecision(NamedTuple):
@@ -142,19 +169,22 @@ def differing_field(recorded: msgspec.Struct, remade: msgspec.Struct) -> str:
     return next(name for name in recorded.__struct_fields__ if getattr(recorded, name) != getattr(remade, name))
 
 
-def verify_scale(recording: Recording) -> ScaleResult | None:
+def verify_scale(recording: Recording, judge: Judge | None = None) -> ScaleResult | None:
     """The findings on the whole scale stream; None of a recording without one. Some 10 ms per decision, and the time to
-    decode the routing stream."""
+    decode the routing stream. With a `judge`, each of its answers is simulated again: some seconds for each."""
     if SCALE not in recording.archive.streams:
         return None
-    return _ScaleVerifier(recording).run()
+    return _ScaleVerifier(recording, judge).run()
 
 
 class _ScaleVerifier:
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, judge: Judge | None) -> None:
         archive = recording.archive
         self._recording = recording
-        self._result = ScaleResult()
+        self._judge = judge
+        self._asked: dict[tuple[str, int], RecordedScaleDecision] = {}
+        """Decisions of the last ASKED_MS about which a judge may have been asked, by model and time."""
+        self._result = ScaleResult(judgements=None if judge is None else JudgementCounts())
         self._fold = FleetFold()
         self._is_whole = archive.span(SCALE).begin == 1
         """No message of the scale stream is missing so far."""
@@ -197,6 +227,8 @@ class _ScaleVerifier:
         self, record: Record, it: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision]
     ) -> None:
         result, event = self._result, it.event
+        if self._judge is not None:
+            self._check_judgement(record, it, self._judge)
         result.decisions += 1
         verdict = judge_scale(event, it.inputs, is_whole=self._is_whole, beside=beside)
         if verdict.remade is None or verdict.reason:
@@ -206,6 +238,38 @@ class _ScaleVerifier:
         else:
             result.different += 1
             self._note(record, event, verdict.remade)
+
+    def _check_judgement(self, record: Record, it: RecordedScaleDecision, judge: Judge) -> None:
+        event, model, counts = it.event, model_of(it.event), self._result.judgements
+        assert counts is not None
+        recorded = event.judged
+        if not isinstance(recorded, UnsetType) and recorded.absent:
+            counts.absent[recorded.absent] = counts.absent.get(recorded.absent, 0) + 1
+        elif not isinstance(recorded, UnsetType):
+            remade, reason = self._judged_again(recorded, self._asked.get((model, recorded.asked_ms)), judge)
+            if reason:
+                counts.not_judged[reason] = counts.not_judged.get(reason, 0) + 1
+            elif remade == recorded:
+                counts.verified += 1
+            else:
+                counts.different += 1
+                self._note(record, recorded, remade)
+        self._asked[model, event.at_ms] = it
+        while next(iter(self._asked))[1] < event.at_ms - ASKED_MS:
+            del self._asked[next(iter(self._asked))]
+
+    def _judged_again(
+        self, recorded: ScaleJudgement, asked: RecordedScaleDecision | None, judge: Judge
+    ) -> tuple[ScaleJudgement, str]:
+        """The answer that follows, or the reason of no judgement."""
+        none = replace(recorded, workers=(), digest="")
+        if recorded.version != JUDGE_VERSION or (asked is not None and asked.event.version not in RULES):
+            return none, VERSION
+        plan = None if asked is None or asked.inputs is None else judge_plan(asked.inputs, asked.event)
+        if plan is not None:
+            found = judge(plan)
+            return found, "" if self._is_whole or found == recorded else CUT
+        return none, "" if self._is_whole else CUT
 
     def _check_period(self, record: Record, event: DemandRolled) -> None:
         result = self._result

@@ -41,7 +41,7 @@ from replay.verify.decision_counts import DecisionCountResult
 from replay.verify.judge import DIFFERENT, NOT_JUDGED, VERIFIED, DecisionDifference, Verdict, judge_at, verdicts
 from replay.verify.partition import LogShare, Partition
 from replay.verify.prefill_checks import PrefillResult, verify_prefills
-from replay.verify.scale_checks import ScaleResult, verify_scale
+from replay.verify.scale_checks import Judge, ScaleResult, verify_scale
 from streams.archive.archive_format import Excerpt
 
 DIFFERENCES_KEPT = 1000
@@ -169,6 +169,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             "prefill verdict": sum(self.prefills.not_judged.values()),
             "prefill job": self.prefills.jobs.not_judged + self.prefills.jobs.untold,
             "decision on the fleet": sum(self.scale.not_judged.values()) if self.scale is not None else 0,
+            "judgement on the fleet": self.scale.judgements_not_judged if self.scale is not None else 0,
             "period of demand": self.scale.periods_not_judged if self.scale is not None else 0,
         }
 
@@ -191,9 +192,11 @@ def verify(
     jobs: int = 1,
     progress: Progress = lambda _done, _of: None,
     on_verdict: Callable[[Verdict], Any] = lambda _: None,
+    judge: Judge | None = None,
 ) -> VerifyResult:
     """Every decision in a message of the routing stream from `start` up to `end` (not included), made again; those of
-    `replicas` only, if they are given. `on_verdict` gets each verdict, in the order of the log.
+    `replicas` only, if they are given. `on_verdict` gets each verdict, in the order of the log. With a
+    `judge`, the simulations beside a planner are made again, too.
 
     Some 200 us per decision where four replicas decide; `jobs` processes share the work, proof and all, and the result
     does not depend on their number; a log with a gap is played by one. Corrupt if the file is damaged. Refused if its
@@ -230,7 +233,7 @@ def verify(
     found.seconds = time.perf_counter() - (began if results else proven)
     found.prefills = verify_prefills(recording, start, end, replicas=only, on_finding=counter.add_line)
     if only is None:
-        found.scale = verify_scale(recording)
+        found.scale = verify_scale(recording, judge)
         for differs in found.scale.differences if found.scale is not None else ():
             counter.add_line(f"{differs.event}\t{differs.seq}\t{differs.term}\n")
     found.counts = proof.decision_counts.within(start, end, only)

@@ -47,7 +47,7 @@ from core.events import (
 )
 from core.events.compact_decision import stream_names
 from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns, PrefixFetch
-from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
+from core.events.scale import DemandCell, HitRate, JudgedWorkers, ScaleCandidate, ScaleForecast, ScaleJudgement
 from core.generation import PrefillReport
 from core.ids import SourceId, StreamName
 from core.kv_transfer import FetchAddress, KvBlocks
@@ -126,9 +126,10 @@ BY_TYPE[dict[str, tuple[int, int]] | msgspec.UnsetType] = st.just(msgspec.UNSET)
 constants = st.sampled_from([(), (0,), (0, 0), (1, 1), (0, 1)])
 alike = st.builds(Columns, *[constants] * 9, wait_us=st.none() | constants)
 BY_TYPE[Columns | dict[str, tuple[int, ...]]] = BY_TYPE[dict[str, tuple[int, ...]]] | any_of(Columns) | alike
-for row in (DemandCell, HitRate, ScaleCandidate):
+for row in (DemandCell, HitRate, JudgedWorkers, ScaleCandidate):
     BY_TYPE[tuple[row, ...]] = st.lists(any_of(row), max_size=3).map(tuple)  # type: ignore[valid-type]
 BY_TYPE[ScaleForecast] = any_of(ScaleForecast)
+BY_TYPE[ScaleJudgement | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(ScaleJudgement)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 

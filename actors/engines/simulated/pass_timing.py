@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from actors.engines.simulated.simulated_settings import MOCKER, SimulatedSettings
+from core.events.scale import CapacityLearned
+from projections.scaling.queue_model import DecodeSteps, interpolate
+
+STEP_TOKENS = 64
+"""Measured decode steps are the same for requests that differ by fewer tokens."""
 
 _PREFILL_MS = (4.209989e-07, 1.518344e-02, 1.650142e01)
 _DECODE_MS = (-25.74, 54.01, 5.74)
@@ -105,6 +111,44 @@ class MockerTiming:
         return steps_us
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSettings(SimulatedSettings):
+    """An engine with the durations of a planner's capacity. Its `timing` counts for nothing."""
+
+    capacity: CapacityLearned
+
+
+class MeasuredTiming:
+    """As a capacity has it: on the lines between its points. Prompts of one pass take as long as one prompt of as many
+    tokens."""
+
+    def __init__(self, capacity: CapacityLearned) -> None:
+        self._capacity = capacity
+        self._steps: dict[int, DecodeSteps] = {}
+        """By the tokens of each request, which differ by STEP_TOKENS at least."""
+
+    def pass_us(self, batch: PassBatch) -> int:
+        """As of `PassTiming`."""
+        it, tokens = self._capacity, batch.after - batch.before
+        spent_us = max(1, interpolate(tokens, it.prefill_tokens, it.prefill_us)) if tokens else 0
+        return spent_us + (self._decode_us(batch.decoding, batch.context) if batch.decoding else 0)
+
+    def decode_ends(self, start_us: int, batch: PassBatch, count: int) -> list[int]:
+        """As of `PassTiming`. 1 us for each pass, and more once for each STEP_TOKENS."""
+        contexts = range(batch.context, batch.context + count * batch.decoding, batch.decoding)
+        steps_us = (self._decode_us(batch.decoding, tokens) for tokens in contexts)
+        return list(accumulate(steps_us, initial=start_us))[1:]
+
+    def _decode_us(self, requests: int, tokens: int) -> int:
+        each_tokens = max(1, tokens // requests // STEP_TOKENS * STEP_TOKENS)
+        steps = self._steps.get(each_tokens)
+        if steps is None:
+            steps = self._steps[each_tokens] = DecodeSteps(self._capacity, each_tokens)
+        return max(1, steps.us(min(requests * each_tokens, self._capacity.room_tokens)))
+
+
 def timing_of(settings: SimulatedSettings) -> PassTiming:
     """The model that the settings name."""
+    if isinstance(settings, MeasuredSettings):
+        return MeasuredTiming(settings.capacity)
     return MockerTiming(settings) if settings.timing == MOCKER else LinearTiming(settings)

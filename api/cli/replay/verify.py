@@ -17,6 +17,7 @@ from api.cli.replay.recording_source import RecordingSource, positions, recordin
 from api.cli.replay.text.verify_text import verified_json, verified_text
 from core.errors import CallerError
 from replay.recording.moment import parse_moment
+from replay.simulate.scale_judge import judge
 from replay.verify.judge import Verdict
 from replay.verify.verify import verify as verify_all
 
@@ -35,6 +36,7 @@ JOBS_MAX = 8
     help="Write a JSON line per decision, for `bisect --against`.",
 )
 @click.option("--strict", is_flag=True, help="Exit status 1 unless all is judged, and proved with the key.")
+@click.option("--judge", "judges", is_flag=True, help="Simulate again behind each answer of a planner's judge.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that share the work; as many as there are CPUs.")
 def verify(
     source: RecordingSource,
@@ -45,6 +47,7 @@ def verify(
     jobs: int | None,
     *,
     strict: bool,
+    judges: bool,
     as_json: bool,
 ) -> None:
     """Make every recorded decision again, from the log alone: all must come out as they were, bit for bit.
@@ -62,6 +65,7 @@ def verify(
     contrail replay verify --from -1h --replica frontend-2 --json
     contrail replay verify --log incident.contrail --key-file key --strict
     contrail replay verify --log old.contrail --write before.jsonl
+    contrail replay verify --data data --judge
     """
     now_ms = source.now_ms
     moments = [parse_moment(text, now_ms) if text is not None else None for text in (start, end)]
@@ -77,6 +81,7 @@ def verify(
             jobs=share,
             progress=show_decision_progress(),
             on_verdict=on_verdict,
+            judge=judge if judges else None,
         )
         value = verified_json(found, recording.names, strict=strict)
         print_result(verified_text(found, recording.names, strict=strict), value, as_json=as_json)

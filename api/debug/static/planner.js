@@ -171,6 +171,8 @@ export class Planner {
         ["required", `${decided.required}; sought ${share(decided.goal_bp)}, ceiling ${share(decided.ceiling_bp)}`],
         before && ["window", `up to ${before.required} required before${before.is_full ? "" : ", not full yet"}`],
         decided.budget === undefined ? null : ["devices", `${decided.budget} of all models; alone ${decided.sought} workers`],
+        decided.judged === undefined ? null : ["judge", decided.judged.absent ? `absent: ${decided.judged.absent}`
+          : decided.judged.workers.map((each) => `${count(each.workers)} workers ${share(each.attainment_bp)}`).join(", ")],
         ["reason", words(decided.bound)],
       ]),
       rows.length ? table(heads, rows, { class: "grid" }) : null);

@@ -76,6 +76,7 @@ async def planned(etcd: EmbeddedEtcd, name: str, log: PlannedLog) -> AsyncIterat
         name="planner-0",
         models=(PlannedModel(group="decode", model="m", settings=SETTINGS, profile=CAPACITY, pass_tokens=2048),),
         acts=True,
+        judge=(),
     )
     registry = await EtcdRegistry.connect(etcd.endpoint, name, etcd.credentials)
     service = PlannerService(options, log, registry, SystemClock(), log.key)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors.planning import planner as planner_module
 from actors.planning import planner_service, quiet_periods
 from actors.planning.fleet_target import ACKNOWLEDGED_KEY, TARGET_KEY, FleetAcknowledgement, FleetTarget
 from actors.planning.forecast_process import ForecastProcess
+from actors.planning.judge_process import JUDGED
 from actors.planning.model_fleet import PlannedModel
 from actors.planning.planner_service import CLAIM, PlannerOptions, PlannerService
 from actors.planning.planner_settings import PLANNER_SETTINGS_KEY, given_for, merged, parsed, with_own_settings
@@ -30,14 +33,16 @@ from core.events.scale import (
     ScaleDecided,
     ScaleEvent,
     ScaleFailed,
+    ScaleJudgement,
     ScaleSettingsChanged,
     WorkerStarting,
     model_of,
 )
 from core.ids import StreamName, StreamSeq
 from core.subjects import SCALE
+from projections.scaling import judge_plan
 from projections.scaling.forecast import ForeseenRates, RateHistory
-from projections.scaling.scale_settings import ARIMA, SEASONAL, ScaleSettings
+from projections.scaling.scale_settings import ARIMA, ON, SEASONAL, ScaleSettings
 from projections.scaling.speed_model import SAMPLES_MIN
 from streams.log import StreamState
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
@@ -46,6 +51,15 @@ from tests.fixtures.eventually import eventually
 from tests.projections.facts import routed, worker_id
 from tests.projections.scaling.demands import CAPACITY, end
 
+JUDGE = """
+import json, sys
+for line in sys.stdin:
+    plan = json.loads(line)
+    answer = {key: plan[key] for key in ("asked_ms", "rate_m")}
+    answer |= {"workers": [[run[0], 9900, 0] for run in plan["runs"]], "digest": "d", "absent": "", "version": 1}
+    print(json.dumps(answer), flush=True)
+"""
+"""Says of each number of workers that it attains 99 %."""
 LEADS_IN_VAIN = 2
 SETTINGS = ScaleSettings(min=2, max=4, period_s=1, startup_s=5)
 REGISTERED = {"model": "m", "address": "h:1", "engine": "e", "block_size": 16, "context_max": 4096, "slots": 8}
@@ -94,6 +108,7 @@ class Site:
             name=name,
             acts=acts,
             models=models or (planned(profile=CAPACITY if profiled else None),),
+            judge=(sys.executable, "-c", JUDGE),
         )
         service = PlannerService(options, self.log, MemoryRegistry(self.store), clock or SystemClock(), self.log.key)
         running = asyncio.create_task(service.run())
@@ -533,3 +548,26 @@ def test_settings_of_one_model_stand_below_its_name() -> None:
     assert given_for("n", given) == {"max": 4}
     assert with_own_settings("n", given, {"max": 3}) == {"max": 4, "models": {"m": {"max": 2}, "n": {"max": 3}}}
     assert with_own_settings("m", given, {}) == {"max": 4}
+
+
+async def test_a_judge_answers_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer stands in a later decision, and names the one that it was asked about. Its process is gone with the
+    lead."""
+    monkeypatch.setattr(judge_plan, "SAMPLE_MIN", 2)
+    monkeypatch.setattr(planner_module, "JUDGE_EVERY_MS", 0)
+    async with site.planner("a", models=(planned(settings=replace(SETTINGS, judge=ON)),)) as service:
+        await eventually(decided(service), "a decision")
+        for number in range(4):
+            await site.log.write(*arrival(f"r{number}"), end(f"r{number}"))
+        await eventually(lambda: service.judge.outcomes[JUDGED], "an answer")
+        await eventually(lambda: service.fleets[0].last.judged is not UNSET, "its decision")  # type: ignore[union-attr]
+        judged = service.fleets[0].last.judged  # type: ignore[union-attr]
+        assert judged.absent == "", judged  # type: ignore[union-attr]
+        state = orjson.loads(orjson.dumps(service.describe()))
+        assert state["judge"]["outcomes"].keys() == {"judged", "late", "killed", "wrong"}
+        assert sum(state["judge"]["outcomes"].values()) == state["judge"]["outcomes"]["judged"] > 0
+        await service.stop()
+        assert service.judge._process is None
+    decisions = [event for _, event in await site.events() if isinstance(event, ScaleDecided)]
+    found = next(event.judged for event in decisions if isinstance(event.judged, ScaleJudgement))
+    assert found.asked_ms in {event.at_ms for event in decisions}

@@ -7,7 +7,8 @@ from typing import Any
 
 from api.cli.quantities import count_text, number_text
 from api.cli.renderer import Facts, Mark, Table, Text
-from core.events.scale import CapacityLearned, DemandRolled, ScaleCandidate, ScaleDecided
+from core.event_json import time_text
+from core.events.scale import CapacityLearned, DemandRolled, ScaleCandidate, ScaleDecided, ScaleJudgement
 from replay.explain.scale_explanation import DIFFERENT, ScaleExplanation
 
 CANDIDATE_HEADS = ("workers", "at/s", "attained", "first token", "between tokens", "computing prompts", "step ms")
@@ -60,6 +61,8 @@ def _facts(it: ScaleExplanation) -> Iterator[tuple[str, str]]:
     yield "required", f"{decided.required}, ceiling {percent_of(decided.ceiling_bp)} without any wait"
     if isinstance(decided.budget, int):
         yield "devices", f"{decided.budget} of all models; alone it would have {decided.sought} workers"
+    if isinstance(decided.judged, ScaleJudgement):
+        yield "judge", _judgement(decided.judged)
     if it.window is not None:
         yield "window", f"up to {it.window.required} required before{'' if it.window.is_full else ', not full yet'}"
     if it.capacity is not None:
@@ -70,6 +73,17 @@ def _facts(it: ScaleExplanation) -> Iterator[tuple[str, str]]:
         "",
         f"revision {decided.revision}; rules of version {decided.version}; {count_text(decided.periods, 'period')}",
     )
+
+
+def _judgement(it: ScaleJudgement) -> str:
+    """The simulated numbers of workers, or the judge's absence."""
+    about = f"on the decision of {time_text(it.asked_ms)}"
+    if it.absent:
+        return f"absent ({it.absent}), {about}"
+    simulated = ", ".join(
+        f"{count_text(each.workers, 'worker')} {percent_of(each.attainment_bp)}" for each in it.workers
+    )
+    return f"{simulated}, {about} at {rate_of(it.rate_m)} a second"
 
 
 def _demand(decided: ScaleDecided, demand: DemandRolled | None) -> str:

@@ -221,6 +221,8 @@ def _counts(found: VerifyResult) -> list[tuple[str, ...]]:
     }
     if (scale := found.scale) is not None:
         rows["fleet sizes"] = (scale.verified, scale.different, sum(scale.not_judged.values()))
+        if (judged := scale.judgements) is not None:
+            rows["judgements"] = (judged.verified, judged.different, sum(judged.not_judged.values()))
         rows["demand"] = (scale.periods_verified, scale.periods_different, scale.periods_not_judged)
     return [(kind, *(f"{each:,}" for each in row)) for kind, row in rows.items() if kind == "decisions" or any(row)]
 
@@ -385,7 +387,9 @@ _fields = msgspec.structs.asdict
 
 
 def _scale_json(found: ScaleResult) -> dict[str, Any]:
-    return {**_fields(found), "differences": [_timed(it) for it in found.differences]}
+    value = {**_fields(found), "differences": [_timed(it) for it in found.differences]}
+    judged = value.pop("judgements")
+    return value if judged is None else {**value, "judgements": _fields(judged)}
 
 
 def _timed(it: msgspec.Struct, **changes: Any) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from actors.engines.simulated.pass_timing import PassBatch, timing_of
+from actors.engines.simulated.pass_timing import MeasuredSettings, PassBatch, timing_of
 from actors.engines.simulated.simulated_settings import SimulatedSettings, mocker_settings
+from tests.projections.scaling.demands import CAPACITY
 
 MOCKER = timing_of(mocker_settings())
 
@@ -67,3 +69,27 @@ def test_passes_that_follow_each_other() -> None:
             at_us += timing.pass_us(batch(decoding=3, context=50_000 + 3 * done))
             ends.append(at_us)
         assert timing.decode_ends(1000, batch(decoding=3, context=50_000), 40) == ends
+
+
+def test_measured_passes_lie_on_lines() -> None:
+    """Prompts by all their tokens in the pass, decode steps by those of all requests."""
+    timing = timing_of(MeasuredSettings(capacity=CAPACITY))
+    assert timing.pass_us(batch(prompts=1, after=8192)) == 180_000
+    assert timing.pass_us(batch(prompts=2, before=1, after=8193)) == 180_000
+    assert timing.pass_us(batch(decoding=10, context=10 * 6_400)) == 6_000 + 64_000 * 30_000 // 1_000_000 - 1
+    step_us = timing.pass_us(batch(decoding=2, context=1_000))
+    assert timing.pass_us(batch(prompts=1, after=8192, decoding=2, context=1_000)) == 180_000 + step_us
+    assert timing.decode_ends(7, batch(decoding=2, context=1_000), 3) == [7 + step_us * count for count in (1, 2, 3)]
+    assert timing.pass_us(batch(decoding=1, context=2_000_000)) == 36_000, "no cache holds more than its room"
+
+
+def test_a_measured_table_has_steps_by_requests() -> None:
+    """Those of a row between two lie on their line; a step of more requests takes no less."""
+    table = replace(
+        CAPACITY, decode_tokens=(1, 1001), decode_requests=(1, 11), decode_rows_us=((5_000, 6_000), (10_000, 16_000))
+    )
+    timing = timing_of(MeasuredSettings(capacity=table))
+    assert timing.pass_us(batch(decoding=1, context=1)) == 5_000
+    assert timing.pass_us(batch(decoding=11, context=11)) == 10_000
+    assert timing.pass_us(batch(decoding=6, context=6)) == 7_500
+    assert timing.pass_us(batch(decoding=11, context=11 * 640)) == 10_000 + 6 * 639
