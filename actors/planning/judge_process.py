@@ -20,7 +20,8 @@ from projections.scaling.judge_plan import JudgePlan
 from projections.scaling.queue_model import ALL_BP
 
 ANSWER_S = 20.0
-"""Bound of each answer; that of a new process imports the simulator in it, too."""
+"""Bound of each answer; that of a new process imports the simulator in it, too.
+Beside programs that fill all cores, a process of low priority is late."""
 LINE_MAX = 1 << 16
 """Bytes of an answer."""
 JUDGED = "judged"

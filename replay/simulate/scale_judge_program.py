@@ -15,8 +15,8 @@ import msgspec
 from projections.scaling.judge_plan import JudgePlan
 from replay.simulate.scale_judge import judge
 
-MEMORY_BYTES = 2 << 30
-"""Most address space of the process; it ends where it needs more. Three runs of 1024 requests take some 300 MB."""
+MEMORY_BYTES = 1 << 30
+"""Most address space of the process; it ends where it needs more. Three runs of 1024 requests take some 80 MB."""
 NICE = 10
 """The planner and the workers beside it come first."""
 

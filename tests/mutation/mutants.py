@@ -140,6 +140,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/planning/test_fleet_planner.py",
         "tests/api/deployment/test_shared_devices.py",
     ),
+    "scale judge": (
+        "tests/projections/scaling/test_judgement.py",
+        "tests/projections/scaling/test_judge_plan.py",
+        "tests/actors/planning/test_judge_process.py",
+        "tests/actors/planning/test_planner_judge.py",
+    ),
     "pool keeper": (
         "tests/actors/kv_pool/test_pool_keeper.py",
         "tests/actors/kv_pool/test_pool_of_worker.py",
@@ -3234,6 +3240,42 @@ MUTANTS: tuple[Mutant, ...] = (
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
             "measured-step-of-one-request": ("max(1, -(-resident // self._each_tokens))", "1", NO_SCALE),
         },
+    ),
+    *_mutants(
+        "scale judge",
+        "projections/scaling/judgement.py",
+        {
+            "judged-long-ago": (" or at_ms - judgement.asked_ms > COUNTS_MS", "", NO_SCALE),
+            "judged-at-more-demand": (" * (ALL_BP - FALL_BP) // ALL_BP", " // ALL_BP", NO_SCALE),
+            "worker-bought-for-nothing": (" or gain_bp < GAIN_BP", "", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "scale judge",
+        "projections/scaling/scale_decision.py",
+        {
+            "judge-lowers-the-number": ("if judged > required:", "if judged:", NO_SCALE),
+            "absence-is-an-answer": (
+                "inputs.answer is None or inputs.answer.absent",
+                "inputs.answer is None",
+                NO_SCALE,
+            ),
+        },
+    ),
+    *_mutants(
+        "scale judge",
+        "projections/scaling/judge_plan.py",
+        {"every-prompt-follows": ("if draw % start < cached else 0", "if start else 0", NO_SCALE)},
+    ),
+    *_mutants(
+        "scale judge",
+        "actors/planning/judge_process.py",
+        {"answer-to-another-question": ("if not is_answer(plan, answer):", "if False:", NO_SCALE)},
+    ),
+    *_mutants(
+        "scale judge",
+        "actors/planning/planner.py",
+        {"judge-asked-each-period": ("decided.at_ms - self._asked_ms >= JUDGE_EVERY_MS", "True", NO_SCALE)},
     ),
     *_mutants(
         "attached",
