@@ -14,6 +14,7 @@ from typing import ClassVar, assert_never
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from core.block_spans import Blocks
 from core.codec import Message
 from core.events import (
     Adapter,
@@ -121,7 +122,10 @@ class KvFold(SourceFold[WorkerId, Member]):
         for event in message.events:
             if part.ended:
                 return
-            if isinstance(event, KvEvent):
+            kind = type(event)
+            if kind is BlocksStored or kind is BlocksRemoved:  # nearly all: a test for a union costs as much as a block
+                self._blocks_changed(part, event)  # type: ignore[arg-type]  # of these two
+            elif isinstance(event, KvEvent):
                 self._event(part, event)
             else:
                 self.unknown_events += 1
@@ -134,14 +138,15 @@ class KvFold(SourceFold[WorkerId, Member]):
     def _is_known(self, part: Member) -> bool:
         return part.cache_known
 
+    def _blocks_changed(self, member: Member, event: BlocksStored | BlocksRemoved) -> None:
+        if member.cache_known and event.tier in TIERS:
+            change = self.index.store if type(event) is BlocksStored else self.index.remove
+            change(member.worker, event.tier, Blocks(event.hashes, event.pieces, event.heads))
+
     def _event(self, member: Member, event: KvEvent) -> None:
         match event:
-            case BlocksStored():
-                if member.cache_known and event.tier in TIERS:
-                    self.index.store(member.worker, event.tier, event.blocks)
-            case BlocksRemoved():
-                if member.cache_known and event.tier in TIERS:
-                    self.index.remove(member.worker, event.tier, event.blocks)
+            case BlocksStored() | BlocksRemoved():
+                self._blocks_changed(member, event)
             case WorkerJoined() | PoolJoined() | AdapterLoaded() | AdapterEvicted() | AdapterUnloaded():
                 self._described(member, event)
             case CacheCleared():

@@ -108,10 +108,14 @@ def _take_piece(table: BlockTable, sets: WorkerSets, bit: int, head: int, place:
 
 
 def _add_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) -> list[int]:
-    if len(column) == HASH_BYTES and table.get(block := int.from_bytes(column, "little")) is None:
-        _put(table, block, bit)  # most events of talks have one block: no column to split
-        return []
-    shards, blocks, known, held = table.shards, split(column), [], []
+    shards = table.shards
+    if len(column) == HASH_BYTES:  # most events of talks have one block: no column to split
+        block = int.from_bytes(column, "little")
+        shard, key = shards[block >> KEY_BITS], block & KEY_MASK
+        if key not in shard:
+            shard[key] = bit
+            return []
+    blocks, known, held = split(column), [], []
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]
         if key in shard:
@@ -133,14 +137,18 @@ def _add_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) ->
 
 
 def _take_single(table: BlockTable, sets: WorkerSets, bit: int, column: bytes) -> list[int]:
-    if len(column) == HASH_BYTES and table.get(block := int.from_bytes(column, "little")) == bit:
-        _put(table, block, None)
-        return []
-    shards, blocks, absent = table.shards, split(column), []
+    shards = table.shards
+    if len(column) == HASH_BYTES:
+        block = int.from_bytes(column, "little")
+        shard, key = shards[block >> KEY_BITS], block & KEY_MASK
+        if shard.get(key) == bit:
+            del shard[key]
+            return []
+    blocks, absent = split(column), []
     for number, key in zip(blocks.shards, blocks.keys, strict=True):
         shard = shards[number]
         found = shard.get(key, 0)
-        if isinstance(found, tuple) and found[0] & bit:
+        if found != bit and isinstance(found, tuple) and found[0] & bit:  # nearly all are the bit alone
             dissolve(table, sets, number << KEY_BITS | key)
             found = shard[key]
         if found == bit:

@@ -161,7 +161,8 @@ class SimulatedReplica:
 
     def connected(self, _model: str) -> int:
         """There is one model."""
-        return sum(member.worker not in self._gone for member in self._state.serving())
+        serving, gone = self._state.serving(), self._gone
+        return sum(member.worker not in gone for member in serving) if gone else len(serving)
 
     def awaits_join(self, _model: str) -> bool:
         """A simulated log loses nothing."""
