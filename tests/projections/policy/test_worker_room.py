@@ -3,7 +3,7 @@ flight there; and the blocks in use."""
 
 from __future__ import annotations
 
-from os.path import commonprefix
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
@@ -44,7 +44,7 @@ def test_a_prompt_shares_its_longest_start(running: list[list[int]], asked: list
     prompts.begin(B, RequestId("elsewhere"), prompt(*asked).hashes())
     for number, blocks in enumerate(running):
         prompts.begin(A, RequestId(f"r{number}"), prompt(*blocks).hashes())
-    alike = [len(commonprefix([asked, each])) for each in running]
+    alike = [len([*takewhile(lambda pair: pair[0] == pair[1], zip(asked, each, strict=False))]) for each in running]
     assert prompts.shared(A, prompt(*asked)) == max(alike, default=0)
     assert prompts.shared(A, prompt(*asked, extra=0)) == min(max(alike, default=0), max(0, len(asked) - 1))
 
