@@ -39,7 +39,7 @@ from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
-from projections.policy.prefix_fetch import with_fetches
+from projections.policy.prefix_fetch import HOST, with_fetches
 from projections.policy.view import NO_REPORT, Candidate, RouteRequest, View
 from projections.policy.worker_room import (
     FETCH_WAIT_PERCENT,
@@ -194,7 +194,8 @@ class PlacementInputs:
         wait_percent = WAIT_PERCENT
         if request.fetching is not None:
             scored, fetches = with_fetches(scored, self._view, request, settings, backlog)
-            wait_percent = FETCH_WAIT_PERCENT if fetches else WAIT_PERCENT
+            moves_freely = any(worker in fetches and has[-1] > has[HOST] for worker, has in _overlaps(scored))
+            wait_percent = FETCH_WAIT_PERCENT if moves_freely else WAIT_PERCENT
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
         per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, backlog.reuse_max)
@@ -219,6 +220,10 @@ class PlacementInputs:
         return [
             new(Candidate, (*one[:5], overlap(one[0], NO_OVERLAP), pending(one[0], 0), *one[7:])) for one in candidates
         ]
+
+
+def _overlaps(scored: Iterable[ScoredCandidate]) -> Iterable[tuple[WorkerId, tuple[int, ...]]]:
+    return ((each.candidate.worker, each.candidate.overlap) for each in scored)
 
 
 class _PlacedQueue:

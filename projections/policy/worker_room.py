@@ -22,7 +22,8 @@ WAIT_PERCENT = 30
 delays no request that runs. In full, talks move too readily, and each move computes a prompt anew. For a request that
 is held no longer it counts in full: no other worker can end that wait."""
 FETCH_WAIT_PERCENT = 100
-"""The same of a request that could fetch its prefix: a talk that moves then computes nothing anew."""
+"""The same of a request that could fetch its prefix, and has it in a pool as well: a talk that moves computes nothing
+anew, nor is lost what its copy pushes out of a host."""
 FREE_PART = 100
 """One part in FREE_PART of a worker's blocks stays free for answers that grow: an engine without a free block preempts
 a request, and computes it again."""

@@ -265,18 +265,18 @@ def test_behind_a_fetch_a_pool_counts_nothing() -> None:
 
 
 def test_a_wait_for_room_counts_in_full_where_the_prefix_can_be_fetched() -> None:
-    """A, which has the prompt, lacks room. The prompt is held while the wait is the shorter one, and three tenths of it
-    count where B and C fetch nothing."""
+    """And lies in a pool as well. A, which has the prompt, lacks room. Else three tenths of the wait count, and the
+    request is held for longer."""
     residence_us = 2_000_000
 
     def chosen(at: Site, times: int) -> tuple[WorkerId | None, int]:
+        at.say(LOAD, A, load())
         at.say(ROUTING, "ee" * 8, routed("x", A, prompt(*range(5000, 5900), block_size=SIZE)), prefilled("x"))
         held = UnboundRequest(route({}), 0, residence_us=times * residence_us)
         planned = plan(at.view, [held], SETTINGS, 1000, {})
         return (None, 0) if planned is None else (planned.decision.worker, planned.request.held[A])
 
-    wait_us = 10 * residence_us * (901 + 201 - 990) // 901
-    assert chosen(site(), 1) == (None, 0)
-    worker, held_us = chosen(site(), 10)
-    assert (worker in {B, C}, held_us) == (True, wait_us * FETCH_WAIT_PERCENT // 100)
-    assert chosen(site(b=None, c=None), 10) == (None, 0)
+    wait_us = 4 * residence_us * (901 + 201 - 990) // 901
+    assert chosen(pooled(0, 150), 1) == (None, 0)
+    assert chosen(pooled(0, 150), 4) == (B, wait_us * FETCH_WAIT_PERCENT // 100)
+    assert chosen(site(), 4) == (None, 0)
