@@ -124,7 +124,7 @@ class UnboundRequest(NamedTuple):
         lacking = lacking_blocks(candidate, in_use, needed) if needed else 0
         if not lacking or self.running is None:
             return lacking
-        shared = self.running.shared(candidate.worker, self.request.prompt)
+        shared = self.running.shared(candidate.worker, self.request.id, self.request.prompt)
         return lacking_blocks(candidate, in_use, needed - shared) if shared else lacking
 
 

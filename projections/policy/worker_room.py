@@ -11,6 +11,8 @@ So a prompt needs no room for the blocks that it shares with a request there (`R
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from core.events import LoadReported
 from core.ids import RequestId, WorkerId
 from core.prompt import HASH_BYTES, Prompt
@@ -58,6 +60,10 @@ class ResidenceTime:
         return self._models.get(model, (0, 0))[1]
 
 
+SHARED_MAX = 256
+"""Depths that are kept for one worker until its requests change; beyond that they are found anew."""
+
+
 class RunningPrompts:
     """The prompts of this replica's requests in flight, by worker. Of other replicas' requests no prompt is known after
     the first token, so what a prompt shares with them counts as needed anew. Memory is that of the requests in flight.
@@ -65,6 +71,8 @@ class RunningPrompts:
 
     def __init__(self) -> None:
         self._hashes: dict[WorkerId, dict[RequestId, bytes]] = {}
+        self._shared: dict[WorkerId, dict[tuple[RequestId, int], int]] = {}
+        """Depths that were found since the worker's requests changed, by request and length of its prompt."""
 
     def __repr__(self) -> str:
         return f"<RunningPrompts {sum(map(len, self._hashes.values()))} on {len(self._hashes)} workers>"
@@ -72,6 +80,7 @@ class RunningPrompts:
     def begin(self, worker: WorkerId, request: RequestId, hashes: bytes) -> None:
         """The request was sent to the worker; `hashes` are those of all full blocks of its prompt. O(1)."""
         self._hashes.setdefault(worker, {})[request] = hashes
+        self._shared.pop(worker, None)
 
     def end(self, worker: WorkerId, request: RequestId) -> None:
         """The request is with the worker no more."""
@@ -79,17 +88,32 @@ class RunningPrompts:
         del prompts[request]
         if not prompts:
             del self._hashes[worker]
+        self._shared.pop(worker, None)
 
-    def shared(self, worker: WorkerId, prompt: Prompt) -> int:
-        """Leading blocks of the prompt that are those of a request in flight there, too. One comparison for each of
-        them, and O(log blocks) more for each that shares more than those before it."""
-        most = 0
-        for hashes in self._hashes.get(worker, {}).values():
-            if most == prompt.blocks_reusable:
-                break
-            if hashes[most * HASH_BYTES : (most + 1) * HASH_BYTES] == prompt.block(most + 1):
-                most = shared_depth(hashes, prompt, most + 1)
-        return most
+    def shared(self, worker: WorkerId, request: RequestId, prompt: Prompt) -> int:
+        """Leading blocks of the request's prompt that are those of a request in flight there, too. One comparison for
+        each of them, and O(log blocks) more for each that shares more than those before it; O(1) until the worker's
+        requests change."""
+        running = self._hashes.get(worker)
+        if running is None:
+            return 0
+        known, key = self._shared.setdefault(worker, {}), (request, prompt.tokens)
+        depth = known.get(key)
+        if depth is None:
+            if len(known) >= SHARED_MAX:
+                known.clear()
+            depth = known[key] = _longest_shared(running.values(), prompt)
+        return depth
+
+
+def _longest_shared(prompts: Iterable[bytes], prompt: Prompt) -> int:
+    most = 0
+    for hashes in prompts:
+        if most == prompt.blocks_reusable:
+            break
+        if hashes[most * HASH_BYTES : (most + 1) * HASH_BYTES] == prompt.block(most + 1):
+            most = shared_depth(hashes, prompt, most + 1)
+    return most
 
 
 def blocks_in_use(candidate: Candidate, report: LoadReported) -> int:

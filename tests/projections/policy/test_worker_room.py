@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.ids import RequestId, WorkerId
+from core.prompt import Prompt, tokens_to_bytes
 from projections.policy.view import NO_REPORT
-from projections.policy.worker_room import NEWEST, ResidenceTime, RunningPrompts, blocks_in_use
+from projections.policy.worker_room import NEWEST, SHARED_MAX, ResidenceTime, RunningPrompts, blocks_in_use
 from tests.projections.facts import load, prompt, worker_id
 from tests.projections.site import Site
 
 A, B = (WorkerId(worker_id(number)) for number in (1, 2))
+ASKED = RequestId("asked")
 
 
 def test_the_mean_of_few_is_that_of_all() -> None:
@@ -45,8 +47,9 @@ def test_a_prompt_shares_its_longest_start(running: list[list[int]], asked: list
     for number, blocks in enumerate(running):
         prompts.begin(A, RequestId(f"r{number}"), prompt(*blocks).hashes())
     alike = [len([*takewhile(lambda pair: pair[0] == pair[1], zip(asked, each, strict=False))]) for each in running]
-    assert prompts.shared(A, prompt(*asked)) == max(alike, default=0)
-    assert prompts.shared(A, prompt(*asked, extra=0)) == min(max(alike, default=0), max(0, len(asked) - 1))
+    for _ in range(2):
+        assert prompts.shared(A, ASKED, prompt(*asked)) == max(alike, default=0)
+        assert prompts.shared(A, ASKED, prompt(*asked, extra=0)) == min(max(alike, default=0), max(0, len(asked) - 1))
 
 
 def test_prompts_of_ended_requests_are_forgotten() -> None:
@@ -54,11 +57,34 @@ def test_prompts_of_ended_requests_are_forgotten() -> None:
     for name in ("first", "second"):
         prompts.begin(A, RequestId(name), prompt(1, 2).hashes())
     assert repr(prompts) == "<RunningPrompts 2 on 1 workers>"
+    assert prompts.shared(A, ASKED, prompt(1, 2, 3)) == 2
+    prompts.begin(A, RequestId("third"), prompt(1, 2, 3).hashes())
+    assert prompts.shared(A, ASKED, prompt(1, 2, 3)) == 3, "found anew since the worker has another request"
+    prompts.end(A, RequestId("third"))
+    assert prompts.shared(A, ASKED, prompt(1, 2, 3)) == 2
     prompts.end(A, RequestId("first"))
-    assert prompts.shared(A, prompt(1, 2)) == 2
+    assert prompts.shared(A, ASKED, prompt(1, 2)) == 2
     prompts.end(A, RequestId("second"))
-    assert prompts.shared(A, prompt(1, 2)) == 0
+    assert prompts.shared(A, ASKED, prompt(1, 2)) == 0
     assert repr(prompts) == "<RunningPrompts 0 on 0 workers>"
+
+
+def test_depths_that_are_kept_are_bounded() -> None:
+    """The prompts are looked at again for one that was found before too many others."""
+    prompts, looked = RunningPrompts(), list[int]()
+
+    class Counted(Prompt):
+        def block(self, depth: int) -> bytes:
+            looked.append(depth)
+            return super().block(depth)
+
+    asked = Counted(tokens_to_bytes([1] * 9), 4, 0)
+    prompts.begin(A, RequestId("running"), prompt(1, 2).hashes())
+    counts = []
+    for number in (0, 0, *range(1, SHARED_MAX), 0, SHARED_MAX, 0):
+        prompts.shared(A, RequestId(f"r{number}"), asked)
+        counts.append(len(looked))
+    assert counts == [1, 1, *range(2, SHARED_MAX + 1), SHARED_MAX, SHARED_MAX + 1, SHARED_MAX + 2]
 
 
 @pytest.mark.parametrize(
