@@ -68,7 +68,7 @@ from projections.policy.decide import Decision, decide_newest, record, rejection
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.prefix_fetch import FETCH_POLICY
 from projections.policy.view import Local, RouteRequest, View
-from projections.policy.worker_room import ResidenceTime
+from projections.policy.worker_room import ResidenceTime, RunningPrompts
 
 US_PER_MS = 1000
 REFRESH_EVERY_US = 50_000
@@ -284,6 +284,7 @@ class RequestScheduler:
         self.prefills = PrefillCounts()
         self.learned = PrefillTimeModel()
         self.residence = ResidenceTime()
+        self.running_prompts = RunningPrompts()
         self.busy_workers = BusyWorkers()
         self.held = HeldRequests()
         self.fetches = RunningFetches()
@@ -736,6 +737,7 @@ class RequestScheduler:
         if request.answer.delivered:
             self._do(Publish(request.migration_event()))
         request.start(routed, self._now_us)
+        self.running_prompts.begin(decision.worker, request.id, routed.hashes)
         request.loads_adapter = loads
         self._do(Publish(routed))
         if len(self.held):
@@ -815,6 +817,7 @@ class RequestScheduler:
         """The attempt under way has ended; RequestFinished is on its way to the log."""
         self._do(Publish(request.finished_event(outcome, self._now_us if at_us is None else at_us, detail)))
         self.fetches.end(request.id)
+        self.running_prompts.end(request.worker, request.id)
         request.routed, request.flowing = None, False
         self.held.plan_is_due = True  # the worker may take a held request
 
@@ -972,7 +975,7 @@ class RequestScheduler:
     def _unbound(self, request: RoutedRequest, asked: RouteRequest) -> UnboundRequest:
         since_ms = self._wall_offset_ms + request.held_since_us // US_PER_MS
         start, residence_us = self.held.start(request), self.residence.us(request.model)
-        return UnboundRequest(asked, since_ms, self._draw_seed(asked), start, residence_us)
+        return UnboundRequest(asked, since_ms, self._draw_seed(asked), start, residence_us, self.running_prompts)
 
     def _on_plan_took(self, event: PlanTook) -> None:
         """Charges the budget with the plan, without one request's share: a decision costs that without holding, too."""

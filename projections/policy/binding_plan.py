@@ -39,9 +39,16 @@ from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import MILLI, PrefillTime
-from projections.policy.prefix_fetch import with_fetches
+from projections.policy.prefix_fetch import HOST, with_fetches
 from projections.policy.view import NO_REPORT, Candidate, RouteRequest, View
-from projections.policy.worker_room import WAIT_PERCENT, blocks_in_use, lacking_blocks, room_wait_us
+from projections.policy.worker_room import (
+    FETCH_WAIT_PERCENT,
+    WAIT_PERCENT,
+    RunningPrompts,
+    blocks_in_use,
+    lacking_blocks,
+    room_wait_us,
+)
 
 
 class BusyWorker(NamedTuple):
@@ -101,12 +108,24 @@ class UnboundRequest(NamedTuple):
     residence_us: int = 0
     """Learned time for which requests of the model stay at a worker (`projections.policy.worker_room`). 0 if it is
     unknown: then workers count as having room."""
+    running: RunningPrompts | None = None
+    """The prompts that are in flight; None if they are unknown."""
 
     @property
     def blocks_needed(self) -> int:
         """Blocks for which it needs room; 0 if it goes without asking for room."""
         prompt = self.request.prompt
         return prompt.blocks_to_hold if self.residence_us and prompt.tokens > LIGHT_TOKENS else 0
+
+    def lacking(self, candidate: Candidate, in_use: int) -> int:
+        """Blocks that are to come free there before it fits; 0 if it fits, or goes without asking for room. Its blocks
+        that a request there holds are in use already. O(1) where it fits."""
+        needed = self.blocks_needed
+        lacking = lacking_blocks(candidate, in_use, needed) if needed else 0
+        if not lacking or self.running is None:
+            return lacking
+        shared = self.running.shared(candidate.worker, self.request.id, self.request.prompt)
+        return lacking_blocks(candidate, in_use, needed - shared) if shared else lacking
 
 
 class ScoredRequest(NamedTuple):
@@ -122,6 +141,8 @@ class ScoredRequest(NamedTuple):
     """Price of a wait, in thousandths."""
     in_use: list[int]
     """Blocks in use on each of those; empty if it needs no room."""
+    wait_percent: int
+    """The part of a wait for room that counts."""
 
 
 class PlacedRequest(NamedTuple):
@@ -170,14 +191,18 @@ class PlacementInputs:
         seen = self._seen(request)
         backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse))
         scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
+        wait_percent = WAIT_PERCENT
         if request.fetching is not None:
-            scored, _ = with_fetches(scored, self._view, request, settings, backlog)
+            scored, fetches = with_fetches(scored, self._view, request, settings, backlog)
+            moves_freely = any(worker in fetches and has[-1] > has[HOST] for worker, has in _overlaps(scored))
+            wait_percent = FETCH_WAIT_PERCENT if moves_freely else WAIT_PERCENT
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
         per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, backlog.reuse_max)
         report = self._view.state.loads.reports.get
         in_use = [blocks_in_use(each, report(each.worker, NO_REPORT)) for each in seen] if held.blocks_needed else []
-        return ScoredRequest(held, scored, tokens, [time.us(each) for each in tokens], per_wait_m, in_use)
+        own_us = [time.us(each) for each in tokens]
+        return ScoredRequest(held, scored, tokens, own_us, per_wait_m, in_use, wait_percent)
 
     def _seen(self, request: RouteRequest) -> list[Candidate]:
         """Whom it can be sent to does not depend on the prompt, only what they have of it."""
@@ -195,6 +220,10 @@ class PlacementInputs:
         return [
             new(Candidate, (*one[:5], overlap(one[0], NO_OVERLAP), pending(one[0], 0), *one[7:])) for one in candidates
         ]
+
+
+def _overlaps(scored: Iterable[ScoredCandidate]) -> Iterable[tuple[WorkerId, tuple[int, ...]]]:
+    return ((each.candidate.worker, each.candidate.overlap) for each in scored)
 
 
 class _PlacedQueue:
@@ -265,14 +294,14 @@ def _place(
         more_us = loads_us.get(worker, 0) + busy_us.get(worker, 0) + (0 if queue is None else queue.wait_us(own_us))
         if needed:
             in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
-            whole_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, residence_us)
-            room_us = whole_us * WAIT_PERCENT // 100
+            whole_us = room_wait_us(asked.held.lacking(candidate, in_use), in_use, residence_us)
+            room_us = whole_us * asked.wait_percent // 100
         if more_us or room_us:
             held_us[worker] = more_us + room_us
         costs.append(cost + asked.per_wait_m * more_us // MILLI + room_us)
     at = _cheapest(asked, costs, settings, turn)
     chosen = asked.scored[at].candidate
-    has_room = not needed or not lacking_blocks(chosen, asked.in_use[at], needed)
+    has_room = not needed or not asked.held.lacking(chosen, asked.in_use[at])
     return PlacedRequest(asked.held, chosen.worker, asked.tokens[at], asked.own_us[at], held_us, has_room)
 
 
@@ -392,18 +421,25 @@ def plan(
 
 def with_room(view: View, held: UnboundRequest, settings: RoutingSettings, now_ms: int) -> RouteRequest:
     """The request as it is decided on when it is held no longer: a worker without room for it costs the whole expected
-    wait there, without the price of delays. The same request where every worker has room. O(workers)."""
-    request, needed = held.request, held.blocks_needed
-    if not needed:
+    wait there, without the price of delays. Where no worker has room, a wait counts as no more than computing the whole
+    prompt takes: then waits are long everywhere, and a request that gives up its prefix adds to them. The same request
+    where every worker has room. O(workers)."""
+    request = held.request
+    if not held.blocks_needed:
         return request
     waits, report = dict(request.held), view.state.loads.reports.get
     candidates = find_candidates(view, request, settings, now_ms).left
-    per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, most_reuse(candidates, view.reuse()))
+    rooms_us: dict[WorkerId, int] = {}
     for candidate in candidates:
         in_use = blocks_in_use(candidate, report(candidate.worker, NO_REPORT))
-        room_us = room_wait_us(lacking_blocks(candidate, in_use, needed), in_use, held.residence_us)
+        rooms_us[candidate.worker] = room_wait_us(held.lacking(candidate, in_use), in_use, held.residence_us)
+    most_us = max(rooms_us.values(), default=0)
+    if all(rooms_us.values()):
+        most_us = PrefillTime.of(settings, request.time).us(request.prompt.tokens)
+    per_wait_m = MILLI + OWN_DELAYS * delay_price_m(settings, most_reuse(candidates, view.reuse()))
+    for worker, room_us in rooms_us.items():
         if room_us:  # a decision gives each wait the price of delays
-            waits[candidate.worker] = waits.get(candidate.worker, 0) + room_us * MILLI // per_wait_m
+            waits[worker] = waits.get(worker, 0) + min(room_us, most_us) * MILLI // per_wait_m
     return request._replace(held=waits)
 
 
@@ -427,7 +463,7 @@ def _has_room(view: View, held: UnboundRequest, decision: Decision) -> bool:
         return True
     candidate = decision.ranked[0].candidate
     in_use = blocks_in_use(candidate, view.state.loads.reports.get(candidate.worker, NO_REPORT))
-    return not lacking_blocks(candidate, in_use, held.blocks_needed)
+    return not held.lacking(candidate, in_use)
 
 
 def _tokens(scored: ScoredCandidate, request: RouteRequest) -> int:

@@ -26,7 +26,7 @@ from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pendin
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_choice import NO_PREFERENCE, REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.prefix_fetch import PlannedFetch, recorded_fetch, with_fetches
+from projections.policy.prefix_fetch import HOST, PlannedFetch, recorded_fetch, with_fetches
 from projections.policy.rules import RULES
 from projections.policy.view import Candidate, RouteRequest, View, recorded_local
 
@@ -153,7 +153,7 @@ def conclude(
     chosen = ranked[0].candidate if ranked else None
     predicted = max(chosen.overlap[-1], chosen.pending) * prompt.block_size if chosen else 0
     if chosen and fetch is not None:
-        predicted = (chosen.overlap[-1] + fetch.blocks) * prompt.block_size
+        predicted = (chosen.overlap[HOST] + fetch.blocks) * prompt.block_size
     cursor, local = view.cursor, recorded_local(view.local)
     everything: tuple[object, ...] = (
         version, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,

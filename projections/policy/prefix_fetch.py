@@ -10,6 +10,9 @@ failed a request, and its cache is known. Of several the one with most of the pr
 fetches under way, then by id. How many are under way is the replica's own knowledge, and an input of the decision
 (`RouteRequest.fetching`). Requests for an adapter fetch nothing: engines name its blocks by a path.
 
+A pool and a fetch are two ways to the same blocks. With a fetch the candidate takes those behind its own host from the
+source, and none from a pool; without one it has the pool's. The cheaper way counts.
+
 The index has one copy of a block, the nearest. What it says of a source's device stands in the source's host as well,
 because an engine that has blocks fetched has a host tier of at least the size of its device.
 """
@@ -57,7 +60,7 @@ class PlannedFetch(NamedTuple):
 
     source: WorkerId
     blocks: int
-    """Behind those that the candidate has."""
+    """Behind those that the candidate has on device and host."""
     us: int
 
 
@@ -116,7 +119,7 @@ def plan_fetch(
     block_size: int,
 ) -> PlannedFetch | None:
     """The fetch that the candidate would make; None if no source has enough more than it."""
-    has = candidate.overlap[-1]
+    has = candidate.overlap[HOST]
     counted = max(has, candidate.pending)
     for source, blocks, address in prefixes:
         if source == candidate.worker or address.kind != own.kind:
@@ -149,7 +152,7 @@ def _scored(
 ) -> ScoredCandidate:
     """The candidate as it costs with the fetch."""
     prompt, credit, before = request.prompt, 0, 0
-    for depth, credit_m in zip(candidate.overlap, settings.credits_m, strict=True):
+    for depth, credit_m in zip(candidate.overlap[: HOST + 1], settings.credits_m, strict=False):
         credit += (depth - before) * credit_m
         before = depth
     if is_stale:

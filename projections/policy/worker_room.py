@@ -6,17 +6,26 @@ room.
 
 The blocks in use are those of the worker's last report, and those of requests that did not run then. Requests that
 share a prefix share its blocks: the sum over all requests in flight, which a decision reads, is only the upper bound.
+So a prompt needs no room for the blocks that it shares with a request there (`RunningPrompts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from core.events import LoadReported
+from core.ids import RequestId, WorkerId
+from core.prompt import HASH_BYTES, Prompt
+from projections.folds.in_flight import shared_depth
 from projections.policy.view import Candidate
 
 WAIT_PERCENT = 30
 """The wait of a held request for room counts so much of its time, and has no price of delays: it computes nothing, and
 delays no request that runs. In full, talks move too readily, and each move computes a prompt anew. For a request that
 is held no longer it counts in full: no other worker can end that wait."""
+FETCH_WAIT_PERCENT = 100
+"""The same of a request that could fetch its prefix, and has it in a pool as well: a talk that moves computes nothing
+anew, nor is lost what its copy pushes out of a host."""
 FREE_PART = 100
 """One part in FREE_PART of a worker's blocks stays free for answers that grow: an engine without a free block preempts
 a request, and computes it again."""
@@ -51,12 +60,71 @@ class ResidenceTime:
         return self._models.get(model, (0, 0))[1]
 
 
+SHARED_MAX = 256
+"""Depths that are kept for one worker until its requests change; beyond that they are found anew."""
+
+
+class RunningPrompts:
+    """The prompts of this replica's requests in flight, by worker. Of other replicas' requests no prompt is known after
+    the first token, so what a prompt shares with them counts as needed anew. Memory is that of the requests in flight.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: dict[WorkerId, dict[RequestId, bytes]] = {}
+        self._shared: dict[WorkerId, dict[tuple[RequestId, int], int]] = {}
+        """Depths that were found since the worker's requests changed, by request and length of its prompt."""
+
+    def __repr__(self) -> str:
+        return f"<RunningPrompts {sum(map(len, self._hashes.values()))} on {len(self._hashes)} workers>"
+
+    def begin(self, worker: WorkerId, request: RequestId, hashes: bytes) -> None:
+        """The request was sent to the worker; `hashes` are those of all full blocks of its prompt. O(1)."""
+        self._hashes.setdefault(worker, {})[request] = hashes
+        self._shared.pop(worker, None)
+
+    def end(self, worker: WorkerId, request: RequestId) -> None:
+        """The request is with the worker no more."""
+        prompts = self._hashes[worker]
+        del prompts[request]
+        if not prompts:
+            del self._hashes[worker]
+        self._shared.pop(worker, None)
+
+    def shared(self, worker: WorkerId, request: RequestId, prompt: Prompt) -> int:
+        """Leading blocks of the request's prompt that are those of a request in flight there, too. One comparison for
+        each of them, and O(log blocks) more for each that shares more than those before it; O(1) until the worker's
+        requests change."""
+        running = self._hashes.get(worker)
+        if running is None:
+            return 0
+        known, key = self._shared.setdefault(worker, {}), (request, prompt.tokens)
+        depth = known.get(key)
+        if depth is None:
+            if len(known) >= SHARED_MAX:
+                known.clear()
+            depth = known[key] = _longest_shared(running.values(), prompt)
+        return depth
+
+
+def _longest_shared(prompts: Iterable[bytes], prompt: Prompt) -> int:
+    most = 0
+    for hashes in prompts:
+        if most == prompt.blocks_reusable:
+            break
+        if hashes[most * HASH_BYTES : (most + 1) * HASH_BYTES] == prompt.block(most + 1):
+            most = shared_depth(hashes, prompt, most + 1)
+    return most
+
+
 def blocks_in_use(candidate: Candidate, report: LoadReported) -> int:
     """Blocks that requests in flight hold there, or will hold once they run. Above the engine's number where those that
-    did not run at the report share blocks with others."""
+    did not run at the report share blocks with others. Where fewer are in flight than ran at the report, some have
+    ended since, and each is taken to have held as much as the others."""
     active, requests = candidate.active_blocks, candidate.active_requests
     if not report.blocks_total or requests < 1:
         return active
+    if requests < report.running:
+        return min(active, report.blocks_used * requests // report.running)
     others = max(0, requests - report.running)
     return min(active, report.blocks_used + others * active // requests)
 

@@ -146,8 +146,6 @@ class Options:
             raise CallerError("pool_blocks: what is read from a pool goes through the host: give engine.host_blocks")
         if self.pool_blocks and self.engine.disk_blocks:
             raise CallerError("pool_blocks: workers have one pool, or a disk each: leave engine.disk_blocks out")
-        if self.pool_blocks and self.engine.fetch_mb_per_s:
-            raise CallerError("pool_blocks: a pool and fetches do not go together yet: leave engine.fetch_mb_per_s out")
         if self.prefill_workers and (self.pool_blocks or self.engine.disk_blocks):
             raise CallerError("prefill_workers: disks and pools do not go together with them yet: leave them out")
 

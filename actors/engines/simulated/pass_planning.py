@@ -40,7 +40,8 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
     while not work.full and work.budget and state.waiting and _place_free(state):
         seq = state.waiting[0][2]
         found = state.pool.find(seq.names_reusable)
-        if seq.asks_disk and state.disk is not None and _read(state, seq, len(found), work.start_us):
+        asks_disk = seq.asks_disk and not seq.fetchable and state.disk is not None
+        if asks_disk and _read(state, seq, len(found), work.start_us):
             del state.waiting[0]
             continue
         shared = sum(block.users > 0 for block in found)
@@ -137,7 +138,8 @@ def _fetch(state: EngineState, seq: EngineSequence) -> None:
 
 def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int) -> bool:
     """True if blocks of its prompt are on their way from the disk into the host, behind those that device and host
-    have. Then the request waits without a place, and asks again."""
+    have. Then the request waits without a place, and asks again. Behind blocks that are being fetched nothing is
+    read."""
     disk, host, names = state.disk, state.pool.host, seq.names_reusable
     assert disk is not None
     assert host is not None
@@ -147,6 +149,8 @@ def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int
     disk.files.touch(names, seq.arrived_us)
     depth = on_device + len(host.find(names[on_device:]))
     if depth < seq.read_to:  # what was read for it has left the host
+        return False
+    if depth < len(names) and state.fetching.get(names[depth], 0) > start_us:  # it comes from another engine
         return False
     contents, end_us = disk.read(names[depth:], seq.read_blocks, start_us)
     if not contents:

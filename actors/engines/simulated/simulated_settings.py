@@ -153,8 +153,6 @@ class SimulatedSettings:
             raise CallerError("engine_args: host_blocks and transfer do not go together yet: leave one of them out")
         if self.disk_blocks and not self.host_blocks:
             raise CallerError("engine_args: what is read from the disk goes through the host: give host_blocks, too")
-        if self.disk_blocks and self.fetch_mb_per_s:
-            raise CallerError("engine_args: disk_blocks and fetch_mb_per_s do not go together yet: leave one out")
         if self.fetch_mb_per_s and not self.host_blocks:
             raise CallerError("engine_args: blocks are fetched into a host, and from one: give host_blocks, too")
         if self.replies and not self.model_path:

@@ -183,12 +183,30 @@ def test_a_held_request_waits_for_room_and_goes_when_an_answer_ends() -> None:
     large = it.arrive("large", 900 * BLOCK_SIZE)
     it.ticks()
     it.output(large, 1)
-    beside = it.arrive("beside", 400 * BLOCK_SIZE)
+    beside = it.arrive("beside", 400 * BLOCK_SIZE, 50_000)
     it.ticks(500_000)
     assert (large.phase, beside.phase) == (Phase.RUNNING, Phase.HELD)
     it.output(large, 2, finish="stop")
     it.ticks()
     assert it.routed == ["light", "large", "beside"]
+
+
+def test_the_next_turn_of_a_talk_needs_room_for_its_own_blocks_alone() -> None:
+    """It comes while the answer before it flows on a worker that has no room for another talk."""
+    it = Scheduling(HOLDING)
+    light = it.arrive("light", 300)
+    it.ticks(1_000_000)
+    it.output(light, 1, finish="stop")
+    first = it.arrive("first", 900 * BLOCK_SIZE)
+    it.ticks()
+    it.output(first, 1)
+    turn = it.arrive("turn", 950 * BLOCK_SIZE)
+    it.ticks(500_000)
+    assert (first.phase, turn.phase) == (Phase.RUNNING, Phase.RUNNING)
+    for each in (first, turn):
+        it.output(each, 2, finish="stop")
+    it.ticks()
+    assert repr(it.scheduler.running_prompts) == "<RunningPrompts 0 on 0 workers>"
 
 
 def test_a_request_that_is_held_no_longer_goes_where_there_is_room() -> None:

@@ -26,8 +26,9 @@ from projections.policy.binding_plan import (
     with_room,
 )
 from projections.policy.decide import Decision, decide, record
+from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
-from projections.policy.worker_room import WAIT_PERCENT
+from projections.policy.worker_room import WAIT_PERCENT, RunningPrompts
 from tests.projections.facts import finished, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import Site
 
@@ -318,6 +319,18 @@ def test_a_long_wait_for_room_is_avoided(full: Site) -> None:
     assert one.request.held == {A: 100 * RESIDENCE_US * 112 // 801 * WAIT_PERCENT // 100}
 
 
+def test_blocks_that_a_request_there_holds_need_no_room(full: Site) -> None:
+    """Of the 301 blocks 200 are those of an answer that flows on A, so 101 fit beside 801."""
+    asked, running = needing_room(300), RunningPrompts()
+    assert sent(full, asked._replace(running=running)) == []
+    running.begin(A, RequestId("x"), prompt(*range(200), *range(5000, 5600)).hashes())
+    assert sent(full, asked._replace(running=running)) == [("r", A)]
+    assert with_room(full.view, asked._replace(running=running), GIVEN, NOW_MS) == asked.request
+    running.end(A, RequestId("x"))
+    running.begin(B, RequestId("x"), prompt(*range(200)).hashes())
+    assert sent(full, asked._replace(running=running)) == []
+
+
 def test_two_requests_do_not_count_on_the_same_room(full: Site) -> None:
     """The second one's expected wait is also that for the blocks of the first, which costs more than computing."""
     twin = needing_room(300, 33 * RESIDENCE_US)
@@ -372,6 +385,18 @@ def test_a_wait_for_room_has_no_price_of_delays(full: Site) -> None:
     costs = [{each.candidate.worker: each.cost for each in one.ranked} for one in (without, released)]
     assert costs[1][A] - costs[0][A] == pytest.approx(ROOM_US, abs=3)
     assert costs[1][B] == costs[0][B]
+
+
+def test_where_no_worker_has_room_the_wait_counts_as_computing_at_most(full: Site) -> None:
+    """Else each request would leave its prefix for the worker with the shorter one of two long waits."""
+    full.say(ROUTING, OTHER, routed("y", B, prompt(*range(6000, 6750))), prefilled("y"))
+    asked = needing_room(300, 1000 * RESIDENCE_US)
+    whole_us = PrefillTime.of(GIVEN, None).us(asked.request.prompt.tokens)
+    released = with_room(full.view, asked, GIVEN, NOW_MS)
+    assert released.held == {A: whole_us, B: whole_us}
+    assert decide(full.view, released, GIVEN, NOW_MS, 0).worker == A
+    shorter = with_room(full.view, needing_room(300), GIVEN, NOW_MS).held
+    assert shorter == {A: ROOM_US, B: 62 * RESIDENCE_US // 751}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def plainly(
 ) -> list[PlacedRequest]:
     """By the definition."""
     placed: dict[WorkerId, list[PlacedRequest]] = defaultdict(list)
-    for held, scored, tokens, own, per_wait_m, _ in sorted(
+    for held, scored, tokens, own, per_wait_m, *_ in sorted(
         asked, key=lambda each: (-min(each.own_us), each.held.since_ms, each.held.request.id)
     ):
         waits = {

@@ -16,15 +16,16 @@ from core.ids import RequestId, SourceId, WorkerId
 from core.kv_transfer import FetchAddress
 from core.prompt import Prompt
 from core.settings import RoutingSettings
-from core.subjects import LOAD
+from core.subjects import LOAD, ROUTING
 from projections.policy.binding_plan import UnboundRequest, plan
 from projections.policy.cost import estimate
 from projections.policy.decide import Decision, decide, decide_newest, record
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.prefix_fetch import FETCH_BASE_US, FETCH_TOKENS_MIN, FETCHES_MAX
 from projections.policy.view import RouteRequest
+from projections.policy.worker_room import FETCH_WAIT_PERCENT
 from replay.verify.judge import equal, first_difference
-from tests.projections.facts import joined, load, prompt, worker_id
+from tests.projections.facts import joined, load, pool_joined, prefilled, prompt, reads, routed, worker_id
 from tests.projections.site import KV, Site
 
 A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
@@ -228,3 +229,54 @@ def test_a_plan_places_a_request_where_its_fetch_makes_it_cheap() -> None:
     assert planned is not None
     assert planned.request.id == "r9"
     assert fetch_of(planned.decision).source == A
+
+
+POOL = "50" * 8
+
+
+def pooled(own: int, pooled_blocks: int, speed: int = 1000) -> Site:
+    """The crowded site, where B has blocks of the prompt in its host and more in a pool, and C takes no request."""
+    at = crowded()
+    fetches, access = address(speed=speed), reads(POOL)
+    at.say(KV, B, msgspec.structs.replace(joined("b", "tiny", SIZE), fetch=fetches, pools=access))
+    at.say(KV, POOL, msgspec.structs.replace(pool_joined(POOL, B), block_size=SIZE))
+    at.cache(B, ASKED, own, "host")
+    at.cache(WorkerId(POOL), ASKED, pooled_blocks, "disk")
+    at.exclude("suspected", [C])
+    return at
+
+
+@pytest.mark.parametrize(("speed", "fetched"), [(1000, 100), (100, 0)], ids=["a fast network", "a slow network"])
+def test_the_cheaper_one_of_pool_and_fetch_counts(speed: int, fetched: int) -> None:
+    """B has 50 blocks in its host and 150 in the pool, which take 6 ms each by the credit of a disk; A's host has 150,
+    of which one takes 2 ms or 20. What is fetched begins behind the host, and nothing is counted twice."""
+    decision = choose(pooled(50, 150, speed), route({}))
+    assert decision.worker == B
+    assert decision.ranked[0].candidate.overlap == (0, 50, 150, 150)
+    assert fetch_of(decision).tokens == fetched * SIZE
+    assert decision.predicted_cached_tokens == 150 * SIZE
+
+
+def test_behind_a_fetch_a_pool_counts_nothing() -> None:
+    """A has 150 blocks and the pool 160: the fetch is cheaper, though ten blocks more are computed."""
+    decision = choose(pooled(50, 160), route({}))
+    assert (fetch_of(decision).tokens, decision.predicted_cached_tokens) == (100 * SIZE, 150 * SIZE)
+    assert decision.prefill_tokens == ASKED.tokens - 150 * SIZE
+
+
+def test_a_wait_for_room_counts_in_full_where_the_prefix_can_be_fetched() -> None:
+    """And lies in a pool as well. A, which has the prompt, lacks room. Else three tenths of the wait count, and the
+    request is held for longer."""
+    residence_us = 2_000_000
+
+    def chosen(at: Site, times: int) -> tuple[WorkerId | None, int]:
+        at.say(LOAD, A, load())
+        at.say(ROUTING, "ee" * 8, routed("x", A, prompt(*range(5000, 5900), block_size=SIZE)), prefilled("x"))
+        held = UnboundRequest(route({}), 0, residence_us=times * residence_us)
+        planned = plan(at.view, [held], SETTINGS, 1000, {})
+        return (None, 0) if planned is None else (planned.decision.worker, planned.request.held[A])
+
+    wait_us = 4 * residence_us * (901 + 201 - 990) // 901
+    assert chosen(pooled(0, 150), 1) == (None, 0)
+    assert chosen(pooled(0, 150), 4) == (B, wait_us * FETCH_WAIT_PERCENT // 100)
+    assert chosen(site(), 4) == (None, 0)

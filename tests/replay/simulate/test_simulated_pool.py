@@ -22,8 +22,9 @@ from core.events import (
     WorkerLeft,
     WorkerLost,
 )
-from core.ids import WorkerId
-from core.prompt import hashes_from_bytes
+from core.events.routing import PrefixFetch
+from core.ids import RequestId, WorkerId
+from core.prompt import hashes_from_bytes, hashes_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.scaling.scale_settings import ScaleSettings
@@ -34,6 +35,7 @@ from replay.simulate.simulated_log import KEY, KV, NAMESPACE, START_MS, Simulate
 from replay.simulate.simulated_pool import SimulatedPool
 from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.virtual_time import Agenda
+from replay.simulate.workload import Arrival
 from replay.verify.verify import verify
 from streams.archive.archive_writer import ArchiveWriter
 from tests.replay.simulate.families import BLOCK_SIZE, ENGINE, families
@@ -250,13 +252,43 @@ def test_equal_runs_are_equal() -> None:
     assert runs[0].pool == runs[1].pool
 
 
+def test_a_pool_and_fetches_go_together(tmp_path: Path) -> None:
+    """Bursts share a long start. Where it left all hosts it is read from the pool, and other workers fetch it from the
+    reader then. Each decision follows from the log."""
+    engine = dataclasses.replace(
+        ENGINE, capacity_blocks=350, host_blocks=450, host_us_per_block=5, block_bytes=10**6, fetch_mb_per_s=20_000
+    )
+    options = Options(workers=4, engine=dataclasses.replace(engine, context_max=20_000), pool_blocks=20_000)
+    options = dataclasses.replace(options, pool_us_per_block=30)
+    found = simulate(options, bursts(240), archive=tmp_path / "log")
+    routed = [event for _, _, event in said(tmp_path / "log", ROUTING) if isinstance(event, RequestRouted)]
+    fetched = {each.request for each in routed if isinstance(each.fetch, PrefixFetch) and each.fetch.source}
+    assert found.pool is not None
+    assert found.pool.loads > 100
+    met = [each.cached_tokens >= each.predicted_tokens for each in found.served if each.id in fetched]
+    assert len(met) > 10
+    assert sum(met) > 0.9 * len(met)
+    with Recording.open(tmp_path / "log", KEY) as recording:
+        proved = verify(recording)
+    assert (proved.verified, proved.different) == (len(routed), 0)
+
+
+def bursts(count: int) -> list[Arrival]:
+    """Eight prompts at a time with a common start of 100 blocks, of sixteen such starts in turn."""
+    found = []
+    for number in range(count):
+        hashes = [10_000 * (number // 8 % 16) + depth for depth in range(1, 101)]
+        hashes += [10**9 + 100 * number + depth for depth in range(10)]
+        at_us = number // 8 * 700_000 + (200_000 + number % 8 * 3000 if number % 8 else 0)
+        found.append(Arrival(RequestId(f"r{number}"), at_us, len(hashes) * BLOCK_SIZE + 3, hashes_to_bytes(hashes), 9))
+    return sorted(found, key=lambda each: each.at_us)
+
+
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(CallerError, match="goes through the host: give engine"):
         Options(pool_blocks=9, engine=ENGINE)
     with pytest.raises(CallerError, match="workers have one pool, or a disk each"):
         Options(pool_blocks=9, engine=dataclasses.replace(SMALL, disk_blocks=9))
-    with pytest.raises(CallerError, match="a pool and fetches do not go together yet"):
-        Options(pool_blocks=9, engine=dataclasses.replace(SMALL, fetch_mb_per_s=9))
     with pytest.raises(CallerError, match="disks and pools do not go together with them yet"):
         Options(pool_blocks=9, engine=SMALL, prefill_workers=1)
     with pytest.raises(CallerError, match="pool_blocks must be from 0 to"):

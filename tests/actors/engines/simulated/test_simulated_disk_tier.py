@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from actors.engines.engine import CacheCopied, CacheRemoved, CacheStored
-from actors.engines.simulated.engine_state import Abort, EngineState, Forget
+from actors.engines.simulated.engine_state import Abort, EngineState, Forget, Submit
 from actors.engines.simulated.engine_step import load_of
 from actors.engines.simulated.simulated_disk_tier import SimulatedDiskTier
 from actors.engines.simulated.simulated_engine import SimulatedEngine
@@ -154,12 +154,39 @@ def test_the_queue_of_writes_is_bounded() -> None:
     assert repr(disk) == "<SimulatedDiskTier of a, <PoolFiles 14 of 10000 blocks>>"
 
 
+FETCHING = dataclasses.replace(TIERED, fetch_mb_per_s=1, fetch_us=50, block_bytes=10)
+
+
+def test_a_request_that_fetches_reads_nothing() -> None:
+    """Eight blocks come from another engine, and two are computed. A second request reads nothing of that either: it
+    waits, and computes its last four tokens in the same pass."""
+    files = pool()
+    run = run_with(files, settings=FETCHING)
+    ask_all(run, "cold")
+    run.now_us += 1000
+    asked_us = run.now_us
+    run.step(Submit(request("fetches", DOCUMENTS[0], 1), fetchable=8), Submit(request("waits", DOCUMENTS[0], 1)))
+    run.to_end()
+    assert (run.cached["fetches"], run.cached["waits"]) == (32, 36)
+    assert files.counts.loads == 0
+    here_us = FETCHING.fetch_time_us(8) + 8 * FETCHING.host_us_per_block
+    assert run.first_us["fetches"] - asked_us == here_us + 8 * 10 + 4 * 10
+
+
+def test_a_request_whose_source_has_nothing_reads_the_disk() -> None:
+    files = pool()
+    run = run_with(files, settings=FETCHING)
+    ask_all(run, "cold")
+    run.now_us += 1000
+    run.step(Submit(request("reads", DOCUMENTS[0], 1), fetchable=0))
+    run.to_end()
+    assert (run.cached["reads"], files.counts.loads) == (36, 9)
+
+
 def test_settings() -> None:
     """A live engine has no simulated disk yet."""
     with pytest.raises(CallerError, match="goes through the host: give host_blocks, too"):
         SimulatedSettings.parse({"disk_blocks": 1})
-    with pytest.raises(CallerError, match="disk_blocks and fetch_mb_per_s do not go together yet"):
-        SimulatedSettings(host_blocks=8, disk_blocks=9, fetch_mb_per_s=9)
     with pytest.raises(CallerError, match="disk_us_per_block must not be negative"):
         SimulatedSettings.parse({"disk_us_per_block": -1})
     with pytest.raises(CallerError, match="only `contrail simulate` has simulated disks yet"):
