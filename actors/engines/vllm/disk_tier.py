@@ -14,9 +14,12 @@ queues are bounded.
 4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
    request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
    done in the store's `load_s` ends; blocks that were not read are misses.
-5. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
+5. A request that fetches blocks (FETCH_PARAMETER) reads from the disk only those that its decision took to be the
+   worker's own. What it fetched is stored like what it computed: `fetch_tier` has proved each block, and its source is
+   of this engine's kind.
+6. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
    writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten.
-6. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
+7. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from threading import Condition
 from typing import Any, ClassVar
@@ -43,6 +46,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingSpec,
     OffloadingWorker,
     OffloadKey,
+    OffloadPolicy,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
@@ -54,7 +58,7 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from actors.engines.vllm.host_tier import HostTierWorker, check_room
-from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, FETCH_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls
@@ -114,14 +118,9 @@ class DiskTierSpec(TieringOffloadingSpec):
         with suppress(FileNotFoundError):
             os.unlink(region.mmap_path)  # noqa: PTH108
         for tier in manager.secondary_tiers:
-            self._introduce(tier, manager.primary_tier)
+            if isinstance(tier, SealedDiskTier):
+                tier.host = manager.primary_tier
         return manager
-
-    @staticmethod
-    def _introduce(tier: SecondaryTierManager, host: CPUPrimaryTierOffloadingManager) -> None:
-        """The tier knows the manager of the host's blocks."""
-        assert isinstance(tier, SealedDiskTier)
-        tier.host = host
 
     def _region(self) -> SharedOffloadRegion:
         region = SharedOffloadRegion(
@@ -156,6 +155,8 @@ class RequestBlocks:
     """Its blocks may lie on the disk."""
     stamp: int
     """That of its first block."""
+    own_blocks: int | None = None
+    """If it fetches blocks, the leading ones that may be read from the disk."""
     promised: set[OffloadKey] = field(default_factory=set)
     """Blocks that it was to load from the disk: each once."""
     stamped: bool = False
@@ -192,6 +193,7 @@ class SealedDiskTier(SecondaryTierManager):
         writer: str = "",
         remote: bool = False,
         objects: dict[str, str] | None = None,
+        loads_share: int = LOADS_SHARE,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -201,7 +203,7 @@ class SealedDiskTier(SecondaryTierManager):
         chunks = len(self._bytes) // self._row_bytes
         self._block_tokens = min(group.tokens_per_block for group in config.groups)
         self._load_tokens_max = max(1, chunks // len(config.groups)) * self._block_tokens
-        self._loads_max = max(1, chunks // LOADS_SHARE)
+        self._loads_max = max(1, chunks // loads_share)
         self._stores_max = max(1, chunks // STORES_SHARE)
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
         self._counts = DiskCounts(Path(shared, COUNTS_FILE))
@@ -236,6 +238,8 @@ class SealedDiskTier(SecondaryTierManager):
         self._suspects: dict[bytes, None] | None = None
         """Blocks that were written since the oldest pull that is unconfirmed; None if none is."""
         self._remote = remote
+        self._undecided: set[str] = set()
+        """Requests of this step of which it is not known yet what lies on the disk, by id."""
 
     @staticmethod
     def _seal(digest: bytes) -> BlockSeal:
@@ -247,8 +251,16 @@ class SealedDiskTier(SecondaryTierManager):
         allowed = params.get(DISK_PARAMETER) is True
         if allowed:
             params["max_load_tokens"] = self._load_tokens_max
-        req_context.set_state(RequestBlocks(allowed, self._store.stamp_now()))
-        return RequestOffloadingContext()
+        source = params.get(FETCH_PARAMETER)
+        own_blocks = None if source is None else source["own_blocks"]
+        req_context.set_state(RequestBlocks(allowed, self._store.stamp_now(), own_blocks))
+        # vLLM hands over what stands in the host already only of requests of this policy
+        fetches = allowed and source is not None
+        return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL if fetches else OffloadPolicy.CHUNK_LEVEL)
+
+    def is_undecided(self, req_context: ReqContext) -> bool:
+        """True if a lookup of the request in this step had no answer yet."""
+        return req_context.req_id in self._undecided
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT if the block lies on the disk and the request may load it now; RETRY while a network file system is
@@ -257,15 +269,19 @@ class SealedDiskTier(SecondaryTierManager):
         request = req_context.get_state(RequestBlocks)
         if request is None or not request.allowed or key in request.promised:
             return LookupResult.MISS
+        if not self._is_own(key, req_context, request):
+            return LookupResult.MISS
         found = self._find(key, req_context, request)
+        if found is None:
+            self._undecided.add(req_context.req_id)
+            return LookupResult.RETRY
         if not found:
-            return LookupResult.RETRY if found is None else LookupResult.MISS
+            return LookupResult.MISS
         if max(len(request.promised), self._loading + self._promised) >= self._loads_max:
             self._counts.add(loads_declined=1)
             return LookupResult.MISS
         if not request.promised and self.host is not None:
-            held = [each for each in _prefix(req_context) if self.host.lookup(each, req_context) is LookupResult.HIT]
-            self.host.touch(held, req_context)
+            keep_prefix(self.host, req_context)
         request.promised.add(key)
         self._promised += 1
         return LookupResult.HIT
@@ -350,6 +366,7 @@ class SealedDiskTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
         """Blocks that were promised in this step are read by now, or had no room in the host."""
         self._promised = 0
+        self._undecided.clear()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """The request's blocks on the disk are marked as used."""
@@ -374,9 +391,17 @@ class SealedDiskTier(SecondaryTierManager):
     def _find(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool | None:
         """True if the block lies on the disk, None if a network file system is being asked."""
         if request.lookup is None:
-            rest = islice(dropwhile(lambda each: each != key, _prefix(req_context)), self._loads_max)
-            request.lookup = self._store.find_prefix(block_name(self._key, each) for each in rest)
+            rest = islice(dropwhile(lambda each: each != key, prefix(req_context)), self._loads_max)
+            own = takewhile(lambda each: self._is_own(each, req_context, request), rest)
+            request.lookup = self._store.find_prefix(block_name(self._key, each) for each in own)
         return request.lookup.holds(block_name(self._key, key))
+
+    def _is_own(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True if the request may read the block from the disk, wherever it lies."""
+        if request.own_blocks is None:
+            return True
+        end = req_context.get_offload_key_position(key)
+        return end is not None and end <= request.own_blocks * self._block_tokens
 
     def _row(self, chunk: int) -> memoryview:
         return self._bytes[chunk * self._row_bytes : (chunk + 1) * self._row_bytes]
@@ -426,7 +451,7 @@ class SealedDiskTier(SecondaryTierManager):
         if request.stamped or self._stamping >= STAMPS_MAX:
             return
         request.stamped = True
-        stamps = [(key, self._stamp_of(key, req_context, request)) for key in _prefix(req_context)]
+        stamps = [(key, self._stamp_of(key, req_context, request)) for key in prefix(req_context)]
 
         def mark() -> None:
             self._store.touch((block_name(self._key, key), stamp) for key, stamp in stamps)
@@ -475,7 +500,13 @@ def layout_facts(config: OffloadingConfig, row_bytes: int) -> str:
     )
 
 
-def _prefix(req_context: ReqContext) -> list[OffloadKey]:
+def keep_prefix(host: CPUPrimaryTierOffloadingManager, req_context: ReqContext) -> None:
+    """The request's blocks in the host count as used now: what is read for it pushes out others first."""
+    held = [each for each in prefix(req_context) if host.lookup(each, req_context) is LookupResult.HIT]
+    host.touch(held, req_context)
+
+
+def prefix(req_context: ReqContext) -> list[OffloadKey]:
     """The names of the request's blocks so far, from its first on."""
     positions = req_context._offload_key_positions  # noqa: SLF001  (vLLM shows a position for a name, not the names)
     return sorted(positions, key=positions.__getitem__)

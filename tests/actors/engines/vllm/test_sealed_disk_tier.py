@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.engines.vllm.vllm_args import (
+    DISK_KEY_VARIABLE,
+    DISK_PARAMETER,
+    FETCH_KEY_VARIABLE,
+    FETCH_PARAMETER,
+    LOADS_SHARE_BESIDE,
+)
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
 from actors.kv_blocks.shared_block_store import SharedBlockStore
@@ -172,6 +178,40 @@ async def test_a_block_is_loaded_once_for_a_request_and_half_of_the_host_in_all(
     assert tier.hit(keys[0], tier.request("c", keys, PLAIN.copy()))
 
 
+async def test_of_a_request_that_fetches_its_own_blocks_alone_are_read(tier: Tier) -> None:
+    """Those that its decision took to be the worker's. vLLM is told to hand over all of its blocks, so that what was
+    fetched is stored; of other requests it hands over what they computed."""
+    keys, found = names(4), []
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    tier.finished()
+    for own_blocks in (0, 2, 4):
+        params = {**PLAIN, FETCH_PARAMETER: {"host": "h", "port": 1, "blocks": 4, "own_blocks": own_blocks}}
+        later = tier.request(f"b{own_blocks}", keys, params)
+        found.append(sum(tier.hit(key, later) for key in keys))
+        tier.tier.on_schedule_end(None)
+    assert found == [0, 2, 4]
+    policy = tier.base.OffloadPolicy
+    asked = [(PLAIN, policy.CHUNK_LEVEL), (params, policy.REQUEST_LEVEL)]
+    asked += [({**params, DISK_PARAMETER: False}, policy.CHUNK_LEVEL)]
+    for given, told in asked:
+        assert tier.tier.on_new_request(tier.base.ReqContext("c", {**given})).policy is told
+
+
+async def test_beside_fetches_less_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the host, which the keeper is told; the fetch tier has another one."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    made = Tier(tmp_path / "kv", loads_share=LOADS_SHARE_BESIDE)
+    keys = names(CHUNKS // 2)
+    made.job(made.request("a", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    made.finished()
+    later = made.request("b", keys, PLAIN.copy())
+    assert sum(made.hit(key, later) for key in keys) == CHUNKS // 4
+    facts = read_pool(shared_by(tmp_path / "kv") / FACTS_FILE)
+    assert facts is not None
+    assert facts.load_blocks == CHUNKS // 4
+    made.tier.shutdown()
+
+
 async def test_half_of_the_host_is_read_at_once(tier: Tier, held: threading.Event) -> None:
     """Over all requests, whether in this step or before; room comes back when reads end."""
     keys = names(CHUNKS)
@@ -324,6 +364,9 @@ async def test_a_request_waits_while_a_network_file_system_is_asked(
     monkeypatch.setattr(SharedBlockStore, "holds", late)
     later = made.request("b", keys, PLAIN.copy())
     assert [made.tier.lookup(key, later) for key in keys] == [found.RETRY] * 4
+    assert made.tier.is_undecided(later)
+    made.tier.on_schedule_end(None)
+    assert not made.tier.is_undecided(later)
     asked.set()
     await eventually(lambda: made.tier.lookup(keys[3], later) is found.MISS, "the answer is there")
     assert [made.hit(key, later) for key in keys] == [True, True, False, False]
@@ -389,3 +432,48 @@ async def test_more_suspects_than_can_be_noted_are_not_written(tier: Tier, monke
     tier.job(tier.request("b", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
     tier.finished()
     assert tier.tier._counts["blocks"] == 4
+
+
+async def test_a_fetch_waits_while_the_disk_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that lie on a network file system are not fetched before it has answered; what it lacks is fetched."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    monkeypatch.setenv(FETCH_KEY_VARIABLE, "66" * 32)
+    disk = Tier(tmp_path / "kv", writer="0" * 16, remote=True, loads_share=LOADS_SHARE_BESIDE)
+    from actors.engines.vllm.fetch_tier import HostFetchTier  # noqa: PLC0415
+
+    spec: Any = SimpleNamespace(config=disk.config)
+    more = {"host": "127.0.0.1", "facts": "facts", "shared": str(tmp_path), "loads_share": LOADS_SHARE_BESIDE}
+    fetch: Any = HostFetchTier(spec, memoryview(disk.host), "fetch", **more)  # type: ignore[arg-type]
+    host: Any = SimpleNamespace(_policy={}, lookup=lambda *_: found.MISS, touch=lambda *_: None)
+    fetch.serve(host, disk.tier)
+    asked, found, keys = threading.Event(), disk.base.LookupResult, names(4)
+
+    def late(*_: object) -> bool:
+        asked.wait(5)
+        return False
+
+    monkeypatch.setattr(SharedBlockStore, "holds", late)
+    source = {"host": "127.0.0.1", "port": 1, "blocks": 4, "own_blocks": 2}
+    context = disk.request("a", keys, {**PLAIN, FETCH_PARAMETER: source})
+    fetch.on_new_request(context)
+
+    def look() -> list[Any]:
+        """As vLLM's manager asks the tiers in turn."""
+        answers = []
+        for key in keys:
+            first = disk.tier.lookup(key, context)
+            answers.append((first, fetch.lookup(key, context)))
+        disk.tier.on_schedule_end(None)
+        fetch.on_schedule_end(None)
+        return answers
+
+    try:
+        assert look() == [(found.RETRY, found.RETRY)] * 2 + [(found.MISS, found.RETRY)] * 2
+        asked.set()
+        lookup = context.get_state(disk.module.RequestBlocks).lookup
+        await eventually(lambda: lookup.holds(b"") is not None, "the answer is there")
+        assert look() == [(found.MISS, found.HIT)] * 2 + [(found.MISS, found.MISS)] * 2
+    finally:
+        asked.set()
+        fetch.shutdown()
+        disk.tier.shutdown()
