@@ -9,7 +9,8 @@ queues are bounded.
    of an adapter is named by the adapter's path, and the weights there may change. The salt is part of a block's name.
 2. A prompt that lies on the disk alone, and is longer than the host, would be loaded for ever, each block in place of
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
-   takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
+   takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now. Requests
+   whose blocks do not fit in that share together are read in turns (`ReadTurns`).
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
 4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
    request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
@@ -18,7 +19,8 @@ queues are bounded.
    worker's own. What it fetched is stored like what it computed: `fetch_tier` has proved each block, and its source is
    of this engine's kind.
 6. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
-   writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten.
+   writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten. Of a remote store it is found
+   no more from then on, and removed in a thread, again and again until the store has done it.
 7. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
@@ -58,6 +60,7 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from actors.engines.vllm.host_tier import HostTierWorker, check_room
+from actors.engines.vllm.read_turns import ReadTurns
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, FETCH_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
@@ -81,6 +84,9 @@ STAMPS_MAX = 64
 """Ended requests whose blocks are still to be marked as used; more are not."""
 SUSPECTS_MAX = 65_536
 """Blocks that are written while a pull is unconfirmed; beyond them none is until all pulls are confirmed."""
+
+REMOVE_AGAIN_MS = 5000
+"""So long after a removal from a remote store failed, the next request begins another one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -163,6 +169,8 @@ class RequestBlocks:
     """Its blocks on the disk are marked as used."""
     lookup: BlockLookup | None = None
     """Says which of its blocks lie on the disk, once the tier was asked."""
+    found: int | None = None
+    """Its blocks there without a gap, from the first that was looked for on, once that is known."""
 
 
 @dataclass
@@ -205,6 +213,7 @@ class SealedDiskTier(SecondaryTierManager):
         self._load_tokens_max = max(1, chunks // len(config.groups)) * self._block_tokens
         self._loads_max = max(1, chunks // loads_share)
         self._stores_max = max(1, chunks // STORES_SHARE)
+        self._turns = ReadTurns(self._loads_max)
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
         self._counts = DiskCounts(Path(shared, COUNTS_FILE))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
@@ -238,6 +247,10 @@ class SealedDiskTier(SecondaryTierManager):
         self._suspects: dict[bytes, None] | None = None
         """Blocks that were written since the oldest pull that is unconfirmed; None if none is."""
         self._remote = remote
+        self._forgotten: dict[bytes, None] = {}
+        """Blocks that are still to be removed from a remote store, and that no request finds."""
+        self._removing = False
+        self._remove_at_ms = 0
         self._undecided: set[str] = set()
         """Requests of this step of which it is not known yet what lies on the disk, by id."""
 
@@ -247,6 +260,7 @@ class SealedDiskTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """The request is known; vLLM reads after this how much it may load."""
+        self._remove_forgotten()
         params = req_context.kv_transfer_params or {}
         allowed = params.get(DISK_PARAMETER) is True
         if allowed:
@@ -264,15 +278,13 @@ class SealedDiskTier(SecondaryTierManager):
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT if the block lies on the disk and the request may load it now; RETRY while a network file system is
-        asked. No I/O, but for a folder that workers of this machine share: there one call of the system for each block,
-        some 20 us, up to the first that is missing."""
+        asked, and while it is the turn of other requests. No I/O, but for a folder that workers of this machine share:
+        there two calls of the system for each block, some 20 us each, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
-        if request is None or not request.allowed or key in request.promised:
-            return LookupResult.MISS
-        if not self._is_own(key, req_context, request):
+        if request is None or not self._may_load(key, req_context, request):
             return LookupResult.MISS
         found = self._find(key, req_context, request)
-        if found is None:
+        if found is None or (found and not self._may_begin(key, req_context, request)):
             self._undecided.add(req_context.req_id)
             return LookupResult.RETRY
         if not found:
@@ -296,7 +308,7 @@ class SealedDiskTier(SecondaryTierManager):
         blocks = []
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
             name = block_name(self._key, key)
-            if self._store.may_store(name):
+            if name not in self._forgotten and self._store.may_store(name):
                 blocks.append((key, name, chunk, self._stamp_of(key, job_metadata.req_context, request)))
         room = self._stores_max - self._storing
         if len(blocks) > room:
@@ -331,25 +343,43 @@ class SealedDiskTier(SecondaryTierManager):
                 self._suspects = {}
 
     def remove_suspects(self) -> None:
-        """No block that was written since the oldest open pull lies there any more, and no pull is open. Called while
-        no block is being written. A few us for each; in a remote store they go in a thread."""
+        """No request finds a block that was written since the oldest open pull, and no pull is open. Called while no
+        block is being written. A few us for each; from a remote store they are removed in a thread."""
         with self._changed:
             names, self._suspects = [*(self._suspects or ())], None
-
-        def remove() -> None:
+            if self._remote:
+                self._forgotten.update(dict.fromkeys(names))
+        if self._remote:
+            self._remove_forgotten()
+        elif names:
             self._store.remove(names)
 
-        if names and self._remote:
-            self._storers.submit(self._logged(remove))
-        elif names:
-            remove()
+    def _remove_forgotten(self) -> None:
+        """A thread removes what is still to be removed, unless one does, or the last one failed a short time ago."""
+        if not self._forgotten or self._removing or self._clock.monotonic_ms() < self._remove_at_ms:
+            return
+        self._removing, names = True, [*self._forgotten]
+
+        def remove() -> None:
+            left: Collection[bytes] = names
+            try:
+                left = {*self._store.remove(names)}
+            finally:
+                with self._changed:
+                    for name in names:
+                        if name not in left:
+                            del self._forgotten[name]
+                    self._remove_at_ms = self._clock.monotonic_ms() + REMOVE_AGAIN_MS if left else 0
+                    self._removing = False
+
+        self._storers.submit(self._logged(remove))
 
     def _is_noted(self, name: bytes) -> bool:
         """False if the block may not be written now."""
         with self._changed:
             if self._suspects is None:
                 return True
-            if len(self._suspects) < SUSPECTS_MAX:
+            if len(self._suspects) + len(self._forgotten) < SUSPECTS_MAX:
                 self._suspects[name] = None
             noted = name in self._suspects
         if not noted:
@@ -363,13 +393,15 @@ class SealedDiskTier(SecondaryTierManager):
             found.append(self._finished.popleft())
         return found
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Blocks that were promised in this step are read by now, or had no room in the host."""
         self._promised = 0
         self._undecided.clear()
+        self._turns.scheduled(context.new_req_ids)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """The request's blocks on the disk are marked as used."""
+        """The request's blocks on the disk are marked as used, and others have its turn."""
+        self._turns.ended(req_context.req_id)
         request = req_context.get_state(RequestBlocks)
         if request is not None and request.allowed:
             self._stamp(req_context, request)
@@ -394,7 +426,20 @@ class SealedDiskTier(SecondaryTierManager):
             rest = islice(dropwhile(lambda each: each != key, prefix(req_context)), self._loads_max)
             own = takewhile(lambda each: self._is_own(each, req_context, request), rest)
             request.lookup = self._store.find_prefix(block_name(self._key, each) for each in own)
-        return request.lookup.holds(block_name(self._key, key))
+        name = block_name(self._key, key)
+        return name not in self._forgotten and request.lookup.holds(name)
+
+    def _may_load(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True unless the request may not load the block from the disk, whether it lies there or not."""
+        return request.allowed and key not in request.promised and self._is_own(key, req_context, request)
+
+    def _may_begin(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True once it is the request's turn, which counts all of its blocks from that one on that lie on the disk."""
+        if request.found is None:
+            rest = islice(dropwhile(lambda each: each != key, prefix(req_context)), self._loads_max)
+            own = takewhile(lambda each: self._is_own(each, req_context, request), rest)
+            request.found = sum(1 for _ in takewhile(lambda each: self._find(each, req_context, request), own))
+        return self._turns.may_begin(req_context.req_id, request.found, self._clock.monotonic_ms())
 
     def _is_own(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
         """True if the request may read the block from the disk, wherever it lies."""
