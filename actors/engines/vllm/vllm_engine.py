@@ -361,7 +361,15 @@ class VllmEngine:
         in the host."""
         tier = self._fetch_tier
         facts = None if tier is None else read_fetch(self._shared / FETCH_FILE)
-        if tier is None or facts is None or facts.groups != 1:
+        if tier is None or facts is None:
+            return None
+        if facts.groups != 1:
+            _logger.warning(
+                "%s neither fetches blocks nor has them fetched, because its engine has %d kinds of caches: the index "
+                "does not know its blocks",
+                self._model,
+                facts.groups,
+            )
             return None
         if facts.host_blocks < self._numbers.blocks_total:
             raise CallerError(

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from actors.engines.vllm.vllm_args import DiskTier, FetchTier
 from actors.kv_fetch import block_server
 from actors.kv_fetch.block_client import BlockClient
 from actors.kv_fetch.block_server import BlockServer
+from actors.kv_fetch.fetch_facts import FETCH_FILE, FetchFacts, write_fetch
 from actors.kv_fetch.fetch_protocol import checksum
 from core.clock import SystemClock
 from core.errors import CallerError
@@ -242,6 +244,16 @@ def test_a_host_smaller_than_the_device_is_refused(pair: FetchingPair, monkeypat
     monkeypatch.setattr(pair.reader, "_numbers", numbers)
     with pytest.raises(CallerError, match="host tier must hold all of the device's 513 blocks, and it holds 512"):
         pair.reader._fetch_address()
+
+
+def test_a_hybrid_model_does_not_fetch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its blocks are in no index. One sentence says that at the start."""
+    tier = FetchTier("127.0.0.1", KEY, tmp_path)
+    engine = CountedEngine("tiny", str(tmp_path), {}, host_tier_bytes=1 << 20, fetch_tier=tier)
+    engine._feed = SimpleNamespace(folder=str(tmp_path))
+    write_fetch(tmp_path / FETCH_FILE, FetchFacts(1, "00" * 16, BLOCK_BYTES, 4, 8, 2))
+    assert engine._fetch_address() is None
+    assert "tiny neither fetches blocks nor has them fetched, because its engine has 2 kinds of caches" in caplog.text
 
 
 async def test_a_disk_beside_fetches(pair: FetchingPair, tiny_checkpoint: Path, tmp_path: Path) -> None:
