@@ -21,7 +21,7 @@ class ReadTurns:
     def __init__(self, blocks_max: int) -> None:
         self._blocks_max = blocks_max
         self._turns: dict[str, int] = {}
-        """Blocks of requests that have begun, by id; 0 once a request is scheduled, or if it waited in vain."""
+        """Blocks of requests that have begun, by id; 0 of those that were scheduled, or have waited in vain."""
         self._until_ms: dict[str, int] = {}
         """The ends of the waits, by id."""
         self._blocks = 0
@@ -47,11 +47,11 @@ class ReadTurns:
         return True
 
     def scheduled(self, requests: Iterable[str]) -> None:
-        """The blocks of these requests are on the device, or never will be."""
+        """The blocks of these requests are on the device, or never will be. If a request comes to wait again, as it was
+        preempted, it reads what there is room for."""
         for request in requests:
-            self._blocks -= self._turns.get(request, 0)
-            if request in self._turns:
-                self._turns[request] = 0
+            self.ended(request)
+            self._turns[request] = 0
 
     def ended(self, request: str) -> None:
         """The request is over, whether it had a turn or not."""

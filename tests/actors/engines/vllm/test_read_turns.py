@@ -12,7 +12,8 @@ def test_blocks_that_do_not_fit_wait_until_others_are_scheduled() -> None:
     assert turns.may_begin("small", 10, 1)
     assert not turns.may_begin("c", 20, 1)
     assert turns.may_begin("a", 20, 1)
-    turns.scheduled(["small", "stranger"])
+    turns.scheduled(["small", "other"])
+    assert turns.may_begin("other", 20, 1), "it was preempted: its turn would have no end"
     assert not turns.may_begin("c", 20, 2)
     turns.scheduled(["a", "a"])
     assert turns.may_begin("c", 20, 3)
