@@ -361,7 +361,7 @@ class SealedDiskTier(SecondaryTierManager):
         self._removing, names = True, [*self._forgotten]
 
         def remove() -> None:
-            left: Collection[bytes] = names
+            left = {*names}
             try:
                 left = {*self._store.remove(names)}
             finally:
