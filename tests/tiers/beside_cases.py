@@ -144,17 +144,17 @@ async def _round(site: DiskSite, case: CaseResult, said: Counter[str]) -> bool:
 
     await eventually(known, "both are known", KNOWN_S)
     asked = [request(start + prompt(tokens), 8) for tokens in REST_TOKENS]
-    cold = [await cold_of(site.engine(name), each) for name, each in zip((source, other), asked, strict=True)]
     before = site.engine(other).hits.copy()
     answers = await asyncio.gather(*(site.answer(each) for each in asked))
-    for text, answer in zip(cold, answers, strict=True):
-        case.add(is_right=answer.tokens == text.tokens, waited_ms=answer.first_ms)
     await site.engine(other).settle()
+    found = +site.engine(other).blocks_since(before)
+    for name, each, answer in zip((source, other), asked, answers, strict=True):
+        cold = await cold_of(site.engine(name), each)  # before, it would push the start off the source's host
+        case.add(is_right=answer.tokens == cold.tokens, waited_ms=answer.first_ms)
     fetched = [(each, event) for each in asked for event in await site.routed(each) if _source(event)]
     if not fetched:
         return False
     ((each, event),) = fetched
-    found = +site.engine(other).blocks_since(before)
     case.found.update(found)
     said.update(_check(case, event, answers[asked.index(each)].cached, found))
     return True
