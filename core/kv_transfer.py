@@ -73,6 +73,9 @@ class FetchSource(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     blocks: int
     """Leading blocks of the prompt that the source should have."""
+    own_blocks: int = 0
+    """Leading blocks of the prompt that the worker was taken to have, in one of its tiers: those behind them are read
+    from the source alone."""
 
 
 class KvBlocks(msgspec.Struct, frozen=True, kw_only=True):

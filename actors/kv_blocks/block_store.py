@@ -31,7 +31,7 @@ import heapq
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from stat import S_ISREG
@@ -252,11 +252,12 @@ class BlockStore:
             self._refuse(name)
         return False
 
-    def remove(self, names: Iterable[bytes]) -> None:
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
         """None of these blocks is held. A few us for each. The keeper announces that with its next listing."""
         with self._lock:
             for name in names:
                 self._refuse(name)
+        return ()
 
     def close(self) -> None:
         """The store has no threads."""

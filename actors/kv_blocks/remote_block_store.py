@@ -30,6 +30,8 @@ LOOKUPS_MAX = 64
 """Requests whose blocks are looked up, or wait for that; a further one finds nothing."""
 STAMPS_PER_CALL = 256
 """Blocks that one call marks as used: some 0.3 s where a call of the system takes 0.5 ms."""
+REMOVED_PER_CALL = 256
+"""Blocks that one call removes."""
 LOAD_S = 10.0
 """So long after its begin a load reads no further block."""
 
@@ -55,8 +57,8 @@ class SlowStore(Protocol):
     def load(self, name: bytes, into: memoryview) -> bool:
         """The block's bytes stand in `into`, and are proved."""
 
-    def remove(self, names: Iterable[bytes]) -> None:
-        """None of these blocks lies there, or is read here."""
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """None of these blocks lies there, or is read here, but for those that are returned."""
 
     def close(self) -> None:
         """Nothing begins in threads of the store any more."""
@@ -162,14 +164,17 @@ class RemoteBlockStore:
             into[:] = read
         return loaded
 
-    def remove(self, names: Iterable[bytes]) -> None:
-        """None of these blocks lies there, as far as calls for them end in time. Blocks: for CALL_S at most for each
-        STAMPS_PER_CALL of them."""
-        left = [*names]
-        with suppress(FileSystemUnavailable):
-            while left:
-                part, left = left[:STAMPS_PER_CALL], left[STAMPS_PER_CALL:]
-                self._calls.make(partial(self._store.remove, part))
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """None of these blocks lies there, but for those that are returned: calls for them failed, or did not end in
+        time. Blocks: for CALL_S at most for each REMOVED_PER_CALL of them."""
+        left = list[bytes]()
+        for first in range(0, len(names), REMOVED_PER_CALL):
+            part = names[first : first + REMOVED_PER_CALL]
+            try:
+                left += self._calls.make(partial(self._store.remove, part))
+            except FileSystemUnavailable:
+                return [*left, *names[first:]]
+        return left
 
     def close(self) -> None:
         """No lookup begins any more."""

@@ -143,11 +143,12 @@ class SharedBlockStore:
             self._unlink(name)
         return False
 
-    def remove(self, names: Iterable[bytes]) -> None:
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
         """None of these blocks lies there, or is read here. A call of the system for each. The keeper announces that
         with its next listing."""
         for name in names:
             self._unlink(name)
+        return ()
 
     def _unlink(self, name: bytes) -> None:
         try:

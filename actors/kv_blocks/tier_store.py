@@ -6,7 +6,7 @@ place that may hang: a folder on a network file system, or an object store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 
@@ -44,9 +44,9 @@ class TierStore(Protocol):
     def load(self, name: bytes, into: memoryview) -> bool:
         """The block's bytes stand in `into`, and are proved. False if not: then `into` may hold anything. Blocks."""
 
-    def remove(self, names: Iterable[bytes]) -> None:
-        """None of these blocks, which are not being written, is held or read here any more. Blocks where calls may
-        hang."""
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """None of these blocks, which are not being written, is held or read here any more, but for those that are
+        returned: their removal failed, and is to be tried again. Blocks where calls may hang."""
 
     def close(self) -> None:
         """Nothing begins in threads of the store any more."""

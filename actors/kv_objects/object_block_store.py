@@ -136,10 +136,18 @@ class ObjectBlockStore:
         self._reports.seen(name)
         return True
 
-    def remove(self, names: Iterable[bytes]) -> None:
-        """None of these blocks lies there, or is found here. The keeper hears of it."""
+    def remove(self, names: Sequence[bytes]) -> Sequence[bytes]:
+        """None of these blocks lies there, or all are returned: the store did not remove them. The keeper hears of
+        them. One call for all, if they are not very many."""
+        left: Sequence[bytes] = ()
+        try:
+            self._ask(lambda: self._objects.delete([block_key(name) for name in names]))
+        except OSError:
+            self._counts.add(stuck=len(names))
+            left = names
         for name in names:
-            self._refuse(name)
+            self._reports.gone(name)
+        return left
 
     def close(self) -> None:
         """All reports to the keeper stand in files of the engine's folder."""

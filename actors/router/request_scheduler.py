@@ -744,10 +744,12 @@ class RequestScheduler:
             self.held.charge(request, decision.prefill_tokens)
 
     def _with_fetch(self, payload: GenerateRequest, fetch: PrefixFetch, routed: RequestRouted) -> GenerateRequest:
-        """The payload with the address of the fetch's source."""
+        """The payload with the address of the fetch's source, and the place in the prompt where the fetch begins."""
         address = self._current_view().state.fetchers()[WorkerId(fetch.source)]
         blocks = routed.predicted_cached_tokens // routed.block_size
-        return replace(payload, fetch=FetchSource(host=address.host, port=address.port, blocks=blocks))
+        own_blocks = blocks - fetch.tokens // routed.block_size
+        source = FetchSource(host=address.host, port=address.port, blocks=blocks, own_blocks=own_blocks)
+        return replace(payload, fetch=source)
 
     def _reject(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, view: View) -> None:
         event = rejection(decision, asked, self._revision, 500 if request.answer.delivered else 503)

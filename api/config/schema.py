@@ -31,7 +31,6 @@ from api.config.worker_groups import (
     DISK_SIMULATED,
     FETCH_ALONE,
     FETCH_SIMULATED,
-    FETCH_WITH_DISK,
     ONE_TIER,
     check_aliases,
     with_remote_prefill,
@@ -378,7 +377,8 @@ class KvTiers(Section, frozen=True, kw_only=True):
     remote: RemoteTierSection | None = None
     """Behind the host, instead of a disk: sealed objects, which all workers share."""
     fetch: bool = False
-    """True if the worker fetches starts of prompts from the hosts of the group's other workers, and they from its."""
+    """True if the worker fetches starts of prompts from the hosts of the group's other workers, and they from its.
+    Beside a disk or a store, these are read first."""
     fetch_gb_per_s: float = 1.0
     """The speed at which it does, for decisions."""
 
@@ -391,8 +391,6 @@ class KvTiers(Section, frozen=True, kw_only=True):
             raise ValueError(f"fetch: {FETCH_ALONE}")
         if self.disk is not None and self.remote is not None:
             raise ValueError(ONE_TIER)
-        if self.fetch and (self.disk is not None or self.remote is not None):
-            raise ValueError(f"fetch: {FETCH_WITH_DISK}")
         if not FETCH_GB_PER_S_MIN <= self.fetch_gb_per_s <= FETCH_GB_PER_S_MAX:
             raise ValueError(f"fetch_gb_per_s: give {FETCH_GB_PER_S_MIN:g} to {FETCH_GB_PER_S_MAX:g}")
 

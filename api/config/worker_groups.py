@@ -34,7 +34,6 @@ DISK_ALONE = "a disk tier lies behind a host tier, through which its blocks go: 
 ONE_TIER = "behind the host lies one tier: give a disk, or a remote one"
 DISK_SIMULATED = "simulated workers have no disk tier yet: leave it out"
 FETCH_ALONE = "blocks are fetched into a host tier, and from one: give its size, too"
-FETCH_WITH_DISK = "a disk tier and fetches do not go together yet: leave one of the two out"
 FETCH_WITH_PREFILL = "fetches and remote prefill do not go together yet: leave one of the two out"
 FETCH_SIMULATED = "simulated workers of a deployment fetch no blocks yet: leave it out"
 

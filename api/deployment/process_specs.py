@@ -247,7 +247,7 @@ def _tier_words(group: WorkerGroup, data: DataFolder) -> tuple[str, ...]:
     tiers = group.kv_tiers
     host = () if tiers.host is None else ("--host-tier", tiers.host)
     if tiers.fetch:
-        return (*host, "--fetch", "--fetch-gb-per-s", f"{tiers.fetch_gb_per_s:g}")
+        host = (*host, "--fetch", "--fetch-gb-per-s", f"{tiers.fetch_gb_per_s:g}")
     if tiers.remote is not None:
         place, size = tiers.remote.s3, tiers.remote.size
         more = {"--remote-endpoint": place.endpoint, "--remote-region": place.region}

@@ -21,7 +21,6 @@ from api.config.worker_groups import (
     DISK_SIMULATED,
     FETCH_ALONE,
     FETCH_SIMULATED,
-    FETCH_WITH_DISK,
     FETCH_WITH_PREFILL,
     TIERS_PREFILL,
     TIERS_SIMULATED,
@@ -55,7 +54,7 @@ class EngineArguments:
     disk_tier: DiskTier | None = None
     """The folder for copies behind that."""
     fetch_tier: FetchTier | None = None
-    """Or other engines behind it, whose blocks are fetched."""
+    """Other engines behind it, whose blocks are fetched."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """The folders of adapters, by name."""
     adapters_placed: bool = False
@@ -123,8 +122,6 @@ def _check(arguments: EngineArguments) -> None:
     if arguments.fetch_tier is not None:
         if not arguments.host_tier_bytes:
             raise CallerError(FETCH_ALONE)
-        if arguments.disk_tier is not None:
-            raise CallerError(FETCH_WITH_DISK)
         if arguments.engine == "simulated":
             raise CallerError(FETCH_SIMULATED)
     if arguments.adapters and arguments.moves_blocks:

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from actors.engines.tiny_model import ensure_tiny_checkpoint
+from tests.tiers.beside_cases import fetch_disk, fetch_s3, pulls
 from tests.tiers.case_result import CaseResult, table
 from tests.tiers.counted_engine import Bench
 from tests.tiers.deployment_kills import everything, fetch_kills, kills
@@ -38,8 +39,11 @@ CASES: dict[str, Callable[[Bench], AsyncIterator[CaseResult]]] = {
     "s3": s3,
     "statistics": statistics,
     "fetch": fetch,
+    "fetch-disk": fetch_disk,
+    "fetch-s3": fetch_s3,
     "stopped": stopped,
     "sources": sources,
+    "pulls": pulls,
     "kills": kills,
     "fetch-kills": fetch_kills,
     "everything": everything,

@@ -9,14 +9,19 @@ queues are bounded.
    of an adapter is named by the adapter's path, and the weights there may change. The salt is part of a block's name.
 2. A prompt that lies on the disk alone, and is longer than the host, would be loaded for ever, each block in place of
    another one of its own. So a request loads each block once, in all no more than LOADS_SHARE of the host, and vLLM
-   takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now.
+   takes no more for it than the host holds (`max_load_tokens`). Its blocks in the host count as used now. Requests
+   whose blocks do not fit in that share together are read in turns (`ReadTurns`).
 3. Writes and reads pin the host's blocks, so each has a share of the host; beyond it a block is not stored, or a miss.
 4. Of a folder on a network file system, or a store of objects (`ObjectBlockStore`), the scheduler asks nothing: a
    request's blocks are looked up in a thread, and the request waits for that (`RemoteBlockStore`). A load that is not
    done in the store's `load_s` ends; blocks that were not read are misses.
-5. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
-   writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten.
-6. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
+5. A request that fetches blocks (FETCH_PARAMETER) reads from the disk only those that its decision took to be the
+   worker's own. What it fetched is stored like what it computed: `fetch_tier` has proved each block, and its source is
+   of this engine's kind.
+6. While pulled blocks are unconfirmed (`offloading_connector`), none of them comes here. Still the tier notes what it
+   writes meanwhile, at most SUSPECTS_MAX blocks: that goes when the cache is forgotten. Of a remote store it is found
+   no more from then on, and removed in a thread, again and again until the store has done it.
+7. The engine's events say nothing of the disk: the pool's keeper announces the files (`actors/kv_pool`).
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from threading import Condition
 from typing import Any, ClassVar
@@ -43,6 +48,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingSpec,
     OffloadingWorker,
     OffloadKey,
+    OffloadPolicy,
     ReqContext,
     RequestOffloadingContext,
     ScheduleEndContext,
@@ -54,7 +60,8 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from actors.engines.vllm.host_tier import HostTierWorker, check_room
-from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.engines.vllm.read_turns import ReadTurns
+from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, FETCH_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.bounded_calls import CALL_S, BoundedCalls
@@ -77,6 +84,9 @@ STAMPS_MAX = 64
 """Ended requests whose blocks are still to be marked as used; more are not."""
 SUSPECTS_MAX = 65_536
 """Blocks that are written while a pull is unconfirmed; beyond them none is until all pulls are confirmed."""
+
+REMOVE_AGAIN_MS = 5000
+"""So long after a removal from a remote store failed, the next request begins another one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -114,14 +124,9 @@ class DiskTierSpec(TieringOffloadingSpec):
         with suppress(FileNotFoundError):
             os.unlink(region.mmap_path)  # noqa: PTH108
         for tier in manager.secondary_tiers:
-            self._introduce(tier, manager.primary_tier)
+            if isinstance(tier, SealedDiskTier):
+                tier.host = manager.primary_tier
         return manager
-
-    @staticmethod
-    def _introduce(tier: SecondaryTierManager, host: CPUPrimaryTierOffloadingManager) -> None:
-        """The tier knows the manager of the host's blocks."""
-        assert isinstance(tier, SealedDiskTier)
-        tier.host = host
 
     def _region(self) -> SharedOffloadRegion:
         region = SharedOffloadRegion(
@@ -156,12 +161,16 @@ class RequestBlocks:
     """Its blocks may lie on the disk."""
     stamp: int
     """That of its first block."""
+    own_blocks: int | None = None
+    """If it fetches blocks, the leading ones that may be read from the disk."""
     promised: set[OffloadKey] = field(default_factory=set)
     """Blocks that it was to load from the disk: each once."""
     stamped: bool = False
     """Its blocks on the disk are marked as used."""
     lookup: BlockLookup | None = None
     """Says which of its blocks lie on the disk, once the tier was asked."""
+    found: int | None = None
+    """Its blocks there without a gap, from the first that was looked for on, once that is known."""
 
 
 @dataclass
@@ -192,6 +201,7 @@ class SealedDiskTier(SecondaryTierManager):
         writer: str = "",
         remote: bool = False,
         objects: dict[str, str] | None = None,
+        loads_share: int = LOADS_SHARE,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.host: CPUPrimaryTierOffloadingManager | None = None
@@ -201,8 +211,9 @@ class SealedDiskTier(SecondaryTierManager):
         chunks = len(self._bytes) // self._row_bytes
         self._block_tokens = min(group.tokens_per_block for group in config.groups)
         self._load_tokens_max = max(1, chunks // len(config.groups)) * self._block_tokens
-        self._loads_max = max(1, chunks // LOADS_SHARE)
+        self._loads_max = max(1, chunks // loads_share)
         self._stores_max = max(1, chunks // STORES_SHARE)
+        self._turns = ReadTurns(self._loads_max)
         self._key = bytes.fromhex(os.environ[DISK_KEY_VARIABLE])
         self._counts = DiskCounts(Path(shared, COUNTS_FILE))
         digest = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
@@ -236,6 +247,12 @@ class SealedDiskTier(SecondaryTierManager):
         self._suspects: dict[bytes, None] | None = None
         """Blocks that were written since the oldest pull that is unconfirmed; None if none is."""
         self._remote = remote
+        self._forgotten: dict[bytes, None] = {}
+        """Blocks that are still to be removed from a remote store, and that no request finds."""
+        self._removing = False
+        self._remove_at_ms = 0
+        self._undecided: set[str] = set()
+        """Requests of this step of which it is not known yet what lies on the disk, by id."""
 
     @staticmethod
     def _seal(digest: bytes) -> BlockSeal:
@@ -243,29 +260,40 @@ class SealedDiskTier(SecondaryTierManager):
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """The request is known; vLLM reads after this how much it may load."""
+        self._remove_forgotten()
         params = req_context.kv_transfer_params or {}
         allowed = params.get(DISK_PARAMETER) is True
         if allowed:
             params["max_load_tokens"] = self._load_tokens_max
-        req_context.set_state(RequestBlocks(allowed, self._store.stamp_now()))
-        return RequestOffloadingContext()
+        source = params.get(FETCH_PARAMETER)
+        own_blocks = None if source is None else source["own_blocks"]
+        req_context.set_state(RequestBlocks(allowed, self._store.stamp_now(), own_blocks))
+        # vLLM hands over what stands in the host already only of requests of this policy
+        fetches = allowed and source is not None
+        return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL if fetches else OffloadPolicy.CHUNK_LEVEL)
+
+    def is_undecided(self, req_context: ReqContext) -> bool:
+        """True if a lookup of the request in this step had no answer yet."""
+        return req_context.req_id in self._undecided
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """HIT if the block lies on the disk and the request may load it now; RETRY while a network file system is
-        asked. No I/O, but for a folder that workers of this machine share: there one call of the system for each block,
-        some 20 us, up to the first that is missing."""
+        asked, and while it is the turn of other requests. No I/O, but for a folder that workers of this machine share:
+        there two calls of the system for each block, some 20 us each, up to the first that is missing."""
         request = req_context.get_state(RequestBlocks)
-        if request is None or not request.allowed or key in request.promised:
+        if request is None or not self._may_load(key, req_context, request):
             return LookupResult.MISS
         found = self._find(key, req_context, request)
+        if found is None or (found and not self._may_begin(key, req_context, request)):
+            self._undecided.add(req_context.req_id)
+            return LookupResult.RETRY
         if not found:
-            return LookupResult.RETRY if found is None else LookupResult.MISS
+            return LookupResult.MISS
         if max(len(request.promised), self._loading + self._promised) >= self._loads_max:
             self._counts.add(loads_declined=1)
             return LookupResult.MISS
         if not request.promised and self.host is not None:
-            held = [each for each in _prefix(req_context) if self.host.lookup(each, req_context) is LookupResult.HIT]
-            self.host.touch(held, req_context)
+            keep_prefix(self.host, req_context)
         request.promised.add(key)
         self._promised += 1
         return LookupResult.HIT
@@ -280,7 +308,7 @@ class SealedDiskTier(SecondaryTierManager):
         blocks = []
         for key, chunk in zip(job_metadata.keys, job_metadata.chunk_ids.tolist(), strict=True):
             name = block_name(self._key, key)
-            if self._store.may_store(name):
+            if name not in self._forgotten and self._store.may_store(name):
                 blocks.append((key, name, chunk, self._stamp_of(key, job_metadata.req_context, request)))
         room = self._stores_max - self._storing
         if len(blocks) > room:
@@ -315,25 +343,43 @@ class SealedDiskTier(SecondaryTierManager):
                 self._suspects = {}
 
     def remove_suspects(self) -> None:
-        """No block that was written since the oldest open pull lies there any more, and no pull is open. Called while
-        no block is being written. A few us for each; in a remote store they go in a thread."""
+        """No request finds a block that was written since the oldest open pull, and no pull is open. Called while no
+        block is being written. A few us for each; from a remote store they are removed in a thread."""
         with self._changed:
             names, self._suspects = [*(self._suspects or ())], None
-
-        def remove() -> None:
+            if self._remote:
+                self._forgotten.update(dict.fromkeys(names))
+        if self._remote:
+            self._remove_forgotten()
+        elif names:
             self._store.remove(names)
 
-        if names and self._remote:
-            self._storers.submit(self._logged(remove))
-        elif names:
-            remove()
+    def _remove_forgotten(self) -> None:
+        """A thread removes what is still to be removed, unless one does, or the last one failed a short time ago."""
+        if not self._forgotten or self._removing or self._clock.monotonic_ms() < self._remove_at_ms:
+            return
+        self._removing, names = True, [*self._forgotten]
+
+        def remove() -> None:
+            left = {*names}
+            try:
+                left = {*self._store.remove(names)}
+            finally:
+                with self._changed:
+                    for name in names:
+                        if name not in left:
+                            del self._forgotten[name]
+                    self._remove_at_ms = self._clock.monotonic_ms() + REMOVE_AGAIN_MS if left else 0
+                    self._removing = False
+
+        self._storers.submit(self._logged(remove))
 
     def _is_noted(self, name: bytes) -> bool:
         """False if the block may not be written now."""
         with self._changed:
             if self._suspects is None:
                 return True
-            if len(self._suspects) < SUSPECTS_MAX:
+            if len(self._suspects) + len(self._forgotten) < SUSPECTS_MAX:
                 self._suspects[name] = None
             noted = name in self._suspects
         if not noted:
@@ -347,12 +393,15 @@ class SealedDiskTier(SecondaryTierManager):
             found.append(self._finished.popleft())
         return found
 
-    def on_schedule_end(self, context: ScheduleEndContext) -> None:  # noqa: ARG002
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Blocks that were promised in this step are read by now, or had no room in the host."""
         self._promised = 0
+        self._undecided.clear()
+        self._turns.scheduled(context.new_req_ids)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """The request's blocks on the disk are marked as used."""
+        """The request's blocks on the disk are marked as used, and others have its turn."""
+        self._turns.ended(req_context.req_id)
         request = req_context.get_state(RequestBlocks)
         if request is not None and request.allowed:
             self._stamp(req_context, request)
@@ -374,9 +423,30 @@ class SealedDiskTier(SecondaryTierManager):
     def _find(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool | None:
         """True if the block lies on the disk, None if a network file system is being asked."""
         if request.lookup is None:
-            rest = islice(dropwhile(lambda each: each != key, _prefix(req_context)), self._loads_max)
-            request.lookup = self._store.find_prefix(block_name(self._key, each) for each in rest)
-        return request.lookup.holds(block_name(self._key, key))
+            rest = islice(dropwhile(lambda each: each != key, prefix(req_context)), self._loads_max)
+            own = takewhile(lambda each: self._is_own(each, req_context, request), rest)
+            request.lookup = self._store.find_prefix(block_name(self._key, each) for each in own)
+        name = block_name(self._key, key)
+        return name not in self._forgotten and request.lookup.holds(name)
+
+    def _may_load(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True unless the request may not load the block from the disk, whether it lies there or not."""
+        return request.allowed and key not in request.promised and self._is_own(key, req_context, request)
+
+    def _may_begin(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True once it is the request's turn, which counts all of its blocks from that one on that lie on the disk."""
+        if request.found is None:
+            rest = islice(dropwhile(lambda each: each != key, prefix(req_context)), self._loads_max)
+            own = takewhile(lambda each: self._is_own(each, req_context, request), rest)
+            request.found = sum(1 for _ in takewhile(lambda each: self._find(each, req_context, request), own))
+        return self._turns.may_begin(req_context.req_id, request.found, self._clock.monotonic_ms())
+
+    def _is_own(self, key: OffloadKey, req_context: ReqContext, request: RequestBlocks) -> bool:
+        """True if the request may read the block from the disk, wherever it lies."""
+        if request.own_blocks is None:
+            return True
+        end = req_context.get_offload_key_position(key)
+        return end is not None and end <= request.own_blocks * self._block_tokens
 
     def _row(self, chunk: int) -> memoryview:
         return self._bytes[chunk * self._row_bytes : (chunk + 1) * self._row_bytes]
@@ -426,7 +496,7 @@ class SealedDiskTier(SecondaryTierManager):
         if request.stamped or self._stamping >= STAMPS_MAX:
             return
         request.stamped = True
-        stamps = [(key, self._stamp_of(key, req_context, request)) for key in _prefix(req_context)]
+        stamps = [(key, self._stamp_of(key, req_context, request)) for key in prefix(req_context)]
 
         def mark() -> None:
             self._store.touch((block_name(self._key, key), stamp) for key, stamp in stamps)
@@ -475,7 +545,13 @@ def layout_facts(config: OffloadingConfig, row_bytes: int) -> str:
     )
 
 
-def _prefix(req_context: ReqContext) -> list[OffloadKey]:
+def keep_prefix(host: CPUPrimaryTierOffloadingManager, req_context: ReqContext) -> None:
+    """The request's blocks in the host count as used now: what is read for it pushes out others first."""
+    held = [each for each in prefix(req_context) if host.lookup(each, req_context) is LookupResult.HIT]
+    host.touch(held, req_context)
+
+
+def prefix(req_context: ReqContext) -> list[OffloadKey]:
     """The names of the request's blocks so far, from its first on."""
     positions = req_context._offload_key_positions  # noqa: SLF001  (vLLM shows a position for a name, not the names)
     return sorted(positions, key=positions.__getitem__)

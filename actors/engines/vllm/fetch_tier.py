@@ -8,6 +8,8 @@
    misses, which the engine computes in the same request. So a dead source costs no more than that.
 4. What is served is what stands in the host: a copy counts if the block stood there, unchanged, before and after.
 5. Only prompts without an adapter fetch: other engines may have other weights under an adapter's path.
+6. Beside a disk tier, that tier is asked first, for the blocks that the request's decision took to be the worker's own.
+   One of them that went in the meantime is fetched as well, as far as the source has it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import ClassVar
 from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
+    OffloadingManager,
     OffloadingSpec,
     OffloadKey,
     ReqContext,
@@ -32,10 +35,10 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
-from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager
+from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from actors.engines.vllm.disk_tier import DiskTierSpec, layout_facts
+from actors.engines.vllm.disk_tier import LOADS_SHARE, DiskTierSpec, SealedDiskTier, keep_prefix, layout_facts
 from actors.engines.vllm.vllm_args import FETCH_KEY_VARIABLE, FETCH_PARAMETER
 from actors.kv_blocks.block_seal import engine_digest
 from actors.kv_fetch.block_client import BlockClient
@@ -46,20 +49,23 @@ from core.clock import SystemClock
 FETCH_S = 2.0
 """Bound on one fetch, from its begin to its last block."""
 FETCH_THREADS = 4
-LOADS_SHARE = 2
-"""Blocks that are fetched at once are at most this part of the host: one half."""
 MILLI = 1000
 
 _logger = logging.getLogger(__name__)
 
 
 class FetchTierSpec(DiskTierSpec):
-    """vLLM's tiers with other engines behind the host, in place of a disk."""
+    """vLLM's tiers with other engines behind the host, alone or behind a disk tier."""
 
-    @staticmethod
-    def _introduce(tier: SecondaryTierManager, host: CPUPrimaryTierOffloadingManager) -> None:
-        assert isinstance(tier, HostFetchTier)
-        tier.serve(host)
+    def get_manager(self) -> OffloadingManager:
+        """As that of a disk tier; other engines can fetch the host's blocks."""
+        manager = super().get_manager()
+        assert isinstance(manager, TieringOffloadingManager)
+        disks = [tier for tier in manager.secondary_tiers if isinstance(tier, SealedDiskTier)]
+        for tier in manager.secondary_tiers:
+            if isinstance(tier, HostFetchTier):
+                tier.serve(manager.primary_tier, disks[0] if disks else None)
+        return manager
 
 
 class HostCopies:
@@ -116,6 +122,7 @@ class HostFetchTier(SecondaryTierManager):
         host: str,
         facts: str,
         shared: str,
+        loads_share: int = LOADS_SHARE,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         config = offloading_spec.config
@@ -123,12 +130,16 @@ class HostFetchTier(SecondaryTierManager):
         chunks = len(self._bytes) // self._row_bytes
         self._block_tokens = min(group.tokens_per_block for group in config.groups)
         self._load_tokens_max = max(1, chunks // len(config.groups)) * self._block_tokens
-        self._loads_max = max(1, chunks // LOADS_SHARE)
+        self._loads_max = max(1, chunks // loads_share)
         self._key = bytes.fromhex(os.environ[FETCH_KEY_VARIABLE])
         self._kind = engine_digest(self._key, facts, layout_facts(config, self._row_bytes))
         self._groups, self._host, self._shared = len(config.groups), host, Path(shared)
         self._clock = SystemClock()
         self._client = BlockClient(self._key, self._kind, self._row_bytes, self._clock)
+        self._disk: SealedDiskTier | None = None
+        """That of this engine, if it has one."""
+        self._manager: CPUPrimaryTierOffloadingManager | None = None
+        """That of the host's blocks, once it is made."""
         self._copies: HostCopies | None = None
         self._server: BlockServer | None = None
         self._threads = ThreadPoolExecutor(FETCH_THREADS, "fetches")
@@ -139,8 +150,9 @@ class HostFetchTier(SecondaryTierManager):
         """Blocks that are to be fetched at the end of this step."""
         self._finished: deque[JobResult] = deque()
 
-    def serve(self, host: CPUPrimaryTierOffloadingManager) -> None:
+    def serve(self, host: CPUPrimaryTierOffloadingManager, disk: SealedDiskTier | None = None) -> None:
         """Other engines can fetch the host's blocks, and this engine's worker knows where."""
+        self._manager, self._disk = host, disk
         self._copies = HostCopies(host, self._bytes, self._row_bytes)
         self._server = BlockServer(self._host, self._key, self._kind, self._row_bytes, self._copies)
         port, kind = self._server.port, self._kind.hex()
@@ -158,15 +170,20 @@ class HostFetchTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """HIT if the request may fetch the block now. No I/O: the source is taken at its router's word."""
+        """HIT if the request may fetch the block now; RETRY while the disk tier looks for blocks before it. No I/O: the
+        source is taken at its router's word."""
         request = req_context.get_state(FetchingRequest)
         if request is None or key in request.promised:
             return LookupResult.MISS
+        if self._disk is not None and self._disk.is_undecided(req_context):
+            return LookupResult.RETRY
         end = req_context.get_offload_key_position(key)
         if end is None or end > request.blocks * self._block_tokens:
             return LookupResult.MISS
         if max(len(request.promised), self._loading + self._promised) >= self._loads_max:
             return LookupResult.MISS
+        if not request.promised and self._manager is not None:
+            keep_prefix(self._manager, req_context)
         request.promised.add(key)
         self._promised += 1
         return LookupResult.HIT

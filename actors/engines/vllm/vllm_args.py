@@ -84,6 +84,9 @@ FETCH_PARAMETER = "contrail_fetch"
 """Of a request's `kv_transfer_params`: `host`, `port` and `blocks` of the engine that has the start of its prompt."""
 FETCH_MB_PER_S = 1000
 """Seen between two engines of one machine, over TCP."""
+LOADS_SHARE_BESIDE = 4
+"""Blocks that are read from the disk at once, and those that are fetched, are at most this part of the host where an
+engine has both tiers: a quarter each."""
 ENGINE_ID = "contrail-"
 """Begins vLLM's name of an engine with a disk tier, and so that of its file in /dev/shm."""
 OURS = frozenset({"model", "served_model_name", "kv_events_config"})
@@ -253,13 +256,19 @@ class FetchTier(NamedTuple):
     """The speed at which it fetches, for decisions: in millions of bytes a second."""
 
 
-def fetch_tier(tier: FetchTier, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool) -> dict[str, Any]:
-    """The same as `disk_tier`, with other engines in place of a disk."""
-    fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
+def fetch_tier(
+    tier: FetchTier, disk: DiskTier | None, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool
+) -> dict[str, Any]:
+    """The same as `disk_tier`, with other engines behind that disk, or in its place. Both read less at once then."""
+    if disk is None:
+        fields, share = host_tier(host_bytes, memory_bytes, cpu=cpu), {}
+    else:
+        fields, share = disk_tier(disk, host_bytes, memory_bytes, shared, cpu=cpu), {"loads_share": LOADS_SHARE_BESIDE}
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "FetchTierSpec", "spec_module_path": FETCH_TIER_MODULE}
     served = {"host": tier.host, "shared": str(shared)}
-    more["secondary_tiers"] = [{"type": "HostFetchTier", "module_path": FETCH_TIER_MODULE, "facts": "", **served}]
+    fetch = {"type": "HostFetchTier", "module_path": FETCH_TIER_MODULE, "facts": "", **served}
+    more["secondary_tiers"] = [each | share for each in (*more.get("secondary_tiers", ()), fetch)]
     return fields | {"engine_id": f"{ENGINE_ID}{new_id()}"}
 
 
@@ -283,7 +292,7 @@ def tier_fields(config: Any) -> dict[str, Any]:
 
 
 def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None:
-    """The disk tier, or the fetch tier, of vLLM's configuration knows all that its blocks' bytes depend on, but the
+    """Disk tier and fetch tier of vLLM's configuration know all that its blocks' bytes depend on, but the
     layout, which the engine alone can say."""
     model, cache = config.model_config, config.cache_config
     facts = [
@@ -299,8 +308,8 @@ def set_disk_facts(config: Any, version: str, device: str, weights: str) -> None
         config.attention_config,
         config.speculative_config,
     ]
-    (tier,) = tier_fields(config)["secondary_tiers"]
-    tier["facts"] = json.dumps([str(fact) for fact in facts])
+    for tier in tier_fields(config)["secondary_tiers"]:
+        tier["facts"] = json.dumps([str(fact) for fact in facts])
 
 
 def cpu_kind() -> str:

@@ -110,7 +110,7 @@ class VllmEngine:
     Blocks move between engines with the same `transfer_key`.
     `reasoning_parser` is vLLM's name of how the model reasons: guided answers begin behind that.
     `host_tier_bytes` of memory hold copies of the cache's blocks, but of an engine from which others fetch; next is
-    `disk_tier`, or, for one that moves no blocks, `fetch_tier`: the host tiers of other engines.
+    `disk_tier`, then, for one that moves no blocks, `fetch_tier`: the host tiers of other engines.
     """
 
     info: EngineInfo
@@ -136,7 +136,6 @@ class VllmEngine:
         assert moves_blocks != "prefill" or not host_tier_bytes
         assert not moves_blocks or fetch_tier is None
         assert host_tier_bytes or (disk_tier is None and fetch_tier is None)
-        assert disk_tier is None or fetch_tier is None
         self._model = model
         self._model_path = model_path
         self._engine_args = dict(engine_args)
@@ -297,10 +296,10 @@ class VllmEngine:
         if KV_CONFIG in self._engine_args:
             raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
         sizes = self._host_tier_bytes, _memory_bytes()
-        if self._disk_tier is not None:
+        if self._fetch_tier is not None:
+            tier = vllm_args.fetch_tier(self._fetch_tier, self._disk_tier, *sizes, self._shared, cpu=cpu)
+        elif self._disk_tier is not None:
             tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
-        elif self._fetch_tier is not None:
-            tier = vllm_args.fetch_tier(self._fetch_tier, *sizes, self._shared, cpu=cpu)
         else:
             tier = vllm_args.host_tier(*sizes, cpu=cpu)
         return vllm_args.beside_pulls(pulls, tier) if pulls else tier
@@ -362,7 +361,15 @@ class VllmEngine:
         in the host."""
         tier = self._fetch_tier
         facts = None if tier is None else read_fetch(self._shared / FETCH_FILE)
-        if tier is None or facts is None or facts.groups != 1:
+        if tier is None or facts is None:
+            return None
+        if facts.groups != 1:
+            _logger.warning(
+                "%s neither fetches blocks nor has them fetched, because its engine has %d kinds of caches: the index "
+                "does not know its blocks",
+                self._model,
+                facts.groups,
+            )
             return None
         if facts.host_blocks < self._numbers.blocks_total:
             raise CallerError(
@@ -460,7 +467,7 @@ class VllmEngine:
             if self._disk_tier is not None:
                 moving = {**(moving or {}), DISK_PARAMETER: not request.adapter}
             if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
-                moving = {FETCH_PARAMETER: msgspec.to_builtins(request.fetch)}
+                moving = {**(moving or {}), FETCH_PARAMETER: msgspec.to_builtins(request.fetch)}
             with self._adapter_of(request) as adapter:
                 call = vllm_calls.arguments(request, self._vllm, self._llm, adapter, moving)
                 ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate

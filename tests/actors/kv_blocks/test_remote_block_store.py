@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.kv_blocks import remote_block_store
 from actors.kv_blocks.block_seal import BlockSeal
 from actors.kv_blocks.bounded_calls import CALL_S, CALLS_MAX, HANG_PAUSE_S, BoundedCalls, FileSystemUnavailable
 from actors.kv_blocks.disk_counts import DiskCounts
@@ -266,3 +267,26 @@ def test_a_remote_folder_is_listed_each_time(tmp_path: Path) -> None:
         assert keeper.listing() == Listing()
         assert (keeper.listing() is None) is not remote
         assert keeper.tier == ("remote" if remote else "disk")
+
+
+def test_blocks_whose_removal_had_no_answer_are_named(hanging: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its time, or at all while calls pause: they are to be removed again. Those before are gone."""
+    monkeypatch.setattr(remote_block_store, "REMOVED_PER_CALL", 2)
+    numbers, names = range(6), [name(number) for number in range(6)]
+    assert all(hanging.put(number) for number in numbers)
+    free, remove = threading.Event(), SharedBlockStore.remove
+
+    def late(self: SharedBlockStore, some: Sequence[bytes]) -> Sequence[bytes]:
+        if names[2] in some:
+            free.wait(20)
+        return remove(self, some)
+
+    monkeypatch.setattr(SharedBlockStore, "remove", late)
+    assert hanging.store.remove(names) == names[2:]
+    assert hanging.counts["calls_overdue"] == 1
+    assert [hanging.file(number).exists() for number in numbers] == [False] * 2 + [True] * 4
+    assert hanging.store.remove(names[2:]) == names[2:], "calls pause"
+    free.set()
+    hanging.clock.advance(HANG_PAUSE_S * 1000)
+    assert hanging.store.remove(names[2:]) == []
+    assert not any(hanging.file(number).exists() for number in numbers)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from actors.router.request_scheduler import AttemptBroke, Send
 from actors.router.running_fetches import FAILED_US, RunningFetches
 from actors.transport.worker_connection import WorkerDisconnected
@@ -9,13 +13,13 @@ from core.events import BlocksStored, RequestRouted
 from core.events.routing import PrefixFetch
 from core.ids import RequestId, WorkerId
 from core.kv_transfer import FetchAddress, FetchSource
-from core.prompt import Prompt, tokens_to_bytes
+from core.prompt import HASH_BYTES, Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
 from core.subjects import LOAD
 from projections.policy.prefix_fetch import FETCHES_MAX
-from replay.simulate.simulated_log import SimulatedSource
-from tests.actors.router.scheduling import BLOCK_SIZE, Scheduling
-from tests.projections.facts import load, worker_id
+from replay.simulate.simulated_log import KV, SimulatedSource
+from tests.actors.router.scheduling import BLOCK_SIZE, MODEL, Scheduling
+from tests.projections.facts import load, pool_joined, reads, worker_id
 
 A, B = WorkerId(worker_id(0)), WorkerId(worker_id(1))
 TOKENS = 3200
@@ -29,14 +33,19 @@ def address(port: int) -> FetchAddress:
     return FetchAddress(host="10.0.0.1", port=port, kind="k", block_bytes=1000, load_blocks=500, mb_per_s=1000)
 
 
-def scheduling() -> Scheduling:
-    """Two workers that fetch; the first has the prompts in its host, and too many requests."""
+def scheduling(pooled: int = 0) -> Scheduling:
+    """Two workers that fetch; the first has the prompts in its host, and too many requests. The second one's disk has
+    so many blocks of the first prompt."""
     it = Scheduling(RoutingSettings(policy="time", hold_max_ms=0, active_max=64), workers=0)
     source = Scheduling.join(it.log, 0, address(1))
     for first in range(PROMPTS):
         hashes = Prompt(tokens_to_bytes(range(first, first + TOKENS)), BLOCK_SIZE, 7).hashes()
         source.append([BlocksStored(hashes=hashes, tier="host")])
-    Scheduling.join(it.log, 1, address(2))
+    Scheduling.join(it.log, 1, address(2), reads("5c0ffee0") if pooled else UNSET)
+    if pooled:
+        hashes = Prompt(tokens_to_bytes(range(TOKENS)), BLOCK_SIZE, 7).hashes()[: pooled * HASH_BYTES]
+        joined = replace(pool_joined("5c0ffee0", B, model=MODEL), block_size=BLOCK_SIZE)
+        SimulatedSource(it.log, KV, "b" * 16).append([joined, BlocksStored(hashes=hashes, tier="disk")])
     SimulatedSource(it.log, LOAD, A).append([load(waiting=300)])
     it.ticks(1_000_000)
     return it
@@ -67,6 +76,23 @@ def test_the_worker_is_sent_the_address_of_its_source() -> None:
     assert command.payload.tokens == tokens_to_bytes(range(TOKENS))
     assert last_fetch(it).source == A
     assert last_fetch(it).tokens == BLOCKS * BLOCK_SIZE
+
+
+@pytest.mark.parametrize(("pooled", "own_blocks"), [(40, 40), (BLOCKS - 8, None)])
+def test_the_worker_is_sent_the_place_where_its_fetch_begins(pooled: int, own_blocks: int | None) -> None:
+    """Behind the blocks of its disk; if few are missing there, they are computed and nothing is fetched."""
+    it = scheduling(pooled)
+    command = send(it, "one")
+    assert command.worker == B
+    source = command.payload.fetch
+    assert (source and source.own_blocks) == own_blocks
+    event = it.published(RequestRouted)[-1]
+    assert isinstance(event, RequestRouted)
+    if source is None:
+        assert event.predicted_cached_tokens == pooled * BLOCK_SIZE
+    else:
+        assert last_fetch(it).tokens == (source.blocks - pooled) * BLOCK_SIZE
+        assert event.predicted_cached_tokens == source.blocks * BLOCK_SIZE
 
 
 def test_a_source_has_only_so_many_fetches_at_a_time() -> None:

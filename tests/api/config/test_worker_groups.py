@@ -158,6 +158,10 @@ def test_workers_that_fetch_say_so_with_their_speed(tmp_path: Path) -> None:
         (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
         at = spec.command.index("--host-tier")
         assert spec.command[at : at + 5] == words
+    for tier in ({"disk": {"path": "kv", "size": "1GiB"}}, {"remote": {"s3": {"bucket": "kv"}, "size": "1GiB"}}):
+        (group,) = loaded(tmp_path, {"kv_tiers": {"host": "1GiB", "fetch": True, **tier}}).deployment.workers
+        (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
+        assert {"--fetch", "--disk-tier" if "disk" in tier else "--remote-tier"} <= {*spec.command}
     (group,) = loaded(tmp_path, TIERS).deployment.workers
     (spec, _) = worker_specs(group, ModelSource("tiny", ""), DataFolder(tmp_path / "data"), GpuAssignment(()))
     assert not any(word.startswith("--fetch") for word in spec.command)
@@ -167,7 +171,6 @@ def test_workers_that_fetch_say_so_with_their_speed(tmp_path: Path) -> None:
     ("tiers", "fault"),
     [
         ({"fetch": True}, "through a host tier|a host tier, and from one: give its size"),
-        ({"host": "1GiB", "fetch": True, "disk": {"path": "kv", "size": "1GiB"}}, "do not go together yet"),
         ({"host": "1GiB", "fetch": True, "fetch_gb_per_s": 0}, "fetch_gb_per_s: give 0.01 to 1000"),
     ],
 )
@@ -180,7 +183,6 @@ def test_what_does_not_go_with_fetches_is_refused(tmp_path: Path, tiers: dict[st
     ("given", "fault"),
     [
         ({"host_tier_bytes": 0}, "give its size, too"),
-        ({"disk_tier": DiskTier(Path("kv"), 1, b"")}, "do not go together yet"),
         ({"engine": "simulated"}, "simulated workers of a deployment fetch no blocks yet"),
     ],
 )

@@ -7,25 +7,31 @@ import os
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 import pytest_asyncio
 
 from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
-from actors.engines.vllm.vllm_args import FetchTier
+from actors.engines.vllm.vllm_args import DiskTier, FetchTier
 from actors.kv_fetch import block_server
 from actors.kv_fetch.block_client import BlockClient
 from actors.kv_fetch.block_server import BlockServer
+from actors.kv_fetch.fetch_facts import FETCH_FILE, FetchFacts, write_fetch
 from actors.kv_fetch.fetch_protocol import checksum
 from core.clock import SystemClock
 from core.errors import CallerError
 from core.generation import GenerateRequest
+from core.ids import new_id
 from core.kv_transfer import FetchAddress, FetchSource
-from tests.contracts.engine import answer_to, prompt, request
+from core.prompt import TOKEN_BYTES
+from tests.actors.engines.vllm.test_disk_tier import quiet
+from tests.contracts.engine import Answer, answer_to, prompt, request
 from tests.fixtures.engines import RecordedEngine
 from tests.tiers.counted_engine import CountedEngine
 
@@ -38,6 +44,12 @@ LENGTH = BLOCKS * SIZE + 5
 REPEATS = 20
 WORSE_S = 3.0
 """A dead source may cost so much."""
+SMALL_DEVICE_BLOCKS, SMALL_HOST_BLOCKS = 64, 96
+"""Of the engine with a disk."""
+OWN = 8
+"""Leading blocks of a prompt that are on that disk."""
+PROMPTS = int(os.environ.get("CONTRAIL_TIERS_BESIDE_FETCHES", "2"))
+"""Prompts of each kind over a disk. By hand, 20: set the variable of that name."""
 
 
 class FetchingPair(NamedTuple):
@@ -70,10 +82,11 @@ def address(of: RecordedEngine) -> FetchAddress:
     return of.info.fetch
 
 
-def fetching(asked: GenerateRequest, port: int, blocks: int = BLOCKS) -> GenerateRequest:
+def fetching(asked: GenerateRequest, port: int, blocks: int = BLOCKS, own_blocks: int = 0) -> GenerateRequest:
     """The same request under another id, with a source."""
     named = msgspec.structs.replace(asked, id=request(b"").id)
-    return msgspec.structs.replace(named, fetch=FetchSource(host="127.0.0.1", port=port, blocks=blocks))
+    source = FetchSource(host="127.0.0.1", port=port, blocks=blocks, own_blocks=own_blocks)
+    return msgspec.structs.replace(named, fetch=source)
 
 
 async def test_a_prompt_that_was_fetched_has_the_text_of_cold(pair: FetchingPair) -> None:
@@ -231,3 +244,122 @@ def test_a_host_smaller_than_the_device_is_refused(pair: FetchingPair, monkeypat
     monkeypatch.setattr(pair.reader, "_numbers", numbers)
     with pytest.raises(CallerError, match="host tier must hold all of the device's 513 blocks, and it holds 512"):
         pair.reader._fetch_address()
+
+
+def test_a_hybrid_model_does_not_fetch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its blocks are in no index. One sentence says that at the start."""
+    tier = FetchTier("127.0.0.1", KEY, tmp_path)
+    engine = CountedEngine("tiny", str(tmp_path), {}, host_tier_bytes=1 << 20, fetch_tier=tier)
+    engine._feed = SimpleNamespace(folder=str(tmp_path))
+    write_fetch(tmp_path / FETCH_FILE, FetchFacts(1, "00" * 16, BLOCK_BYTES, 4, 8, 2))
+    assert engine._fetch_address() is None
+    assert "tiny neither fetches blocks nor has them fetched, because its engine has 2 kinds of caches" in caplog.text
+
+
+async def test_a_disk_beside_fetches(pair: FetchingPair, tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """One run for all, as engines take long to start: each block comes from the tier that its decision counted, and
+    what was fetched lies on the disk, for a new process without fetches."""
+    disk = DiskTier(tmp_path / "decode-0", 4 << 30, b"k" * 32)
+    host_bytes = SMALL_HOST_BLOCKS * BLOCK_BYTES
+    arguments = {"max_model_len": 1024, "num_gpu_blocks_override": SMALL_DEVICE_BLOCKS + 1}
+    more: dict[str, Any] = {"host_tier_bytes": host_bytes, "disk_tier": disk}
+    both = CountedEngine("tiny", str(tiny_checkpoint), arguments, **more, fetch_tier=pair.reader._fetch_tier)
+    it = Beside(pair.source, both, disk.folder)
+    await both.start()
+    try:
+        assert both.info.pool is not None
+        assert address(both).kind == address(pair.source).kind, "the disk is no part of the kind"
+        assert address(both).load_blocks == both.info.pool.load_blocks == SMALL_HOST_BLOCKS // 4
+        fetched = await _what_was_fetched_lies_on_the_disk(it)
+        mixed = await _each_tier_gives_what_was_counted(it)
+        await _what_went_from_the_disk_is_fetched(it)
+    finally:
+        await both.stop()
+    alone = CountedEngine("tiny", str(tiny_checkpoint), arguments, **more)
+    await alone.start()
+    try:
+        for asked, cold in [*fetched, *mixed]:
+            again = msgspec.structs.replace(asked, id=new_id())
+            assert await answer_to(alone, again) == cold._replace(cached_tokens=BLOCKS * SIZE)
+        assert alone.refused() == Counter()
+        assert alone.disk_counts()["loads"] == 2 * PROMPTS * BLOCKS
+    finally:
+        await alone.stop()
+
+
+class Beside(NamedTuple):
+    """`source` has no disk; `reader` fetches, and has a disk in `folder`."""
+
+    source: CountedEngine
+    reader: CountedEngine
+    folder: Path
+
+    @property
+    def port(self) -> int:
+        return address(self.source).port
+
+
+async def push_out(engine: CountedEngine) -> None:
+    """Neither device nor host has anything of before; the disk has it."""
+    await quiet(engine)
+    for _ in range(1 + SMALL_HOST_BLOCKS // BLOCKS):
+        await answer_to(engine, request(prompt(LENGTH), 1))
+    await quiet(engine)
+
+
+async def found(it: Beside, asked: GenerateRequest, cold: Answer) -> Counter[str]:
+    """The blocks by source that the reader's answer took; its text is that of cold."""
+    before = it.reader.hits.copy()
+    answer = await answer_to(it.reader, asked)
+    await it.reader.settle()
+    taken = +it.reader.blocks_since(before)
+    assert answer == cold._replace(cached_tokens=taken.total() * SIZE)
+    return taken
+
+
+async def _prompts(it: Beside) -> list[tuple[GenerateRequest, Answer]]:
+    """Prompts that the source has computed, with its answers."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(PROMPTS)]
+    return [(each, await answer_to(it.source, each)) for each in asked]
+
+
+async def _what_was_fetched_lies_on_the_disk(it: Beside) -> list[tuple[GenerateRequest, Answer]]:
+    """Once each, like what was computed: pushed out, the prompts come from there."""
+    prompts = await _prompts(it)
+    for asked, cold in prompts:
+        files = len(list(it.folder.glob("*.kv")))
+        assert await found(it, fetching(asked, it.port), cold) == {"p2p": BLOCKS}
+        await quiet(it.reader)
+        assert len(list(it.folder.glob("*.kv"))) == files + BLOCKS
+    await push_out(it.reader)
+    for asked, cold in prompts:
+        assert await found(it, msgspec.structs.replace(asked, id=new_id()), cold) == {"disk": BLOCKS}
+    return prompts
+
+
+async def _each_tier_gives_what_was_counted(it: Beside) -> list[tuple[GenerateRequest, Answer]]:
+    """The first blocks lie on the reader's disk, and the source has all. Those that are counted as the reader's own
+    are read from its disk, and the others from the source, also if the disk has them."""
+    prompts = await _prompts(it)
+    for asked, _ in prompts:
+        start = asked.tokens[: OWN * SIZE * TOKEN_BYTES]
+        await answer_to(it.reader, request(start, 1))
+    await push_out(it.reader)
+    for asked, cold in prompts:
+        assert await found(it, fetching(asked, it.port, own_blocks=OWN), cold) == {"disk": OWN, "p2p": BLOCKS - OWN}
+    await push_out(it.reader)
+    for asked, cold in prompts:
+        assert await found(it, fetching(asked, it.port), cold) == {"p2p": BLOCKS}
+    return prompts
+
+
+async def _what_went_from_the_disk_is_fetched(it: Beside) -> None:
+    """The decision counted it on the disk; the source has it, too."""
+    for asked, cold in await _prompts(it):
+        before = set(it.folder.glob("*.kv"))
+        await answer_to(it.reader, request(asked.tokens[: OWN * SIZE * TOKEN_BYTES], 1))
+        await push_out(it.reader)
+        files = sorted(before ^ set(it.folder.glob("*.kv")), key=lambda file: file.stat().st_mtime_ns)
+        files[0].unlink()
+        taken = await found(it, fetching(asked, it.port, own_blocks=OWN), cold)
+        assert taken == {"disk": OWN - 1, "p2p": BLOCKS - OWN + 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +12,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER
+from actors.engines.vllm.vllm_args import (
+    DISK_KEY_VARIABLE,
+    DISK_PARAMETER,
+    FETCH_KEY_VARIABLE,
+    FETCH_PARAMETER,
+    LOADS_SHARE_BESIDE,
+)
 from actors.kv_blocks.block_store import BlockStore
 from actors.kv_blocks.pool_facts import FACTS_FILE, read_pool
 from actors.kv_blocks.shared_block_store import SharedBlockStore
 from actors.kv_blocks.write_grant import KeeperFence
+from actors.kv_objects.object_store import FAILED, ObjectStoreFailed
+from actors.kv_objects.pool_objects import BLOCKS
+from actors.kv_objects.s3_objects import S3Objects
+from actors.kv_objects.write_credit import write_local
 from tests.actors.kv_blocks.test_pool_folder import shared_by
 from tests.fixtures.eventually import eventually
+from tests.fixtures.s3_server import S3Server
 
 CHUNKS, ROW_BYTES, TOKENS = 8, 4096, 32
+STEP = SimpleNamespace(new_req_ids=())
+"""The end of a step in which no request is scheduled for the first time."""
 PLAIN = {DISK_PARAMETER: True}
 
 
@@ -167,27 +180,70 @@ async def test_a_block_is_loaded_once_for_a_request_and_half_of_the_host_in_all(
     for step in range(3):
         found = [tier.hit(key, later) for key in keys]
         assert found == [not step] * (CHUNKS // 2) + [False] * (CHUNKS // 2)
-        tier.tier.on_schedule_end(None)
+        tier.tier.on_schedule_end(STEP)
     assert tier.tier._counts["loads_declined"] == 3 * CHUNKS // 2
+    tier.tier.on_request_finished(later)
     assert tier.hit(keys[0], tier.request("c", keys, PLAIN.copy()))
 
 
+async def test_of_a_request_that_fetches_its_own_blocks_alone_are_read(tier: Tier) -> None:
+    """Those that its decision took to be the worker's. vLLM is told to hand over all of its blocks, so that what was
+    fetched is stored; of other requests it hands over what they computed."""
+    keys, found = names(4), []
+    tier.job(tier.request("a", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    tier.finished()
+    for own_blocks in (0, 2, 4):
+        source = {"host": "h", "port": 1, "blocks": 4, "own_blocks": own_blocks}
+        params: dict[str, Any] = {**PLAIN, FETCH_PARAMETER: source}
+        later = tier.request(f"b{own_blocks}", keys, params)
+        found.append(sum(tier.hit(key, later) for key in keys))
+        tier.tier.on_request_finished(later)
+        tier.tier.on_schedule_end(STEP)
+    assert found == [0, 2, 4]
+    policy = tier.base.OffloadPolicy
+    unmarked = params | {DISK_PARAMETER: False}
+    for given, told in ((PLAIN, "chunk_level"), (params, "request_level"), (unmarked, "chunk_level")):
+        assert tier.tier.on_new_request(tier.base.ReqContext("c", given.copy())).policy is policy(told)
+
+
+async def test_beside_fetches_less_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the host, which the keeper is told; the fetch tier has another one."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    made = Tier(tmp_path / "kv", loads_share=LOADS_SHARE_BESIDE)
+    keys = names(CHUNKS // 2)
+    made.job(made.request("a", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
+    made.finished()
+    later = made.request("b", keys, PLAIN.copy())
+    assert sum(made.hit(key, later) for key in keys) == CHUNKS // 4
+    facts = read_pool(shared_by(tmp_path / "kv") / FACTS_FILE)
+    assert facts is not None
+    assert facts.load_blocks == CHUNKS // 4
+    made.tier.shutdown()
+
+
 async def test_half_of_the_host_is_read_at_once(tier: Tier, held: threading.Event) -> None:
-    """Over all requests, whether in this step or before; room comes back when reads end."""
-    keys = names(CHUNKS)
+    """By requests in turns: one whose blocks do not fit waits until others are scheduled or over. Where a turn has
+    come without room, as after a wait, room comes back when reads end."""
+    keys, found = names(CHUNKS), tier.base.LookupResult
     held.set()
     for key in keys:
         tier.job(tier.request("a", keys, PLAIN.copy()), [key], [0], load=False)
         tier.finished()
     held.clear()
-    first, second = (tier.request(name, keys, PLAIN.copy()) for name in "bc")
+    first, second, third = (
+        tier.request(*asked, PLAIN.copy()) for asked in (("b", keys[:3]), ("c", keys[3:5]), ("d", keys[5:]))
+    )
     assert [tier.hit(key, first) for key in keys[:3]] == [True] * 3
-    assert [tier.hit(key, second) for key in keys[:2]] == [True, False]
+    assert [tier.tier.lookup(key, second) for key in keys[3:5]] == [found.RETRY] * 2
+    assert tier.tier.is_undecided(second)
     tier.job(first, keys[:3], [0, 1, 2], load=True)
-    tier.job(second, keys[:1], [3], load=True)
-    tier.tier.on_schedule_end(None)
-    third = tier.request("d", keys, PLAIN.copy())
-    assert not tier.hit(keys[5], third)
+    tier.tier.on_schedule_end(SimpleNamespace(new_req_ids=["b"]))
+    assert [tier.tier.lookup(key, second) for key in keys[3:5]] == [found.HIT, found.MISS], "three are being read"
+    assert [tier.tier.lookup(key, third) for key in keys[5:]] == [found.RETRY] * 3
+    tier.job(second, keys[3:4], [3], load=True)
+    tier.tier.on_request_finished(second)
+    tier.tier.on_schedule_end(STEP)
+    assert [tier.tier.lookup(key, third) for key in keys[5:]] == [found.MISS] * 3, "its turn came; four are being read"
     held.set()
     assert len(tier.finished()) == 2
     assert tier.hit(keys[5], third)
@@ -324,6 +380,9 @@ async def test_a_request_waits_while_a_network_file_system_is_asked(
     monkeypatch.setattr(SharedBlockStore, "holds", late)
     later = made.request("b", keys, PLAIN.copy())
     assert [made.tier.lookup(key, later) for key in keys] == [found.RETRY] * 4
+    assert made.tier.is_undecided(later)
+    made.tier.on_schedule_end(STEP)
+    assert not made.tier.is_undecided(later)
     asked.set()
     await eventually(lambda: made.tier.lookup(keys[3], later) is found.MISS, "the answer is there")
     assert [made.hit(key, later) for key in keys] == [True, True, False, False]
@@ -334,48 +393,138 @@ async def test_a_request_waits_while_a_network_file_system_is_asked(
     made.tier.shutdown()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_what_was_written_while_a_pull_was_unconfirmed_goes(
-    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once, and nothing of before. Of what was confirmed nothing goes."""
+OWN, SHARED, REMOTE, S3 = "own", "shared", "remote", "s3"
+
+
+class Place:
+    """A tier whose blocks lie in a folder, one that is shared, one on a network file system, or a store of objects."""
+
+    def __init__(self, kind: str, folder: Path, s3: S3Server) -> None:
+        writer = "" if kind == OWN else "0" * 16
+        place = s3.place() if kind == S3 else None
+        self.objects = None if place is None else S3Objects(place, 10.0)
+        options: dict[str, Any] = {
+            "writer": writer,
+            "remote": kind in {REMOTE, S3},
+            "objects": place and place._asdict(),
+        }
+        self.made, self._folder = Tier(folder, **options), folder
+        if kind == S3:
+            write_local(shared_by(folder), 1 << 20)
+        elif kind != OWN:
+            KeeperFence(folder, 1).grant(1 << 20, 1 << 16, (writer,))
+
+    @property
+    def blocks(self) -> int:
+        """Those that lie there."""
+        if self.objects is not None:
+            return len([*self.objects.list(BLOCKS)])
+        return len(list(self._folder.glob("*.kv")))
+
+    async def finds(self, key: bytes) -> bool:
+        """True if a request finds the block."""
+        later, found = self.made.request("later", [key], PLAIN.copy()), self.made.base.LookupResult
+        answers = []
+
+        def answered() -> bool:
+            answers.append(self.made.tier.lookup(key, later))
+            return answers[-1] is not found.RETRY
+
+        await eventually(answered, "the answer is there")
+        self.made.tier.on_request_finished(later)
+        self.made.tier.on_schedule_end(STEP)
+        return answers[-1] is found.HIT
+
+    def store(self, keys: list[bytes]) -> None:
+        self.made.job(self.made.request("a", keys, PLAIN.copy()), keys, [*range(len(keys))], load=False)
+        self.made.finished()
+
+
+@pytest.fixture(params=[OWN, SHARED, REMOTE, S3])
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server
+) -> AsyncIterator[Place]:
     monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
-    folder, keys = tmp_path / "kv", names(6)
-    tier = Tier(folder, **({"writer": "0" * 16} if shared else {}))
-    if shared:
-        KeeperFence(folder, 1).grant(1 << 20, 1 << 16, ("0" * 16,))
+    made = Place(request.param, tmp_path / "kv", s3)
+    yield made
+    made.made.tier.shutdown()
 
-    def store(*numbers: int) -> None:
-        some = [keys[number] for number in numbers]
-        tier.job(tier.request(str(numbers), keys, PLAIN.copy()), some, [*numbers], load=False)
-        tier.finished()
 
-    def held() -> list[int]:
-        later = [tier.request("later", [key], PLAIN.copy()) for key in keys]
-        return [number for number, key in enumerate(keys) if tier.hit(key, later[number])]
+async def test_what_was_written_while_a_pull_was_unconfirmed_goes(place: Place) -> None:
+    """Wherever it lies, and nothing of before. From then on no request finds it. Of what was confirmed nothing goes."""
+    keys, tier = names(6), place.made.tier
+    tier.note_pulls(open_pulls=False)
+    place.store(keys[:1])
+    tier.note_pulls(open_pulls=True)
+    place.store(keys[1:2])
+    tier.note_pulls(open_pulls=True)
+    place.store(keys[2:3])
+    assert place.blocks == 3
+    tier.remove_suspects()
+    assert [await place.finds(key) for key in keys] == [True] + [False] * 5
+    await eventually(lambda: place.blocks == 1, "they are removed")
+    await eventually(lambda: not tier._removing, "the tier knows")
+    place.store(keys[3:4])
+    tier.note_pulls(open_pulls=True)
+    place.store(keys[4:5])
+    tier.note_pulls(open_pulls=False)
+    tier.note_pulls(open_pulls=True)
+    tier.remove_suspects()
+    tier.remove_suspects()
+    assert [await place.finds(key) for key in keys] == [True, False, False, True, True, False]
+    place.store(keys[1:2])
+    assert place.blocks == 4
 
-    try:
-        tier.tier.note_pulls(open_pulls=False)
-        store(0)
-        tier.tier.note_pulls(open_pulls=True)
-        store(1)
-        tier.tier.note_pulls(open_pulls=True)
-        store(2)
-        tier.tier.remove_suspects()
-        assert len(list(folder.glob("*.kv"))) == 1
-        store(3)
-        tier.tier.note_pulls(open_pulls=True)
-        store(4)
-        tier.tier.note_pulls(open_pulls=False)
-        tier.tier.note_pulls(open_pulls=True)
-        tier.tier.remove_suspects()
-        tier.tier.remove_suspects()
-        tier.tier.on_schedule_end(None)
-        assert held() == [0, 3, 4]
-        store(1)
-        assert len(list(folder.glob("*.kv"))) == 4
-    finally:
-        tier.tier.shutdown()
+
+@pytest.mark.parametrize("place", [REMOTE, S3], indirect=True)
+async def test_a_remote_store_is_asked_again_until_it_has_removed_them(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile they lie there, but no request finds them, and none is stored anew: that would go with them."""
+    keys, tier, fails = names(3), place.made.tier, [True]
+    store = type(tier._store._store)
+    remove = store.remove
+
+    def failing(self: Any, some: Sequence[bytes]) -> Sequence[bytes]:
+        return some if fails else remove(self, some)
+
+    monkeypatch.setattr(store, "remove", failing)
+    tier.note_pulls(open_pulls=True)
+    place.store(keys[:2])
+    tier.remove_suspects()
+    await eventually(lambda: not tier._removing, "it failed")
+    fails.clear()
+    place.store(keys)
+    assert [await place.finds(key) for key in keys] == [False, False, True]
+    assert (place.blocks, len(tier._forgotten)) == (3, 2), "it is not asked at once"
+    assert tier._remove_at_ms > 0
+    tier._remove_at_ms = 0
+    tier.on_new_request(place.made.base.ReqContext("b", PLAIN.copy()))
+    await eventually(lambda: not tier._removing and not tier._forgotten, "it is asked again")
+    assert place.blocks == 1
+    place.store(keys)
+    assert place.blocks == 3
+
+
+@pytest.mark.parametrize("place", [S3], indirect=True)
+async def test_a_bucket_that_refuses_a_removal_is_asked_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call for all blocks; it is counted, and the keeper is told that they do not count."""
+    keys, tier, asked = names(3), place.made.tier, list[int]()
+    delete = S3Objects.delete
+
+    def failing(self: S3Objects, some: Iterable[str]) -> None:
+        asked.append(len([*some]))
+        raise ObjectStoreFailed(FAILED, "a fault")
+
+    place.store(keys)
+    store = tier._store._store
+    monkeypatch.setattr(S3Objects, "delete", failing)
+    blocks = [place.made.module.block_name(b"k" * 32, key) for key in keys]
+    assert store.remove(blocks) == blocks
+    assert (asked, tier._counts["stuck"], place.blocks) == ([3], 3, 3)
+    monkeypatch.setattr(S3Objects, "delete", delete)
+    assert [*store.remove(blocks)] == []
+    assert place.blocks == 0
 
 
 async def test_more_suspects_than_can_be_noted_are_not_written(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,3 +538,49 @@ async def test_more_suspects_than_can_be_noted_are_not_written(tier: Tier, monke
     tier.job(tier.request("b", keys, PLAIN.copy()), keys, [0, 1, 2, 3], load=False)
     tier.finished()
     assert tier.tier._counts["blocks"] == 4
+
+
+async def test_a_fetch_waits_while_the_disk_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that lie on a network file system are not fetched before it has answered; what it lacks is fetched."""
+    monkeypatch.setenv(DISK_KEY_VARIABLE, "6b" * 32)
+    monkeypatch.setenv(FETCH_KEY_VARIABLE, "66" * 32)
+    disk = Tier(tmp_path / "kv", writer="0" * 16, remote=True, loads_share=LOADS_SHARE_BESIDE)
+    from actors.engines.vllm.fetch_tier import HostFetchTier  # noqa: PLC0415
+
+    spec: Any = SimpleNamespace(config=disk.config)
+    more = {"host": "127.0.0.1", "facts": "facts", "shared": str(tmp_path), "loads_share": LOADS_SHARE_BESIDE}
+    fetch: Any = HostFetchTier(spec, memoryview(disk.host), "fetch", **more)  # type: ignore[arg-type]
+    asked, keys = threading.Event(), names(4)
+    found: Any = disk.base.LookupResult
+    host: Any = SimpleNamespace(_policy={}, lookup=lambda *_: found.MISS, touch=lambda *_: None)
+    fetch.serve(host, disk.tier)
+
+    def late(*_: object) -> bool:
+        asked.wait(5)
+        return False
+
+    monkeypatch.setattr(SharedBlockStore, "holds", late)
+    source = {"host": "127.0.0.1", "port": 1, "blocks": 4, "own_blocks": 2}
+    context = disk.request("a", keys, {**PLAIN, FETCH_PARAMETER: source})
+    fetch.on_new_request(context)
+
+    def look() -> list[Any]:
+        """As vLLM's manager asks the tiers in turn."""
+        answers = []
+        for key in keys:
+            first = disk.tier.lookup(key, context)
+            answers.append((first, fetch.lookup(key, context)))
+        disk.tier.on_schedule_end(STEP)
+        fetch.on_schedule_end(STEP)
+        return answers
+
+    try:
+        assert look() == [(found.RETRY, found.RETRY)] * 2 + [(found.MISS, found.RETRY)] * 2
+        asked.set()
+        lookup = context.get_state(disk.module.RequestBlocks).lookup
+        await eventually(lambda: lookup.holds(b"") is not None, "the answer is there")
+        assert look() == [(found.MISS, found.HIT)] * 2 + [(found.MISS, found.MISS)] * 2
+    finally:
+        asked.set()
+        fetch.shutdown()
+        disk.tier.shutdown()

@@ -63,10 +63,12 @@ def moving(engine: Engine) -> BlockTransfer:
     return engine.transfer
 
 
-def with_tiers(model: Path, folder: Path, moves_blocks: str) -> RecordedEngine:
+def with_tiers(
+    model: Path, folder: Path, moves_blocks: str, kind: type[RecordedEngine] = RecordedEngine
+) -> RecordedEngine:
     more: dict[str, Any] = {"host_tier_bytes": HOST_BLOCKS * BLOCK_BYTES}
     tier = DiskTier(folder, DISK_BYTES, b"k" * 32)
-    return RecordedEngine("tiny", str(model), ARGUMENTS, moves_blocks=moves_blocks, disk_tier=tier, **more)
+    return kind("tiny", str(model), ARGUMENTS, moves_blocks=moves_blocks, disk_tier=tier, **more)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
