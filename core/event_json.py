@@ -165,9 +165,12 @@ ABSENT = frozenset(
         "fetch",
         "model",
         "pools",
+        "prefill_demand",
         "profile",
+        "role",
         "since",
         "sought",
+        "transfer_us",
     }
 )
 """Fields that JSON leaves out where the event does."""

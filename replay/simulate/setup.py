@@ -110,8 +110,7 @@ class Setup(NamedTuple):
         found = simulate(options, arrivals, progress, archive, on_verdict=verdicts.append, make_planner=make_planner)
         wall_s, prefill = time.perf_counter() - started_s, None
         if options.prefill_workers:
-            engine = options.engine
-            prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
+            prefill = prefill_fleet(options, verdicts)
         found_report = report(
             found.served,
             options.workers,
@@ -123,6 +122,13 @@ class Setup(NamedTuple):
             found.pool,
         )
         return SetupResult(found.served, found_report)
+
+
+def prefill_fleet(options: Options, verdicts: Sequence[PrefillVerdict]) -> PrefillFleet:
+    """The prefill workers of a run: those at its start, or all places of them that a planner used."""
+    first = options.first_prefill_place
+    places = max((each.place - first + 1 for each in verdicts), default=0)
+    return PrefillFleet(first, max(places, options.prefill_workers), options.engine.block_bytes, verdicts)
 
 
 def scaling_of(options: Options, found: SimulationResult) -> ScalingReport | None:
