@@ -7,8 +7,8 @@ has a frontier; its worker-hours at an attainment between two of them lie on the
 `planner` is told the engine's exact speed. `learned:95` learns it from requests, and `measured:95` begins with the
 profile that `contrail profile` wrote (`--profile FILE`). `--hours 1` runs the first hour of the trace alone.
 
-Fleets with prefill workers are `split:3+2`, fixed, of three decode and two prefill workers, and `roles:95`, in which the
-planner sizes both.
+Fleets with prefill workers are `split:3+2`, fixed, of three decode and two prefill workers, and `roles:95`, in which
+the planner sizes both.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ STATIC, RATE, PLANNER, LEARNED, MEASURED, SPLIT, ROLES = KINDS = (
 PLANNERS = (PLANNER, LEARNED, MEASURED, ROLES)
 FIXED = (STATIC, SPLIT)
 FLEETS = ("static:4", "static:5", "static:6", "rate:1.6", "rate:1.3", "planner:93", "planner:94", "planner:95")
-WORKERS, PREFILL_WORKERS = 4, 4
-"""At the start of a fleet that changes; prefill workers of `roles` alone."""
+WORKERS = 4
+"""At the start of a fleet that changes …"""
+DECODE_WORKERS, PREFILL_WORKERS = 1, 3
+"""… and of one of two roles."""
 BOUNDS = ServiceBounds(1000, 50)
 LEVELS = (94.0, 94.5, 95.0, 95.5, 96.0)
 """Attainments at which frontiers are compared."""
@@ -75,11 +77,18 @@ class Fleet(NamedTuple):
         there = ", ".join(f"{kind}:NUMBER" + "+NUMBER" * (kind == SPLIT) for kind in KINDS)
         raise CallerError(f"--fleets: {text!r} is no run; there are {there}")
 
+    @property
+    def _workers(self) -> int:
+        """At the start, without prefill workers."""
+        if self.kind in FIXED:
+            return int(self.value)
+        return DECODE_WORKERS if self.kind == ROLES else WORKERS
+
     def run(self, trace: TraceFile, profile: CapacityLearned | None = None) -> ScalingReport:
         """The fleet's cost and service. `profile` is that of a `measured` one."""
         settings = ScaleSettings(attainment=self.value) if self.kind in PLANNERS else ScaleSettings()
         options = Options(
-            workers=int(self.value) if self.kind in FIXED else WORKERS,
+            workers=self._workers,
             prefill_workers=self.prefill,
             engine=mocker_settings(),
             bounds=BOUNDS if self.kind in FIXED else None,
@@ -124,6 +133,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         points[fleet.kind].append((100 * found.attainment, found.worker_hours))
         note = f"{100 * found.attainment:.2f} % attained, {found.starts} starts, {found.stops} stops"
         name = f"{fleet.kind} {fleet.value:g}" + (f"+{fleet.prefill}" if fleet.kind == SPLIT else "")
+        if isinstance(found.prefill_worker_hours, float):
+            note += f", {found.prefill_worker_hours:.2f} h of prefill workers"
         yield Figure(name, found.worker_hours, "worker-hours", note=note)
     for level in LEVELS:
         ours = hours_at(level, points[PLANNER])

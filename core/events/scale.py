@@ -47,7 +47,8 @@ class PrefillDemand(msgspec.Struct, frozen=True, array_like=True):
     of it that a transfer pays, also where that worker computed it after all."""
 
     waiting: int
-    """Requests that came before the period, have a worker, and have no first token yet."""
+    """Requests that came before the period, have a worker, lack enough of their prompt there to pay a transfer, and
+    have no first token yet."""
     pulled: int
     """Prompts whose blocks came from a prefill worker in the period …"""
     transfer_ms: int

@@ -73,7 +73,9 @@ class _OpenRequest(msgspec.Struct):
     cached_tokens: int = CACHED_UNKNOWN
     """Of the attempt that gave the first token."""
     predicted_tokens: int = 0
-    """Cached tokens that the last decision expected."""
+    """Cached tokens that the last decision expected …"""
+    missing_tokens: int = 0
+    """… and the other tokens of the prompt."""
     prefill: PrefillReport | None = None
     """Of the attempt that gave the first token; None without prefill workers."""
 
@@ -92,6 +94,8 @@ class RequestDemand:
         """Sums by class, since the last event with sizes …"""
         self._prefill_cells: dict[tuple[int, int], list[int]] = {}
         """… and the same of prefill workers."""
+        self._remote_beyond = 0
+        """Missing tokens beyond which a prompt pays its transfer, as the newest report has it."""
         self._sized = 0
         """Requests with sizes so far."""
         self._sized_ms = 0
@@ -112,13 +116,14 @@ class RequestDemand:
                 routed = self._open[event.request]
                 routed.is_waiting, routed.is_running = False, True
                 routed.predicted_tokens = event.predicted_cached_tokens
+                routed.missing_tokens = event.prompt_tokens - event.predicted_cached_tokens
             case RequestPrefilled():
                 open_ = self._open.get(event.request)
                 if open_ is not None and open_.first_token_ms < 0:
                     open_.first_token_ms, open_.cached_tokens = event.ttft_ms, event.cached_tokens
                     open_.prefill = event.prefill
-                    if event.prefill is not None and event.prefill.outcome == PULLED:
-                        self._pulled, self._transfer_ms = self._pulled + 1, self._transfer_ms + event.prefill.pull_ms
+                    if event.prefill is not None:
+                        self._note_report(event.prefill)
             case RequestFinished():
                 self._finish(event)
             case RequestTurnedAway() | RequestRejected():
@@ -144,7 +149,7 @@ class RequestDemand:
             elif each.arrived_ms <= at_ms - OPEN_MS:
                 del self._open[request]
             else:
-                unanswered += each.is_running and each.first_token_ms < 0
+                unanswered += each.is_running and each.first_token_ms < 0 and each.missing_tokens > self._remote_beyond
         running = sum(each.is_running for each in self._open.values())
         if self.has_prefill:
             running = sum(each.is_running and each.first_token_ms >= 0 for each in self._open.values())
@@ -168,6 +173,11 @@ class RequestDemand:
         )
         self._reset()
         return rolled
+
+    def _note_report(self, report: PrefillReport) -> None:
+        self._remote_beyond = report.min_tokens
+        if report.outcome == PULLED:
+            self._pulled, self._transfer_ms = self._pulled + 1, self._transfer_ms + report.pull_ms
 
     def _take_cells(self, at_ms: int) -> tuple[tuple[DemandCell, ...], tuple[DemandCell, ...]]:
         """The sizes since the last event that had any, if it is time for them; else none. Those of prefill workers come

@@ -37,7 +37,7 @@ from core.events.scale import (
 )
 from projections.scaling.prefill_queue import PrefillQueue
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
-from projections.scaling.scale_rules import RULES, ScaleRules
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 
 GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET = BOUNDS = (
@@ -134,7 +134,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
     settings, fleet, demand, rules = inputs.settings, inputs.fleet, inputs.demand, RULES[inputs.version]
     most = settings.workers_max(inputs.capacity.devices)
-    model = _model(inputs, rules)
+    model = queue_of(inputs)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
@@ -183,9 +183,9 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     )
 
 
-def _model(inputs: ScaleInputs, rules: ScaleRules) -> QueueModel | PrefillQueue:
-    """The queue of the workers' role."""
-    it = inputs
+def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueue:
+    """The queue that predicts the service of workers of the capacity's role."""
+    it, rules = inputs, RULES[inputs.version]
     if it.capacity.role == PREFILL:
         return PrefillQueue(it.demand, it.cells, it.capacity, it.settings)
     return QueueModel(

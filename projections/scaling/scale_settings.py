@@ -16,8 +16,10 @@ SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""
 PRIORITY = "priority"
+PREFILL_WORKERS = "prefill"
+"""Key of the settings that prefill workers have of their own …"""
 PREFILL_KEYS = ("min", "max", "down_window_s", "startup_s")
-"""Settings that prefill workers may have of their own, where they are sized beside decode workers."""
+"""… and these settings."""
 WORKERS_MAX = 4096
 DAY_S = 86_400
 LIMITS: Mapping[str, tuple[int, int]] = {

@@ -19,6 +19,7 @@ import msgspec
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from actors.planning.planner import Planner
 from core.errors import CallerError
+from core.events.kv import PREFILL
 from core.settings import RoutingSettings
 from projections.scaling.scale_settings import SLO, ScaleSettings
 from replay.parallel import Progress, parallel_results
@@ -138,9 +139,14 @@ def scaling_of(options: Options, found: SimulationResult) -> ScalingReport | Non
         return None
     end_us = max((each.end_us for each in found.served), default=0)
     spans = [
-        WorkerSpan(life.from_us, -1 if life.until_us > end_us else life.until_us, life.handed_over)
+        WorkerSpan(
+            life.from_us, -1 if life.until_us > end_us else life.until_us, life.handed_over, life.role == PREFILL
+        )
         for life in found.lifetimes
-    ] or [WorkerSpan(0, -1)] * (options.workers + options.prefill_workers)
+    ] or [
+        *[WorkerSpan(0, -1)] * options.workers,
+        *[WorkerSpan(0, -1, is_prefill=True)] * options.prefill_workers,
+    ]
     return scaling(found.served, bounds, spans, end_us)
 
 

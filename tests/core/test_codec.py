@@ -47,7 +47,7 @@ from core.events import (
 )
 from core.events.compact_decision import stream_names
 from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns, PrefixFetch
-from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
+from core.events.scale import DemandCell, HitRate, PrefillDemand, ScaleCandidate, ScaleForecast
 from core.generation import PrefillReport
 from core.ids import SourceId, StreamName
 from core.kv_transfer import FetchAddress, KvBlocks
@@ -129,6 +129,7 @@ BY_TYPE[Columns | dict[str, tuple[int, ...]]] = BY_TYPE[dict[str, tuple[int, ...
 for row in (DemandCell, HitRate, ScaleCandidate):
     BY_TYPE[tuple[row, ...]] = st.lists(any_of(row), max_size=3).map(tuple)  # type: ignore[valid-type]
 BY_TYPE[ScaleForecast] = any_of(ScaleForecast)
+BY_TYPE[PrefillDemand | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PrefillDemand)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 

@@ -30,7 +30,7 @@ from core.events.compact_scale import (
     ForecastRow,
 )
 from core.events.routing import Columns, PrefixFetch
-from core.events.scale import DemandCell, HitRate, ScaleCandidate, ScaleForecast
+from core.events.scale import DemandCell, HitRate, PrefillDemand, ScaleCandidate, ScaleForecast
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
 """`{kind: {tag: [field, …]}}`, in the order of their bytes. Arrays have no tag, and nothing but their order names their
@@ -48,7 +48,7 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
         PromptBase,
     ],
     "first tokens and ends": [CompactPrefilled, PrefilledMap, CompactFinished, FinishedMap],
-    "parts of a planner's events": [DemandCell, HitRate, ScaleCandidate, ScaleForecast],
+    "parts of a planner's events": [DemandCell, HitRate, PrefillDemand, ScaleCandidate, ScaleForecast],
     "rows of a planner's events": [
         CompactDemand,
         DemandRow,
