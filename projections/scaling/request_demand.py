@@ -191,9 +191,15 @@ class RequestDemand:
         return cells, prefill_cells
 
     def _reset(self) -> None:
-        self._pulled = self._transfer_ms = 0
-        self._arrivals = self._queued = self._refused = self._ended = self._attained = 0
-        self._first_token_ms = self._between_tokens_us = 0
+        self._arrivals: int = 0
+        self._queued: int = 0
+        self._refused: int = 0
+        self._ended: int = 0
+        self._attained: int = 0
+        self._first_token_ms: int = 0
+        self._between_tokens_us: int = 0
+        self._pulled: int = 0
+        self._transfer_ms: int = 0
 
     def _arrive(self, request: str) -> _OpenRequest | None:
         """The request is open; returns it if it was not before."""
