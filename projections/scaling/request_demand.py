@@ -177,7 +177,8 @@ class RequestDemand:
     def _note_report(self, report: PrefillReport) -> None:
         self._remote_beyond = report.min_tokens
         if report.outcome == PULLED:
-            self._pulled, self._transfer_ms = self._pulled + 1, self._transfer_ms + report.pull_ms
+            self._pulled += 1
+            self._transfer_ms += report.pull_ms
 
     def _take_cells(self, at_ms: int) -> tuple[tuple[DemandCell, ...], tuple[DemandCell, ...]]:
         """The sizes since the last event that had any, if it is time for them; else none. Those of prefill workers come
