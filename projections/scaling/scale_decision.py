@@ -10,9 +10,9 @@
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
 6. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
-7. Where prefill workers are sized beside decode workers, each fleet is decided alone (`projections.scaling.
-   prefill_queue`). A request misses the bounds if either fleet lets it miss them, so each may have half of the misses
-   that the settings allow.
+7. Where prefill workers are sized beside decode workers, each fleet is decided alone, prefill workers by a queue of
+   their own (`projections.scaling.prefill_queue_model`). A request misses the bounds if either fleet lets it miss them,
+   so each may have half of the misses that the settings allow.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
@@ -35,7 +35,7 @@ from core.events.scale import (
     ScaleDecided,
     ScaleForecast,
 )
-from projections.scaling.prefill_queue import PrefillQueue
+from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
@@ -183,11 +183,11 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     )
 
 
-def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueue:
+def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueueModel:
     """The queue that predicts the service of workers of the capacity's role."""
     it, rules = inputs, RULES[inputs.version]
     if it.capacity.role == PREFILL:
-        return PrefillQueue(it.demand, it.cells, it.capacity, it.settings)
+        return PrefillQueueModel(it.demand, it.cells, it.capacity, it.settings)
     return QueueModel(
         it.demand, it.cells, it.capacity, it.settings, rules.lanes, goes_round_whole=rules.goes_round_whole
     )
@@ -240,7 +240,7 @@ class _Search:
 
     def __init__(
         self,
-        model: QueueModel | PrefillQueue,
+        model: QueueModel | PrefillQueueModel,
         hits: HitRates,
         goal: Goal,
         hold_bp: int,

@@ -118,7 +118,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/kv_fetch/test_block_server.py",
     ),
     "roles": (
-        "tests/projections/scaling/test_prefill_queue.py",
+        "tests/projections/scaling/test_prefill_queue_model.py",
         "tests/projections/scaling/test_request_demand.py",
         "tests/actors/planning/test_role_planners.py",
     ),
@@ -3137,7 +3137,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_mutants(
         "roles",
-        "projections/scaling/prefill_queue.py",
+        "projections/scaling/prefill_queue_model.py",
         {
             "transfer-takes-no-time": (
                 "settings.ttft_ms * MILLI - transfer_us)",

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from core.events.kv import PREFILL
 from core.events.scale import DemandCell, DemandRolled, PrefillDemand, ScaleDecided
-from projections.scaling.prefill_queue import PrefillQueue
+from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, SAMPLE
 from projections.scaling.scale_decision import FleetCounts, decide_scale, queue_of
 from projections.scaling.scale_fold import ScaleFold
@@ -22,10 +22,10 @@ LOCAL = DemandCell(1, 0, 0, 0)
 """A request whose prompt a decode worker computes."""
 
 
-def queue(*cells: DemandCell, bounds: ScaleSettings = BOUNDS, transfer_us: int = 0) -> PrefillQueue:
+def queue(*cells: DemandCell, bounds: ScaleSettings = BOUNDS, transfer_us: int = 0) -> PrefillQueueModel:
     """One arrival for each cell's request."""
     count = sum(each.count for each in cells)
-    return PrefillQueue([rolled(1, count, cells)], cells, replace(WORKER, transfer_us=transfer_us), bounds)
+    return PrefillQueueModel([rolled(1, count, cells)], cells, replace(WORKER, transfer_us=transfer_us), bounds)
 
 
 def test_a_prompt_has_its_passes_and_the_transfer() -> None:
@@ -91,7 +91,7 @@ def test_more_arrivals_never_raise_the_prediction(
 ) -> None:
     """For any sizes, bursts and fleet; and no fleet attains more than one without waits."""
     demand = [rolled(number, count, tuple(cells)) for number, count in enumerate(arrivals)]
-    found = PrefillQueue(demand, cells, WORKER, ScaleSettings())
+    found = PrefillQueueModel(demand, cells, WORKER, ScaleSettings())
 
     low, high = (found.predict(workers, rate, 0, 0) for rate in (rate_m, rate_m + more))
 
@@ -101,7 +101,7 @@ def test_more_arrivals_never_raise_the_prediction(
 def test_a_prediction_costs_the_same_at_any_rate() -> None:
     """A thousand requests a second are thinned, in proportion to the workers."""
     demand = [rolled(number, 5_000) for number in range(60)]
-    found = PrefillQueue(demand, (cell(1, output=1),), WORKER, ScaleSettings(ttft_ms=99))
+    found = PrefillQueueModel(demand, (cell(1, output=1),), WORKER, ScaleSettings(ttft_ms=99))
 
     assert len(found._offsets_us) == SAMPLE
     enough, few = found.predict(150, 1_000_000, 0, 0), found.predict(101, 1_000_000, 0, 0)
@@ -118,7 +118,7 @@ def decided(role: str, *, has_roles: bool, attained: int = 20) -> ScaleDecided:
             demand = replace(demand, prefill_demand=PrefillDemand(0, 20, 400, (cell(20, output=1),)))
         fold.apply(demand)
     inputs = fold.inputs(fold.rolled_ms, FleetCounts(4), foreseen(4_000))
-    assert isinstance(queue_of(inputs), PrefillQueue) == (role == PREFILL)
+    assert isinstance(queue_of(inputs), PrefillQueueModel) == (role == PREFILL)
     return decide_scale(inputs)
 
 

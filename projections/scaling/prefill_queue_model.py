@@ -1,4 +1,4 @@
-"""PrefillQueue: the share of requests whose first token comes in time, predicted for a number of prefill workers.
+"""PrefillQueueModel: the share of requests whose first token comes in time, predicted for a number of prefill workers.
 
 Prompts wait in one queue, and the worker that is free first computes the oldest, alone. So this is a queue over recent
 demand like `QueueModel`, of the same arrivals, without decode steps.
@@ -31,7 +31,7 @@ from projections.scaling.queue_model import (
 from projections.scaling.scale_settings import ScaleSettings
 
 
-class PrefillQueue:
+class PrefillQueueModel:
     """See the module's text. Made for one decision."""
 
     def __init__(
@@ -51,7 +51,7 @@ class PrefillQueue:
         """By the hit rate that the prompts would have."""
 
     def __repr__(self) -> str:
-        return f"<PrefillQueue of {len(self._offsets_us)} arrivals>"
+        return f"<PrefillQueueModel of {len(self._offsets_us)} arrivals>"
 
     @property
     def is_known(self) -> bool:
