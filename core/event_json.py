@@ -80,7 +80,10 @@ def _blocks(value: Any) -> Any:
 
 
 def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
-    return None if value is None else msgspec.structs.asdict(value)
+    if value is None:
+        return None
+    shown = msgspec.structs.asdict(value)
+    return shown if value.remote_cached_tokens else {key: shown[key] for key in shown if key != "remote_cached_tokens"}
 
 
 def _counts(value: DecisionCounts | msgspec.UnsetType) -> dict[str, int] | None:

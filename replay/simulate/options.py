@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -100,8 +99,8 @@ class Options:
     """The planner learns the engine's speed from the ends of requests, as a live one does; else it is told."""
     profile: CapacityLearned | None = None
     """The speed with which a planner that learns begins; None for none."""
-    prefill_scale: Mapping[str, Any] = field(default_factory=dict)
-    """With a planner, the settings of prefill workers that are others than its own."""
+    prefill_scale: tuple[tuple[str, Any], ...] = ()
+    """With a planner, the settings of prefill workers that are others than its own, each with its key."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -177,7 +176,7 @@ class Options:
     def prefill_planner(self) -> ScaleSettings:
         """The settings by which a planner sizes prefill workers."""
         assert self.planner is not None
-        return prefill_settings(self.planner, self.prefill_scale)
+        return prefill_settings(self.planner, dict(self.prefill_scale))
 
     @property
     def first_prefill_place(self) -> int:

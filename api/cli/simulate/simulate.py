@@ -151,7 +151,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             planner=None if planner_file is None else planner_settings(planner_file, slo_settings(slo)),
             learns=(profile := None if planner_file is None else planner_profile(planner_file)) is not None,
             profile=profile,
-            prefill_scale={} if planner_file is None else planner_prefill(planner_file),
+            prefill_scale=() if planner_file is None else tuple(planner_prefill(planner_file).items()),
             bounds=_bounds(slo_settings(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)

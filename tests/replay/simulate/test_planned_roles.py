@@ -148,9 +148,9 @@ def test_a_prediction_of_prefill_workers_knows_the_transfer(tmp_path: Path) -> N
     ("given", "named"),
     [
         ({"prefill_workers": 9}, "planner.prefill: prefill workers, 9"),
-        ({"prefill_scale": {"itl_ms": 20}}, "planner.prefill.itl_ms"),
-        ({"prefill_scale": {"max": 0}}, "planner.max"),
-        ({"prefill_workers": 0, "prefill_scale": {"max": 2}}, "there are no prefill workers"),
+        ({"prefill_scale": (("itl_ms", 20),)}, "planner.prefill.itl_ms"),
+        ({"prefill_scale": (("max", 0),)}, "planner.max"),
+        ({"prefill_workers": 0, "prefill_scale": (("max", 2),)}, "there are no prefill workers"),
         ({"planner": ScaleSettings(devices_max=1)}, "planner.devices_max: 1 are fewer"),
     ],
 )
