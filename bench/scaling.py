@@ -7,6 +7,9 @@ has a frontier; its worker-hours at an attainment between two of them lie on the
 `planner` is told the engine's exact speed. `learned:95` learns it from requests, and `measured:95` begins with the
 profile that `contrail profile` wrote (`--profile FILE`). `judged:95` is `planner:95` with simulations as its judge.
 `--hours 1` runs the first hour of the trace alone.
+
+Fleets with prefill workers are `split:3+2`, fixed, of three decode and two prefill workers, and `roles:95`, in which
+the planner sizes both.
 """
 
 from __future__ import annotations
@@ -36,18 +39,16 @@ from replay.simulate.simulated_fleet import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 
-STATIC, RATE, PLANNER, LEARNED, MEASURED, JUDGED = KINDS = (
-    "static",
-    "rate",
-    "planner",
-    "learned",
-    "measured",
-    "judged",
-)
-PLANNERS = (PLANNER, LEARNED, MEASURED, JUDGED)
+STATIC, RATE, PLANNER, LEARNED, MEASURED, JUDGED, SPLIT, ROLES = KINDS = (
+    "static", "rate", "planner", "learned", "measured", "judged", "split", "roles",
+)  # fmt: skip
+PLANNERS = (PLANNER, LEARNED, MEASURED, JUDGED, ROLES)
+FIXED = (STATIC, SPLIT)
 FLEETS = ("static:4", "static:5", "static:6", "rate:1.6", "rate:1.3", "planner:93", "planner:94", "planner:95")
 WORKERS = 4
-"""At the start of a fleet that changes."""
+"""At the start of a fleet that changes …"""
+DECODE_WORKERS, PREFILL_WORKERS = 1, 3
+"""… and of one of two roles."""
 BOUNDS = ServiceBounds(1000, 50)
 LEVELS = (94.0, 94.5, 95.0, 95.5, 96.0)
 """Attainments at which frontiers are compared."""
@@ -60,17 +61,30 @@ class Fleet(NamedTuple):
 
     kind: str
     value: float
+    prefill: int = 0
+    """Prefill workers at the start."""
 
     @staticmethod
     def parse(text: str) -> Fleet:
         """CallerError if the text names no run."""
         kind, _, value = text.partition(":")
+        value, _, prefill = value.partition("+")
         try:
-            if kind in KINDS and float(value) > 0:
-                return Fleet(kind, float(value))
+            if kind == SPLIT and float(value) > 0 and int(prefill) > 0:
+                return Fleet(kind, float(value), int(prefill))
+            if kind in KINDS and kind != SPLIT and not prefill and float(value) > 0:
+                return Fleet(kind, float(value), PREFILL_WORKERS if kind == ROLES else 0)
         except ValueError:
             pass
-        raise CallerError(f"--fleets: {text!r} is no run; there are {', '.join(f'{kind}:NUMBER' for kind in KINDS)}")
+        there = ", ".join(f"{kind}:NUMBER" + "+NUMBER" * (kind == SPLIT) for kind in KINDS)
+        raise CallerError(f"--fleets: {text!r} is no run; there are {there}")
+
+    @property
+    def _workers(self) -> int:
+        """At the start, without prefill workers."""
+        if self.kind in FIXED:
+            return int(self.value)
+        return DECODE_WORKERS if self.kind == ROLES else WORKERS
 
     def run(self, trace: TraceFile, profile: CapacityLearned | None = None) -> ScalingReport:
         """The fleet's cost and service. `profile` is that of a `measured` one."""
@@ -78,10 +92,11 @@ class Fleet(NamedTuple):
         if self.kind == JUDGED:
             settings = replace(settings, judge=ON)
         options = Options(
-            workers=int(self.value) if self.kind == STATIC else WORKERS,
+            workers=self._workers,
+            prefill_workers=self.prefill,
             engine=mocker_settings(),
-            bounds=BOUNDS if self.kind == STATIC else None,
-            planner=None if self.kind == STATIC else settings,
+            bounds=BOUNDS if self.kind in FIXED else None,
+            planner=None if self.kind in FIXED else settings,
             learns=self.kind in {LEARNED, MEASURED},
             profile=profile if self.kind == MEASURED else None,
         )
@@ -121,7 +136,10 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
         found = fleet.run(trace, profile)
         points[fleet.kind].append((100 * found.attainment, found.worker_hours))
         note = f"{100 * found.attainment:.2f} % attained, {found.starts} starts, {found.stops} stops"
-        yield Figure(f"{fleet.kind} {fleet.value:g}", found.worker_hours, "worker-hours", note=note)
+        name = f"{fleet.kind} {fleet.value:g}" + (f"+{fleet.prefill}" if fleet.kind == SPLIT else "")
+        if isinstance(found.prefill_worker_hours, float):
+            note += f", {found.prefill_worker_hours:.2f} h of prefill workers"
+        yield Figure(name, found.worker_hours, "worker-hours", note=note)
     for level in LEVELS:
         ours = hours_at(level, points[PLANNER])
         for kind in (STATIC, RATE):

@@ -12,7 +12,7 @@ from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
 from core.events import EVENT_VERSION, DecisionCounts, DivergenceFound, Points, PromptBase, UnknownEvent
 from core.events.request_stages import PER_MS, RequestStages
-from core.events.scale import ScaleCandidate
+from core.events.scale import PrefillDemand, ScaleCandidate
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -80,7 +80,10 @@ def _blocks(value: Any) -> Any:
 
 
 def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
-    return None if value is None else msgspec.structs.asdict(value)
+    if value is None:
+        return None
+    shown = msgspec.structs.asdict(value)
+    return shown if value.remote_cached_tokens else {key: shown[key] for key in shown if key != "remote_cached_tokens"}
 
 
 def _counts(value: DecisionCounts | msgspec.UnsetType) -> dict[str, int] | None:
@@ -115,6 +118,10 @@ def _candidates(value: bytes | tuple[ScaleCandidate, ...]) -> list[Any]:
     return from_column(value) if isinstance(value, bytes) else _rows(value)
 
 
+def _prefill_demand(value: PrefillDemand) -> dict[str, Any]:
+    return msgspec.structs.asdict(value) | {"cells": _rows(value.cells)}
+
+
 def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
     shown = [msgspec.structs.asdict(row) for row in value]
     return [{name: each for name, each in row.items() if each is not msgspec.UNSET} for row in shown]
@@ -126,6 +133,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "heads": _hashes,
     "blocks": _blocks,
     "prefill": _prefill,
+    "prefill_demand": _prefill_demand,
     "parent": _parent,
     "candidates": _candidates,
     "cells": _rows,
@@ -166,9 +174,12 @@ ABSENT = frozenset(
         "judged",
         "model",
         "pools",
+        "prefill_demand",
         "profile",
+        "role",
         "since",
         "sought",
+        "transfer_us",
     }
 )
 """Fields that JSON leaves out where the event does."""

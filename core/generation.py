@@ -149,6 +149,8 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     pull_ms: int = 0
     rules: int = 1
     """Version of the rules of the verdict, as `RequestRouted.decide_version`."""
+    remote_cached_tokens: int = 0
+    """Of a pulled prompt: its tokens that the prefill worker took from its own cache."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

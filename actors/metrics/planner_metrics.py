@@ -1,5 +1,5 @@
-"""Prometheus metrics of a planner: its demand, its decisions, and the attainment that it sees, by model. The label is
-empty where the planner sizes one model, which is the same as none."""
+"""Prometheus metrics of a planner: its demand, its decisions, and the attainment that it sees, by model and role. A
+label is empty where the planner sizes one model, and of decode workers, which is the same as none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
-from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, ScaleEvent, ScaleFailed, model_of
+from core.events.kv import DECODE
+from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, ScaleEvent, ScaleFailed, model_of, role_of
+
+DECODE_ROLE = ""
+"""The label of decode workers."""
 
 
 class PlannerMetrics:
@@ -22,18 +26,18 @@ class PlannerMetrics:
         self._workers = Gauge(
             "contrail_planner_workers",
             "Workers at the last decision: the target, the required, and the fleet's by their state",
-            ["model", "state"],
+            ["model", "role", "state"],
             registry=it,
         )
         self._rate = Gauge(
             "contrail_planner_requests_per_second",
             "Arrivals of the last minute, and those that were forecast",
-            ["model", "kind"],
+            ["model", "role", "kind"],
             registry=it,
         )
         self._waiting = Gauge("contrail_planner_requests_waiting", "Requests without a worker", ["model"], registry=it)
         self._decisions = Counter(
-            "contrail_planner_decisions", "Decisions by their reason", ["model", "bound"], registry=it
+            "contrail_planner_decisions", "Decisions by their reason", ["model", "role", "bound"], registry=it
         )
         self._requests = Counter(
             "contrail_planner_requests",
@@ -44,11 +48,11 @@ class PlannerMetrics:
         self._failures = Counter(
             "contrail_planner_failures",
             "Orders of workers, or of hands, that did not come about",
-            ["model"],
+            ["model", "role"],
             registry=it,
         )
         for model in models:
-            self._failures.labels(model)  # 0 from the start: an alert sees the first one
+            self._failures.labels(model, DECODE_ROLE)  # 0 from the start: an alert sees the first one
 
         self._forecasts_failed = Gauge(
             "contrail_planner_forecast_failures",
@@ -78,20 +82,21 @@ class PlannerMetrics:
 
     def note(self, event: ScaleEvent) -> None:
         """The log has the event."""
-        model = model_of(event)
+        model, role = model_of(event), role_of(event)
+        role = DECODE_ROLE if role == DECODE else role
         match event:
             case DemandRolled():
                 self._waiting.labels(model).set(event.waiting)
                 self._requests.labels(model, "ended").inc(event.ended)
                 self._requests.labels(model, "attained").inc(event.attained)
             case ScaleDecided():
-                self._decisions.labels(model, event.bound).inc()
-                self._rate.labels(model, "arrived").set(event.rate_m / 1000)
-                self._rate.labels(model, "forecast").set(event.forecast.upper_m / 1000)
+                self._decisions.labels(model, role, event.bound).inc()
+                self._rate.labels(model, role, "arrived").set(event.rate_m / 1000)
+                self._rate.labels(model, role, "forecast").set(event.forecast.upper_m / 1000)
                 for state in ("target", "required", "ready", "starting", "overdue"):
-                    self._workers.labels(model, state).set(getattr(event, state))
+                    self._workers.labels(model, role, state).set(getattr(event, state))
             case ScaleFailed():
-                self._failures.labels(model).inc()
+                self._failures.labels(model, role).inc()
 
 
 def _count_of(outcomes: Mapping[str, int], outcome: str) -> float:

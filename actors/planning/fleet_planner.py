@@ -3,6 +3,9 @@ divided.
 
 The events of one period stand in this order: demand, settings and speeds of all models, then the decisions with their
 orders. So each decision rests on events before it, and all decisions of a message share the same devices.
+
+Prefill workers of a model are a fleet of their own, with a key of their own in the place of the model
+(`core.events.scale.fleet_key`). They come behind the decode workers of their model, whose events have the demand.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class FleetPlanner:
     def __init__(self, planners: Sequence[Planner], devices: Mapping[str, int]) -> None:
         """`devices` are those of each model's worker, which count while its capacity is not known. One planner may be
         of no model: then it is the only one."""
-        self.planners = {planner.model: planner for planner in planners}
+        self.planners = {planner.fleet: planner for planner in planners}
         self._devices = devices
 
     def __repr__(self) -> str:

@@ -4,6 +4,9 @@ The machine folds its own events as it makes them: its decisions rest on the str
 forecast, which stand in the decision. Its shell appends each event before it executes the command that follows, so no
 order precedes its decision. Orders under way and observed starts are the machine's own; a successor does not have them,
 and is told how many workers are still to come.
+
+Prefill workers that are sized beside decode workers have a planner of their own, with their part of the demand. Its
+demand is in the event of the decode workers' planner, so it records none.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from actors.planning.fleet_target import FleetAcknowledgement
+from core.events.kv import DECODE, PREFILL
 from core.events.scale import (
     LEARNED,
     MEASURED,
@@ -31,6 +35,9 @@ from core.events.scale import (
     ScaleJudgement,
     ScaleSettingsChanged,
     WorkerStarting,
+    fleet_key,
+    on_fleet,
+    prefill_part,
 )
 from core.machine import Tick
 from projections.scaling.forecast import ForeseenRates, forecast
@@ -58,6 +65,8 @@ JUDGE_EVERY_MS = 60_000
 """Least time between two questions to a judge."""
 HIT_TOKENS_MAX = 20_000_000
 """Prompt tokens that a hit rate remembers at most: older ones fade."""
+TRANSFERS_MAX = 4096
+"""Transfers that their mean remembers at most: older ones fade."""
 
 
 class PeriodEnded(NamedTuple):
@@ -137,13 +146,16 @@ class Planner:
         now_ms: int = 0,
         has_hand: bool = False,
         model: str = NO_MODEL,
+        role: str = DECODE,
     ) -> None:
         """`profile` is the capacity until something is learned; without one nothing is decided until then. A measured
         one that the stream knows already does not take the place of what was learned since. A successor has the `fold`
         of the stream so far, in which `coming` of the orders are not ready at `now_ms`. With `has_hand` a decision is
         recorded as applied when a hand acknowledges it, else with its orders. All events name the `model`, unless it is
-        NO_MODEL."""
-        self.model = model
+        NO_MODEL, and the role of prefill workers."""
+        self.fleet = fleet_key(model, role)
+        """The key of its fleet (`core.events.scale.fleet_key`)."""
+        self._role = role
         self.fold = ScaleFold() if fold is None else fold
         self._first = _first_events(self.fold, settings, profile)
         newest = self.fold.starts
@@ -158,6 +170,8 @@ class Planner:
             for each in (() if known is None else known.hits)
         }
         """By ready workers: prompt tokens, and those of them that were cached."""
+        self._transfers = (0, 0)
+        """Of prefill workers: transfers that were observed, and the sum of their times in ms."""
         self._learned_ms = self._asked_ms = 0
         self._inputs: ScaleInputs | None = None
         """Of the decision to come, or of the last one."""
@@ -212,10 +226,18 @@ class Planner:
             self._record(self._first.pop(0), commands)
 
     def _record(self, event: ScaleEvent, commands: list[PlannerCommand]) -> None:
-        if self.model:
-            event = replace(event, model=self.model)
+        if isinstance(event, DemandRolled) and self._role == PREFILL:
+            self.fold.apply(self._own(event))
+            return
+        event = on_fleet(event, self.fleet)
         self.fold.apply(event)
         commands.append(RecordEvent(event))
+
+    def _own(self, rolled: DemandRolled) -> DemandRolled:
+        """The demand as it is on workers of this role."""
+        part = prefill_part(rolled) if self._role == PREFILL else rolled
+        assert part is not None, "the demand does not name the part of prefill workers"
+        return part
 
     def end_period(self, ended: PeriodEnded, commands: list[PlannerCommand]) -> ScaleInputs | None:
         """All that stands before the decision is recorded; its inputs, or None while no capacity is known."""
@@ -229,7 +251,8 @@ class Planner:
             self._record(_stated_settings(fold.revision, fold.settings), commands)
         if ended.acknowledged is not None:
             self._on_acknowledged(ended.acknowledged, now_ms, commands)
-        self._note_hits(rolled, ended.ready)
+        self._note_hits(self._own(rolled), ended.ready)
+        self._note_transfers(rolled)
         if fold.capacity is None or now_ms - self._learned_ms >= LEARN_EVERY_MS:
             self._learned_ms = now_ms
             learned = self._learned(ended.speed, now_ms)
@@ -318,6 +341,16 @@ class Planner:
         if prompt:
             self._hits[ready] = prompt, cached
 
+    def _note_transfers(self, rolled: DemandRolled) -> None:
+        demand = rolled.prefill_demand
+        if demand is UNSET or self._role != PREFILL:
+            return
+        count, sum_ms = self._transfers
+        count, sum_ms = count + demand.pulled, sum_ms + demand.transfer_ms
+        if count > TRANSFERS_MAX:
+            count, sum_ms = TRANSFERS_MAX, sum_ms * TRANSFERS_MAX // count
+        self._transfers = count, sum_ms
+
     def _learned(self, speed: CapacityLearned | None, now_ms: int) -> CapacityLearned | None:
         """The capacity with all that was observed; None if that changes nothing, or no speed is known."""
         before = self.fold.capacity
@@ -332,6 +365,7 @@ class Planner:
             HitRate(workers, cached * ALL_BP // prompt, prompt)
             for workers, (prompt, cached) in sorted(self._hits.items())
         )
+        count, transfers_ms = self._transfers
         found = replace(
             known,
             startup_ms=startup_ms,
@@ -339,6 +373,8 @@ class Planner:
             at_ms=now_ms,
             starts=len(took_ms) or before.starts,
             model=before.model,
+            role=before.role,
+            transfer_us=transfers_ms * 1000 // count if count else before.transfer_us,
         )
         return None if self.fold.capacity == replace(found, at_ms=before.at_ms, starts=before.starts) else found
 
@@ -354,7 +390,15 @@ def _first_events(fold: ScaleFold, settings: ScaleSettings, profile: CapacityLea
     if known is None:
         found.append(replace(profile, startup_ms=settings.startup_s * 1000))
     elif _is_new(profile, known):
-        found.append(replace(profile, startup_ms=known.startup_ms, hits=known.hits, starts=known.starts))
+        found.append(
+            replace(
+                profile,
+                startup_ms=known.startup_ms,
+                hits=known.hits,
+                starts=known.starts,
+                transfer_us=known.transfer_us,
+            )
+        )
     return found
 
 
@@ -375,4 +419,4 @@ def _stated_settings(revision: int, settings: ScaleSettings) -> ScaleSettingsCha
 
 def _speed(capacity: CapacityLearned) -> CapacityLearned:
     """The capacity without what is learned beside the speed."""
-    return replace(capacity, at_ms=0, startup_ms=0, starts=0, hits=(), model=UNSET)
+    return replace(capacity, at_ms=0, startup_ms=0, starts=0, hits=(), model=UNSET, role=UNSET, transfer_us=UNSET)

@@ -12,6 +12,7 @@ import orjson
 
 from api.config.schema import OperationsSection
 from core.errors import CallerError
+from core.events.kv import DECODE, PREFILL
 from core.ids import NAME
 
 if TYPE_CHECKING:  # front ends and workers start without the packages of replay
@@ -51,6 +52,10 @@ class MomentCommand(click.Command):
 
 MODEL_OPTION = click.option(
     "--model", metavar="NAME", help="Where the planner sizes several models, the one that is meant."
+)
+
+ROLE_OPTION = click.option(
+    "--role", type=click.Choice((DECODE, PREFILL)), help="Where both are sized, the role of the workers that are meant."
 )
 
 

@@ -102,7 +102,9 @@ class PageApi:
     async def planner_decision(self, request: Request) -> dict[str, Any]:
         """The explanation of one of them."""
         return await self._view.planner_decision(
-            _whole("seq", request.path_params["seq"]), request.query_params.get("model")
+            _whole("seq", request.path_params["seq"]),
+            request.query_params.get("model"),
+            request.query_params.get("role"),
         )
 
     async def state(self, request: Request) -> dict[str, Any]:

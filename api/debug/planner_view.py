@@ -31,11 +31,13 @@ def planner_rows(recording: Recording, after: int) -> dict[str, Any]:
     return {"rows": rows, "last": min(end - 1, last_seq), "more": end <= last_seq}
 
 
-def planner_decision(recording: Recording, seq: int, model: str | None = None) -> dict[str, Any]:
+def planner_decision(
+    recording: Recording, seq: int, model: str | None = None, role: str | None = None
+) -> dict[str, Any]:
     """The explanation of the decision of that message, or of the last one before it, as `contrail explain scale` has
-    it; with a model, of that on the model. Reads the stream from its start: some 50 us a message. CallerError if there
-    is none."""
-    explainer = ScaleExplainer(ScalePlace(seq=seq), model)
+    it; with a model, of that on the model, and with a role, of that on workers of the role. Reads the stream from its
+    start: some 50 us a message. CallerError if there is none."""
+    explainer = ScaleExplainer(ScalePlace(seq=seq), model, role)
     if SCALE in recording.archive.streams:
         for record, message in recording.messages(SCALE):
             explainer.add(record.seq, message.events)
@@ -61,4 +63,5 @@ def _row(seq: int, decided: ScaleDecided) -> dict[str, Any]:
         "predicted": predicted[0] / ALL_BP if predicted else None,
         "bound": decided.bound,
         **({"model": decided.model} if isinstance(decided.model, str) else {}),
+        **({"role": decided.role} if isinstance(decided.role, str) else {}),
     }

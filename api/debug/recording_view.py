@@ -191,9 +191,11 @@ class RecordingView:
         """The planner's decisions after a message of its stream."""
         return await self.fold_thread.ask(lambda recording_state: planner_rows(recording_state.newest, after))
 
-    async def planner_decision(self, seq: int, model: str | None) -> dict[str, Any]:
-        """The explanation of the planner's decision in a message, on the model if it sizes several."""
-        return await self.fold_thread.ask(lambda recording_state: planner_decision(recording_state.newest, seq, model))
+    async def planner_decision(self, seq: int, model: str | None, role: str | None) -> dict[str, Any]:
+        """The explanation of the planner's decision in a message, on the model and the role if it sizes several."""
+        return await self.fold_thread.ask(
+            lambda recording_state: planner_decision(recording_state.newest, seq, model, role)
+        )
 
     async def what_if(self, asked: WhatIfQuestion) -> dict[str, Any]:
         """The outcome of a scenario over a window."""

@@ -6,16 +6,19 @@
 3. A `ScaleDecided` rests on events of this stream alone, and on the numbers that it holds itself.
 4. Where the planner sizes several models, each event names its model, for clients. The events of one period are one
    message, so the devices that models share are divided within a message.
+5. Where prefill workers of a model are sized beside its decode workers, each event on these names their role. The
+   demand of both is one event.
 """
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from core.events.base import EventBase
+from core.events.kv import DECODE
 
 SCALE_VERSION = 3
 """Version of the rules by which this program sizes a fleet."""
@@ -39,6 +42,22 @@ class DemandCell(msgspec.Struct, frozen=True, array_like=True):
     output_tokens: int
     """… and tokens of the answers."""
     prompt_tokens: int
+
+
+class PrefillDemand(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a period's demand that is on prefill workers. A prompt is theirs if its decode worker lacked so much
+    of it that a transfer pays, also where that worker computed it after all."""
+
+    waiting: int
+    """Requests that came before the period, have a worker, lack enough of their prompt there to pay a transfer, and
+    have no first token yet."""
+    pulled: int
+    """Prompts whose blocks came from a prefill worker in the period …"""
+    transfer_ms: int
+    """… and the sum of the times from the prefill worker's answer to the first token."""
+    cells: tuple[DemandCell, ...]
+    """As those of `DemandRolled`, and of the same requests. Prompts of prefill workers have the tokens that these
+    computed, and one token of an answer. All other requests are one cell without tokens."""
 
 
 class DemandRolled(EventBase, frozen=True):
@@ -76,6 +95,9 @@ class DemandRolled(EventBase, frozen=True):
     periods. Left out where the count goes on, and where it began with the stream."""
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    prefill_demand: PrefillDemand | UnsetType = UNSET
+    """Left out where no prefill workers are sized. With it, `running` counts requests with a first token, and in
+    `cells` decode workers compute no prompt of a prefill worker."""
 
 
 class HitRate(msgspec.Struct, frozen=True, array_like=True):
@@ -125,6 +147,10 @@ class CapacityLearned(EventBase, frozen=True):
     """Digest of the measured profile with which the planner began. Left out where there was none."""
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
+    transfer_us: int | UnsetType = UNSET
+    """Of a prefill worker: mean time from its answer to the first token of a request; left out until one is known."""
 
 
 class WorkerStarting(EventBase, frozen=True):
@@ -135,6 +161,8 @@ class WorkerStarting(EventBase, frozen=True):
     """Number of the order, from 1."""
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
 
 
 class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
@@ -242,6 +270,8 @@ class ScaleDecided(EventBase, frozen=True):
     """Devices that the models of this message's decisions share. Left out where nothing bounds them together …"""
     sought: int | UnsetType = UNSET
     """… and then the target without that bound, too."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
     judged: ScaleJudgement | UnsetType = UNSET
     """The judge's answer or absence since the decision before. Left out where there is none. An answer counts for
     later decisions, too (`projections.scaling.judgement`)."""
@@ -262,6 +292,8 @@ class ScaleApplied(EventBase, frozen=True):
     decisions out, in a simulation."""
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
 
 
 class ScaleFailed(EventBase, frozen=True):
@@ -275,6 +307,8 @@ class ScaleFailed(EventBase, frozen=True):
     """Sequence of the message of the decision that a hand could not carry out. Left out where no hand said so."""
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
 
 
 class ScaleSettingsChanged(EventBase, frozen=True):
@@ -285,14 +319,59 @@ class ScaleSettingsChanged(EventBase, frozen=True):
     settings: dict[str, Any]
     model: str | UnsetType = UNSET
     """Left out where the planner sizes one model."""
+    role: str | UnsetType = UNSET
+    """PREFILL; left out of events on decode workers."""
 
 
 ScaleEvent = (
     DemandRolled | CapacityLearned | WorkerStarting | ScaleDecided | ScaleApplied | ScaleFailed | ScaleSettingsChanged
 )
+ScaleT = TypeVar("ScaleT", bound=ScaleEvent)
 SCALE_EVENTS: tuple[type[ScaleEvent], ...] = get_args(ScaleEvent)
 
 
 def model_of(event: ScaleEvent) -> str:
     """The model that the event is on; NO_MODEL of a planner that sizes one."""
     return event.model if isinstance(event.model, str) else NO_MODEL
+
+
+def role_of(event: ScaleEvent) -> str:
+    """The role of the workers that the event is on. A DemandRolled is on those of both roles, and names DECODE."""
+    return DECODE if isinstance(event, DemandRolled) or event.role is UNSET else event.role
+
+
+_MARK = "\x00"
+"""Between a model and the role of its workers; no model's name has it."""
+
+
+def fleet_of(event: ScaleEvent) -> str:
+    """The key of the fleet that the event is on: that of `fleet_key`."""
+    return fleet_key(model_of(event), role_of(event))
+
+
+def fleet_key(model: str, role: str) -> str:
+    """The key of a model's workers of one role. That of decode workers is the model itself."""
+    return model if role == DECODE else f"{model}{_MARK}{role}"
+
+
+def model_and_role(fleet: str) -> tuple[str, str]:
+    """The model and the role of the fleet with that key."""
+    model, _, role = fleet.partition(_MARK)
+    return model, role or DECODE
+
+
+def on_fleet(event: ScaleT, fleet: str) -> ScaleT:
+    """The event with the names of that fleet; the decode workers of the only model have none. A DemandRolled has no
+    role."""
+    model, role = model_and_role(fleet)
+    named = msgspec.structs.replace(event, model=model or UNSET)
+    return named if role == DECODE else msgspec.structs.replace(named, role=role)
+
+
+def prefill_part(event: DemandRolled) -> DemandRolled | None:
+    """The demand as it is on prefill workers; None if none are sized. Its arrivals are those of all requests, and so
+    are its cells: requests whose prompt a decode worker computes have no tokens there."""
+    found = event.prefill_demand
+    if isinstance(found, UnsetType):
+        return None
+    return msgspec.structs.replace(event, waiting=event.waiting + found.waiting, running=0, cells=found.cells)

@@ -17,10 +17,9 @@ from fractions import Fraction
 from itertools import groupby
 from typing import NamedTuple
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
-from core.events.scale import ScaleDecided
+from core.events.scale import ScaleDecided, on_fleet
 from projections.scaling.scale_decision import BUDGET, ScaleInputs, decide_scale
 
 
@@ -108,8 +107,8 @@ class _Division:
 
 
 def decide_fleet(inputs: Mapping[str, ScaleInputs], budget: int | None) -> dict[str, ScaleDecided]:
-    """A decision for each model. With a budget they share so many devices. Some milliseconds for each."""
-    alone = {model: replace(decide_scale(each), model=model or UNSET) for model, each in inputs.items()}
+    """A decision for each fleet. With a budget they share so many devices. Some milliseconds for each."""
+    alone = {fleet: on_fleet(decide_scale(each), fleet) for fleet, each in inputs.items()}
     if budget is None:
         return alone
     workers = divide_devices([need_of(model, each.target, inputs[model]) for model, each in alone.items()], budget)

@@ -1,7 +1,8 @@
 """FleetDemand: the demand of each of several models, counted from one routing stream.
 
 An event that names no model belongs to that of its request, which an earlier event named. Ends of requests that were
-never named count for no model.
+never named count for no model. Prefill workers of a model have no demand of their own: their settings say that their
+model's demand names their part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from core.events import (
     RequestTurnedAway,
     UnknownEvent,
 )
-from core.events.scale import NO_MODEL, DemandRolled
+from core.events.kv import DECODE
+from core.events.scale import NO_MODEL, DemandRolled, model_and_role
 from projections.scaling.request_demand import GOES_ON, OPEN_MAX, RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
 
@@ -30,20 +32,26 @@ class FleetDemand:
     OPEN_MAX requests, and by that of a `RequestDemand` for each model."""
 
     def __init__(self, settings: Mapping[str, ScaleSettings]) -> None:
-        """By model, the bounds of service that `attained` counts by."""
-        self._demands = {model: RequestDemand(each) for model, each in settings.items()}
+        """By fleet, the bounds of service that `attained` counts by."""
+        self._demands: dict[str, RequestDemand] = {}
         self._models: dict[str, str] = {}
         """By request that came and has not ended, in the order of their arrivals."""
+        for fleet, each in settings.items():
+            self.use(fleet, each)
 
     def __repr__(self) -> str:
         return f"<FleetDemand of {len(self._demands)} models>"
 
-    def use(self, model: str, settings: ScaleSettings) -> None:
-        """These bounds count for the model from here on. A model that is new begins with the next event."""
-        if model in self._demands:
+    def use(self, fleet: str, settings: ScaleSettings) -> None:
+        """These bounds count for the model from here on. A model that is new begins with the next event. A fleet of
+        prefill workers has its model's bounds, and comes behind its model or before it."""
+        model, role = model_and_role(fleet)
+        if model not in self._demands:
+            self._demands[model] = RequestDemand(settings)
+        if role == DECODE:
             self._demands[model].settings = settings
         else:
-            self._demands[model] = RequestDemand(settings)
+            self._demands[model].has_prefill = True
 
     def counts(self, model: str) -> bool:
         """True if the model's demand is counted."""

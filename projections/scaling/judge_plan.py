@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from core.events.scale import CapacityLearned, ScaleDecided
 from projections.scaling.queue_model import SAMPLE, QueueModel, mixed
-from projections.scaling.scale_decision import HitRates, ScaleInputs
-from projections.scaling.scale_rules import RULES
+from projections.scaling.scale_decision import HitRates, ScaleInputs, queue_of
 
 SAMPLE_MIN = 512
 """With fewer arrivals, chance says more than a simulation."""
@@ -72,13 +71,10 @@ class JudgePlan(Struct, frozen=True, kw_only=True):
 
 def judge_plan(inputs: ScaleInputs, decided: ScaleDecided) -> JudgePlan | None:
     """The plan of a decision that was made on these inputs. None if it has no candidate, if too few arrivals are
-    known, or if no number can keep up. Some milliseconds."""
-    if not decided.candidates:
+    known, if no number can keep up, or if prefill workers are sized, too. Some milliseconds."""
+    settings, model = inputs.settings, queue_of(inputs)
+    if not decided.candidates or not isinstance(model, QueueModel) or inputs.demand[-1].prefill_demand is not UNSET:
         return None
-    rules, settings = RULES[inputs.version], inputs.settings
-    model = QueueModel(
-        inputs.demand, inputs.cells, inputs.capacity, settings, rules.lanes, goes_round_whole=rules.goes_round_whole
-    )
     prompts, uncached, outputs = model.sizes
     count, room = len(prompts), inputs.capacity.room_tokens
     if count < SAMPLE_MIN:

@@ -131,7 +131,7 @@ class SampleSizes(NamedTuple):
     outputs: list[int]
 
 
-class _Sizes(NamedTuple):
+class SizeClasses(NamedTuple):
     """Means of each class of requests, and the sample's requests in the order of their arrivals."""
 
     prompts: list[int]
@@ -172,8 +172,8 @@ class QueueModel:
         self._goes_round_whole = goes_round_whole
         self._capacity = capacity
         self._settings = settings
-        self._offsets_us, self._span_us, self._thinned_bp = _arrivals(demand)
-        self._sizes = _sizes(cells, len(self._offsets_us))
+        self._offsets_us, self._span_us, self._thinned_bp = sampled_arrivals(demand)
+        self._sizes = size_classes(cells, len(self._offsets_us))
         sizes = self._sizes
         self._held = sum(
             output * (sizes.prompts[number] + output // 2)
@@ -313,7 +313,7 @@ class QueueModel:
         return found
 
 
-def _arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
+def sampled_arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
     """Arrivals of the last periods, as rising offsets; the time that they span; and the share of all that they are.
 
     Each period is as long as it would be at a steady rate: it keeps its bursts, and loses the trend around it.
@@ -349,14 +349,14 @@ def _last_periods(demand: Sequence[DemandRolled]) -> list[DemandRolled]:
     return found[::-1]
 
 
-def _sizes(cells: Sequence[DemandCell], count: int) -> _Sizes:
+def size_classes(cells: Sequence[DemandCell], count: int) -> SizeClasses:
     """Sizes of so many requests: each class as often as it was among those that ended lately, in an order of its own
     for each count."""
     ends = list(accumulate(cell.count for cell in cells))
     if not ends:
-        return _Sizes([], [], [], [])
+        return SizeClasses([], [], [], [])
     drawn = [bisect_right(ends, (2 * place + 1) * ends[-1] // (2 * count)) for place in _order(count)]
-    return _Sizes(
+    return SizeClasses(
         [cell.prompt_tokens // cell.count for cell in cells],
         [cell.uncached_tokens // cell.count for cell in cells],
         drawn,

@@ -2,6 +2,9 @@
 
 An arrival is one request id: the first event that names the request counts it, and no later one does. Requests that
 wait or are refused are arrivals, too, so saturation hides no demand.
+
+Where prefill workers are sized, too, a prompt that pays its transfer is theirs, as the report of its decode worker has
+it (`PrefillDemand`). In the cells of decode workers, such a prompt has no tokens to compute.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec import UNSET
 
 from core.events import (
     Event,
@@ -21,7 +25,8 @@ from core.events import (
     UnknownEvent,
 )
 from core.events.routing import CACHED_UNKNOWN
-from core.events.scale import DemandCell, DemandRolled
+from core.events.scale import DemandCell, DemandRolled, PrefillDemand
+from core.generation import PrefillReport
 from projections.scaling.scale_settings import ScaleSettings
 
 OPEN_MAX = 65_536
@@ -38,6 +43,11 @@ SERVED = frozenset({"stop", "length"})
 GOES_ON = frozenset({"declined", "worker_lost"})
 """Outcomes of an attempt that another attempt may follow."""
 US_PER_MS = 1000
+COMPUTED_WHERE_DECODED = frozenset({"short", "busy"})
+"""Reasons by which a prompt is no prefill worker's, however many there are (`projections.policy.prefill_choice`)."""
+PULLED = "pulled"
+LOCAL = (0, 0)
+"""The class of requests without a prefill worker's prompt, among the cells of prefill workers."""
 
 
 def size_classes(uncached: int, output: int) -> tuple[int, int]:
@@ -63,19 +73,29 @@ class _OpenRequest(msgspec.Struct):
     cached_tokens: int = CACHED_UNKNOWN
     """Of the attempt that gave the first token."""
     predicted_tokens: int = 0
-    """Cached tokens that the last decision expected."""
+    """Cached tokens that the last decision expected …"""
+    missing_tokens: int = 0
+    """… and the other tokens of the prompt."""
+    prefill: PrefillReport | None = None
+    """Of the attempt that gave the first token; None without prefill workers."""
 
 
 class RequestDemand:
     """See the module's text. Memory is bounded by OPEN_MAX, and by the classes of sizes."""
 
-    def __init__(self, settings: ScaleSettings) -> None:
+    def __init__(self, settings: ScaleSettings, *, has_prefill: bool = False) -> None:
         self.settings = settings
         """The bounds of service that `attained` counts by."""
+        self.has_prefill = has_prefill
+        """Prefill workers are sized, too."""
         self._open: dict[str, _OpenRequest] = {}
         """In the order of their arrivals."""
         self._cells: dict[tuple[int, int], list[int]] = {}
-        """Sums by class, since the last event with sizes."""
+        """Sums by class, since the last event with sizes …"""
+        self._prefill_cells: dict[tuple[int, int], list[int]] = {}
+        """… and the same of prefill workers."""
+        self._remote_beyond = 0
+        """Missing tokens beyond which a prompt pays its transfer, as the newest report has it."""
         self._sized = 0
         """Requests with sizes so far."""
         self._sized_ms = 0
@@ -96,10 +116,14 @@ class RequestDemand:
                 routed = self._open[event.request]
                 routed.is_waiting, routed.is_running = False, True
                 routed.predicted_tokens = event.predicted_cached_tokens
+                routed.missing_tokens = event.prompt_tokens - event.predicted_cached_tokens
             case RequestPrefilled():
                 open_ = self._open.get(event.request)
                 if open_ is not None and open_.first_token_ms < 0:
                     open_.first_token_ms, open_.cached_tokens = event.ttft_ms, event.cached_tokens
+                    open_.prefill = event.prefill
+                    if event.prefill is not None:
+                        self._note_report(event.prefill)
             case RequestFinished():
                 self._finish(event)
             case RequestTurnedAway() | RequestRejected():
@@ -113,16 +137,24 @@ class RequestDemand:
         have not ended stay open. O(open requests)."""
         for each in self._open.values():
             each.arrived_ms = at_ms
-        self._cells, self._sized_ms = {}, at_ms
+        self._cells, self._prefill_cells, self._sized_ms = {}, {}, at_ms
         self._reset()
 
     def roll(self, at_ms: int, period_s: int, cursor: Mapping[str, tuple[int, int]]) -> DemandRolled:
         """The period that ends now; the next one is empty. O(open requests)."""
+        unanswered = 0
         for request, each in list(self._open.items()):
             if each.arrived_ms < 0:
                 each.arrived_ms = at_ms
             elif each.arrived_ms <= at_ms - OPEN_MS:
                 del self._open[request]
+            else:
+                unanswered += each.is_running and each.first_token_ms < 0 and each.missing_tokens > self._remote_beyond
+        running = sum(each.is_running for each in self._open.values())
+        if self.has_prefill:
+            running = sum(each.is_running and each.first_token_ms >= 0 for each in self._open.values())
+        cells, prefill_cells = self._take_cells(at_ms)
+        prefill = PrefillDemand(unanswered, self._pulled, self._transfer_ms, prefill_cells)
         rolled = DemandRolled(
             at_ms=at_ms,
             period_s=period_s,
@@ -130,30 +162,45 @@ class RequestDemand:
             queued=self._queued,
             refused=self._refused,
             waiting=sum(each.is_waiting for each in self._open.values()),
-            running=sum(each.is_running for each in self._open.values()),
+            running=running,
             ended=self._ended,
             attained=self._attained,
             first_token_ms=self._first_token_ms,
             between_tokens_us=self._between_tokens_us,
-            cells=self._take_cells(at_ms),
+            cells=cells,
             cursor=dict(cursor),
+            prefill_demand=prefill if self.has_prefill else UNSET,
         )
         self._reset()
         return rolled
 
-    def _take_cells(self, at_ms: int) -> tuple[DemandCell, ...]:
-        """The sizes since the last event that had any, if it is time for them; else none."""
+    def _note_report(self, report: PrefillReport) -> None:
+        self._remote_beyond = report.min_tokens
+        if report.outcome == PULLED:
+            self._pulled += 1
+            self._transfer_ms += report.pull_ms
+
+    def _take_cells(self, at_ms: int) -> tuple[tuple[DemandCell, ...], tuple[DemandCell, ...]]:
+        """The sizes since the last event that had any, if it is time for them; else none. Those of prefill workers come
+        second."""
         count = sum(sums[0] for sums in self._cells.values())
         is_due = count >= SIZES_MIN and at_ms - self._sized_ms >= SIZES_EVERY_MS
         if not is_due and self._sized >= SIZES_MIN:
-            return ()
-        cells = tuple(DemandCell(*sums) for _, sums in sorted(self._cells.items()))
-        self._cells, self._sized, self._sized_ms = {}, self._sized + count, at_ms
-        return cells
+            return (), ()
+        cells, prefill_cells = map(_in_order, (self._cells, self._prefill_cells))
+        self._cells, self._prefill_cells, self._sized, self._sized_ms = {}, {}, self._sized + count, at_ms
+        return cells, prefill_cells
 
     def _reset(self) -> None:
-        self._arrivals = self._queued = self._refused = self._ended = self._attained = 0
-        self._first_token_ms = self._between_tokens_us = 0
+        self._arrivals: int = 0
+        self._queued: int = 0
+        self._refused: int = 0
+        self._ended: int = 0
+        self._attained: int = 0
+        self._first_token_ms: int = 0
+        self._between_tokens_us: int = 0
+        self._pulled: int = 0
+        self._transfer_ms: int = 0
 
     def _arrive(self, request: str) -> _OpenRequest | None:
         """The request is open; returns it if it was not before."""
@@ -187,6 +234,31 @@ class RequestDemand:
         self._attained += first_ms <= settings.ttft_ms and between_us <= settings.itl_ms * US_PER_MS
         self._first_token_ms += first_ms
         self._between_tokens_us += between_us
-        sums = self._cells.setdefault(size_classes(uncached, output), [0, 0, 0, 0])
-        for place, value in enumerate((1, uncached, output, event.prompt_tokens)):
-            sums[place] += value
+        if self.has_prefill:
+            remote = _remote_tokens(open_.prefill, event.prompt_tokens)
+            uncached = 0 if remote else uncached
+            if remote:
+                _add(self._prefill_cells, size_classes(remote, 1), (1, remote, 1, event.prompt_tokens))
+            else:
+                _add(self._prefill_cells, LOCAL, (1, 0, 0, 0))
+        _add(self._cells, size_classes(uncached, output), (1, uncached, output, event.prompt_tokens))
+
+
+def _remote_tokens(report: PrefillReport | None, prompt_tokens: int) -> int:
+    """Tokens of the prompt that a prefill worker has computed, or is to compute when there are enough of them; 0 if the
+    prompt is none of theirs."""
+    if report is None or report.reason in COMPUTED_WHERE_DECODED:
+        return 0
+    if report.outcome == PULLED:
+        return max(1, prompt_tokens - report.remote_cached_tokens)
+    return max(1, report.uncached_tokens)
+
+
+def _add(cells: dict[tuple[int, int], list[int]], key: tuple[int, int], values: tuple[int, int, int, int]) -> None:
+    sums = cells.setdefault(key, [0, 0, 0, 0])
+    for place, value in enumerate(values):
+        sums[place] += value
+
+
+def _in_order(cells: dict[tuple[int, int], list[int]]) -> tuple[DemandCell, ...]:
+    return tuple(DemandCell(*sums) for _, sums in sorted(cells.items()))

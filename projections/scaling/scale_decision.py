@@ -11,6 +11,9 @@
 5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
 6. Where simulations judge, the fewest workers that both the queue and the simulations find good enough are required.
 7. A fleet that may be at zero ends when no request came for a while, and begins with one worker or more when one comes.
+8. Where prefill workers are sized beside decode workers, each fleet is decided alone, prefill workers by a queue of
+   their own (`projections.scaling.prefill_queue_model`). A request misses the bounds if either fleet lets it miss them,
+   so each may have half of the misses that the settings allow.
 
 More demand never wants fewer workers, since each prediction falls with the rate, and the goal never does.
 """
@@ -23,6 +26,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
+from core.events.kv import PREFILL
 from core.events.scale import (
     CapacityLearned,
     DemandCell,
@@ -34,6 +38,7 @@ from core.events.scale import (
     ScaleJudgement,
 )
 from projections.scaling.judgement import fewest_judged
+from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import OFF, ScaleSettings
@@ -138,15 +143,13 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     """The decision. Some milliseconds: at most three searches, each of some predictions of `QueueModel`."""
     settings, fleet, demand, rules = inputs.settings, inputs.fleet, inputs.demand, RULES[inputs.version]
     most = settings.workers_max(inputs.capacity.devices)
-    model = QueueModel(
-        demand, inputs.cells, inputs.capacity, settings, rules.lanes, goes_round_whole=rules.goes_round_whole
-    )
+    model = queue_of(inputs)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound, judged = 0, GOAL, 0
-    goal = Goal(settings.attainment_bp, inputs.surplus_bp if rules.spends_surplus else 0)
+    goal = Goal(_attainment_bp(inputs), inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
     elif not model.is_known:
@@ -200,6 +203,23 @@ def _judgement(inputs: ScaleInputs) -> ScaleJudgement | None:
     return inputs.judged if inputs.answer is None or inputs.answer.absent else inputs.answer
 
 
+def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueueModel:
+    """The queue that predicts the service of workers of the capacity's role."""
+    it, rules = inputs, RULES[inputs.version]
+    if it.capacity.role == PREFILL:
+        return PrefillQueueModel(it.demand, it.cells, it.capacity, it.settings)
+    return QueueModel(
+        it.demand, it.cells, it.capacity, it.settings, rules.lanes, goes_round_whole=rules.goes_round_whole
+    )
+
+
+def _attainment_bp(inputs: ScaleInputs) -> int:
+    """The attainment of the settings; of one of two roles that are sized together, with half of the misses."""
+    whole_bp = inputs.settings.attainment_bp
+    has_roles = bool(inputs.demand) and inputs.demand[-1].prefill_demand is not UNSET
+    return whole_bp + (ALL_BP - whole_bp) // 2 if has_roles else whole_bp
+
+
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
     """The number of workers, within the bounds of the settings, and its reason. A smaller fleet has the `highest` one
     that was required in the window."""
@@ -239,7 +259,14 @@ class _Search:
     """
 
     def __init__(
-        self, model: QueueModel, hits: HitRates, goal: Goal, hold_bp: int, most: int, present: int, rate_m: int
+        self,
+        model: QueueModel | PrefillQueueModel,
+        hits: HitRates,
+        goal: Goal,
+        hold_bp: int,
+        most: int,
+        present: int,
+        rate_m: int,
     ) -> None:
         """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target, which stays while it
         misses the goal by at most `hold_bp`."""

@@ -18,6 +18,10 @@ SLO = "slo"
 SLO_KEYS = ("ttft_ms", "itl_ms", "attainment")
 """Keys of the bounds of service, which stand below `slo` in a file."""
 PRIORITY = "priority"
+PREFILL_WORKERS = "prefill"
+"""Key of the settings that prefill workers have of their own …"""
+PREFILL_KEYS = ("min", "max", "down_window_s", "startup_s")
+"""… and these settings."""
 WORKERS_MAX = 4096
 DAY_S = 86_400
 LIMITS: Mapping[str, tuple[int, int]] = {
@@ -135,3 +139,13 @@ def _parsed(key: str, value: object) -> str | int | float:
     if value // 1 != value or not least <= value <= most:  # true for inf and nan, too
         raise CallerError(f"planner.{key}: {value} is no whole number from {least} to {most}")
     return int(value)
+
+
+def prefill_settings(settings: ScaleSettings, own: Mapping[str, Any]) -> ScaleSettings:
+    """The settings of a model's prefill workers: those of its decode workers, and their own over them. CallerError
+    names a key that cannot be of their own."""
+    for key in own:
+        if key not in PREFILL_KEYS:
+            near = did_you_mean(str(key), PREFILL_KEYS) or f"; there are {', '.join(PREFILL_KEYS)}"
+            raise CallerError(f"planner.prefill.{key}: prefill workers have no such setting of their own{near}")
+    return ScaleSettings.parse({**settings.to_mapping(), **own})

@@ -14,13 +14,18 @@ from actors.planning.planner import OVERDUE_FACTOR, OVERDUE_MORE_MS
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import Event, UnknownEvent
+from core.events.kv import DECODE, PREFILL
 from core.events.scale import (
+    NO_MODEL,
     CapacityLearned,
     DemandRolled,
     ScaleApplied,
     ScaleDecided,
     ScaleFailed,
     WorkerStarting,
+    fleet_key,
+    fleet_of,
+    model_and_role,
     model_of,
 )
 from projections.scaling.fleet_fold import FleetFold
@@ -47,17 +52,18 @@ class _FoundDecision(NamedTuple):
     """No message before it is missing."""
     outcome: ScaleOutcome
     beside: list[RecordedScaleDecision]
-    """The decisions on other models in its message."""
+    """The decisions on other fleets in its message."""
 
 
 class ScaleExplainer:
-    """See the module's text. Memory is that of a `ScaleFold` for each model."""
+    """See the module's text. Memory is that of a `ScaleFold` for each fleet."""
 
-    def __init__(self, place: ScalePlace | None, model: str | None = None) -> None:
+    def __init__(self, place: ScalePlace | None, model: str | None = None, role: str | None = None) -> None:
         """The newest decision up to the place is explained, or the newest of all. With a model, that on the model; of
-        several models at one time the first one in the log."""
+        several models at one time the first one in the log. With a role, that on workers of the role."""
         self._place = place
-        self._model = model
+        is_any = model is None and role is None
+        self._chosen = None if is_any else fleet_key(model or NO_MODEL, role or DECODE)
         self._fold = FleetFold()
         self._next_seq = 1
         self._is_whole = True
@@ -84,14 +90,19 @@ class ScaleExplainer:
         noticed_ms = (
             OVERDUE_FACTOR * startup_ms
             + OVERDUE_MORE_MS
-            + 2 * self._fold.of(model_of(found.decided)).settings.period_s * 1000
+            + 2 * self._fold.of(fleet_of(found.decided)).settings.period_s * 1000
         )
         return self._later.at_ms - found.decided.at_ms > noticed_ms
 
     @property
     def models(self) -> list[str]:
         """The models of the stream so far; empty of a planner that sizes one."""
-        return [model for model in self._fold.models if model]
+        return sorted({model for model, _ in map(model_and_role, self._fold.fleets) if model})
+
+    @property
+    def sizes_prefill(self) -> bool:
+        """The stream so far has a fleet of prefill workers."""
+        return any(role == PREFILL for _, role in map(model_and_role, self._fold.fleets))
 
     def add(self, seq: int, events: Iterable[Event | UnknownEvent]) -> None:
         """One message more. O(events), and for each decision O(periods that the fold keeps)."""
@@ -134,12 +145,12 @@ class ScaleExplainer:
         )
 
     def _add_decision(self, seq: int, event: ScaleDecided) -> None:
-        model, fold = model_of(event), self._fold.of(model_of(event))
-        if self._is_beside(seq, model):
+        fleet, fold = fleet_of(event), self._fold.of(fleet_of(event))
+        if self._is_beside(seq, fleet):
             assert self._found is not None
             self._found.beside.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
             return
-        if self._model is not None and model != self._model:
+        if self._chosen is not None and fleet != self._chosen:
             self._others.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
             return
         self.first = self.first or f"{time_text(event.at_ms)} (scale:{seq})"
@@ -148,7 +159,7 @@ class ScaleExplainer:
             self._found = _FoundDecision(
                 seq=seq,
                 decided=event,
-                demand=self._demand.get(model),
+                demand=self._demand.get(model_of(event)),
                 capacity=fold.capacity,
                 settings=fold.settings if fold.revision else None,
                 inputs=recorded_inputs(fold, event),
@@ -157,7 +168,7 @@ class ScaleExplainer:
                 beside=self._others,
             )
             return
-        if self._found is not None and model_of(self._found.decided) != model:
+        if self._found is not None and fleet_of(self._found.decided) != fleet:
             return
         self._later = event
         if self._found is None:
@@ -168,13 +179,13 @@ class ScaleExplainer:
         if outcome.changed_ms is None and outcome.reached_ms is None and event.ready == decided.target:
             outcome.reached_ms = event.at_ms
 
-    def _is_beside(self, seq: int, model: str) -> bool:
-        """A decision on that model in that message stands beside the one that was found."""
+    def _is_beside(self, seq: int, fleet: str) -> bool:
+        """A decision on that fleet in that message stands beside the one that was found."""
         found = self._found
-        return found is not None and found.seq == seq and model_of(found.decided) != model
+        return found is not None and found.seq == seq and fleet_of(found.decided) != fleet
 
     def _add_outcome(self, event: WorkerStarting | ScaleApplied | ScaleFailed) -> None:
-        if self._found is None or model_of(event) != model_of(self._found.decided):
+        if self._found is None or fleet_of(event) != fleet_of(self._found.decided):
             return
         outcome, is_own = self._found.outcome, self._later is None
         match event:
@@ -199,11 +210,12 @@ async def explain_scale(
     moment: Moment | None,
     progress: Progress = lambda _done, _of: None,
     model: str | None = None,
+    role: str | None = None,
 ) -> ScaleExplanation:
     """The newest decision at the moment, or of all; the decision of `scale:N` is that of the message, or the one before
-    it. With a model, the decision on the model. CallerError says what there is if no decision was made by then, or the
-    log does not know the moment."""
-    explainer = ScaleExplainer(None if moment is None else await scale_place(log, moment), model)
+    it. With a model, the decision on the model, and with a role that on workers of the role. CallerError says what
+    there is if no decision was made by then, or the log does not know the moment."""
+    explainer = ScaleExplainer(None if moment is None else await scale_place(log, moment), model, role)
     async with aclosing(read_scale(log, progress)) as messages:
         async for seq, events in messages:
             explainer.add(seq, events)
@@ -213,6 +225,8 @@ async def explain_scale(
     if found is None and model is not None and model not in explainer.models:
         there = f"there are {', '.join(explainer.models)}" if explainer.models else "it sizes one, and names none"
         raise CallerError(f"the planner sizes no model {model!r}: {there}")
+    if found is None and role == PREFILL and not explainer.sizes_prefill:
+        raise CallerError("the planner sizes no prefill workers: leave --role out")
     if found is None:
         raise CallerError(f"no decision was made by then; the first one is of {first}" if first else NO_DECISION)
     return found

@@ -42,7 +42,7 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
             why = f"{decided.required} would be enough, and the settings ask for so many (min)"
         case rules.BUDGET:
             why = (
-                f"{decided.sought} are sought, and all models together have {decided.budget} devices: ones of a higher "
+                f"{decided.sought} are sought, and all fleets together have {decided.budget} devices: ones of a higher "
                 "priority come first, and equal ones share"
             )
         case rules.DOWN_WINDOW:

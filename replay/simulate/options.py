@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
 from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
-from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
+from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ON, ScaleSettings, prefill_settings
 from replay.simulate.simulated_clock import NO_ERROR, ClockError
 
 WORKERS = 8
@@ -99,6 +99,8 @@ class Options:
     """The planner learns the engine's speed from the ends of requests, as a live one does; else it is told."""
     profile: CapacityLearned | None = None
     """The speed with which a planner that learns begins; None for none."""
+    prefill_scale: tuple[tuple[str, Any], ...] = ()
+    """With a planner, the settings of prefill workers that are others than its own, each with its key."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -116,8 +118,9 @@ class Options:
         self._check_pool()
         if self.stays and (self.failures_per_hour or max(life.place for life in self.stays) >= self.workers):
             raise CallerError("stays: give each worker a place below `workers`, and leave failures_per_hour out")
-        if self.planner is not None and (self.stays or self.failures_per_hour or self.prefill_workers):
-            raise CallerError("planner: it sizes one kind of workers: leave prefill workers, failures and stays out")
+        if self.planner is not None and (self.stays or self.failures_per_hour):
+            raise CallerError("planner: it sizes workers that do not fail: leave failures and stays out")
+        self._check_prefill_scale()
         if self.planner is not None and not self.planner.min <= self.workers <= self.planner.max:
             raise CallerError(
                 f"planner: workers, {self.workers}, must lie between min and max, {self.planner.min} and "
@@ -148,6 +151,37 @@ class Options:
             raise CallerError("pool_blocks: workers have one pool, or a disk each: leave engine.disk_blocks out")
         if self.prefill_workers and (self.pool_blocks or self.engine.disk_blocks):
             raise CallerError("prefill_workers: disks and pools do not go together with them yet: leave them out")
+
+    def _check_prefill_scale(self) -> None:
+        if self.prefill_scale and not (self.planner is not None and self.prefill_workers):
+            raise CallerError("planner.prefill: there are no prefill workers: give --prefill-workers, too")
+        if self.planner is None or not self.prefill_workers:
+            return
+        if self.planner.judge == ON:
+            raise CallerError("planner.judge: a judge simulates no prefill workers yet: leave it out")
+        settings = self.prefill_planner
+        if not settings.min <= self.prefill_workers <= settings.max:
+            raise CallerError(
+                f"planner.prefill: prefill workers, {self.prefill_workers}, must lie between min and max, "
+                f"{settings.min} and {settings.max}"
+            )
+        devices = self.planner.devices_max
+        if devices and self.workers + self.prefill_workers > devices:
+            raise CallerError(
+                f"planner.devices_max: {devices} are fewer than {self.workers} workers and {self.prefill_workers} "
+                "prefill workers"
+            )
+
+    @property
+    def prefill_planner(self) -> ScaleSettings:
+        """The settings by which a planner sizes prefill workers."""
+        assert self.planner is not None
+        return prefill_settings(self.planner, dict(self.prefill_scale))
+
+    @property
+    def first_prefill_place(self) -> int:
+        """The place of the first prefill worker. Decode workers that a planner starts lie below it."""
+        return WORKERS_MAX if self.planner is not None else self.workers
 
     @property
     def worker_engine(self) -> SimulatedSettings:

@@ -262,6 +262,7 @@ class WorkerSpan(NamedTuple):
     """When it had left; -1 if it stayed to the end of the run."""
     handed_over: bool = False
     """Requests went on elsewhere when it left."""
+    is_prefill: bool = False
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +285,8 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     """… and those that drained or were no longer wanted before they had started."""
     handed_over: int
     """Drained workers that had requests left when they had to go; these went on elsewhere."""
+    prefill_worker_hours: float | msgspec.UnsetType = msgspec.UNSET
+    """Of the worker-hours, those of prefill workers. Left out without prefill workers."""
 
 
 def scaling(
@@ -294,6 +297,7 @@ def scaling(
     attained = sum(is_attained(each, ttft_ms * US_PER_MS, itl_ms * US_PER_MS) for each in served)
     ends = [each.until_us if each.until_us >= 0 else end_us for each in spans]
     taken_us = sum(end - each.from_us for each, end in zip(spans, ends, strict=True))
+    prefill_us = sum(end - each.from_us for each, end in zip(spans, ends, strict=True) if each.is_prefill)
     changes = sorted([(each.from_us, 1) for each in spans] + [(end, -1) for end in ends])
     present = most = 0
     for _, change in changes:
@@ -310,6 +314,7 @@ def scaling(
         starts=sum(each.from_us > 0 for each in spans),
         stops=sum(each.until_us >= 0 for each in spans),
         handed_over=sum(each.handed_over for each in spans),
+        prefill_worker_hours=prefill_us / HOUR_US if any(each.is_prefill for each in spans) else msgspec.UNSET,
     )
 
 

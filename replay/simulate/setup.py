@@ -19,6 +19,7 @@ import msgspec
 from actors.engines.simulated.simulated_settings import LINEAR, SimulatedSettings
 from actors.planning.planner import Planner
 from core.errors import CallerError
+from core.events.kv import PREFILL
 from core.settings import RoutingSettings
 from projections.scaling.scale_settings import SLO, ScaleSettings
 from replay.parallel import Progress, parallel_results
@@ -113,8 +114,7 @@ class Setup(NamedTuple):
         )
         wall_s, prefill = time.perf_counter() - started_s, None
         if options.prefill_workers:
-            engine = options.engine
-            prefill = PrefillFleet(options.workers, options.prefill_workers, engine.block_bytes, verdicts)
+            prefill = prefill_fleet(options, verdicts)
         found_report = report(
             found.served,
             options.workers,
@@ -128,6 +128,13 @@ class Setup(NamedTuple):
         return SetupResult(found.served, found_report)
 
 
+def prefill_fleet(options: Options, verdicts: Sequence[PrefillVerdict]) -> PrefillFleet:
+    """The prefill workers of a run: those at its start, or all places of them that a planner used."""
+    first = options.first_prefill_place
+    places = max((each.place - first + 1 for each in verdicts), default=0)
+    return PrefillFleet(first, max(places, options.prefill_workers), options.engine.block_bytes, verdicts)
+
+
 def scaling_of(options: Options, found: SimulationResult) -> ScalingReport | None:
     """Cost and service of the fleet; None without bounds of service."""
     bounds = options.counted_bounds
@@ -135,9 +142,14 @@ def scaling_of(options: Options, found: SimulationResult) -> ScalingReport | Non
         return None
     end_us = max((each.end_us for each in found.served), default=0)
     spans = [
-        WorkerSpan(life.from_us, -1 if life.until_us > end_us else life.until_us, life.handed_over)
+        WorkerSpan(
+            life.from_us, -1 if life.until_us > end_us else life.until_us, life.handed_over, life.role == PREFILL
+        )
         for life in found.lifetimes
-    ] or [WorkerSpan(0, -1)] * (options.workers + options.prefill_workers)
+    ] or [
+        *[WorkerSpan(0, -1)] * options.workers,
+        *[WorkerSpan(0, -1, is_prefill=True)] * options.prefill_workers,
+    ]
     return scaling(found.served, bounds, spans, end_us)
 
 

@@ -161,6 +161,14 @@ class SimulatedDecodeRole:
         if self.remote_prefill.ready:
             self._shell.feed(machine.EngineStepped())
 
+    @property
+    def is_quiet(self) -> bool:
+        """Its jobs are those of requests that it serves."""
+        return True
+
+    def drain(self) -> None:
+        """Requests that it has may still need a job."""
+
     def on_worker_ended(self) -> None:
         """Its connections break."""
         self._shell.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from heapq import heappop, heappush
 
 import xxhash
 
@@ -44,6 +43,7 @@ from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
 from replay.simulate.options import FOREVER, Options, WorkerLife
+from replay.simulate.planned_workers import PlannedWorkers, StartingWorker, WorkerLifetime
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
@@ -68,21 +68,6 @@ DRAIN_US = 30_000_000
 DRAIN_CHECK_US = 250_000
 """Time between two looks at a draining worker."""
 HOUR_US = 3_600_000_000
-
-
-class WorkerLifetime:
-    """One worker of a planner's fleet, in virtual microseconds."""
-
-    def __init__(self, from_us: int) -> None:
-        self.from_us = from_us
-        """When it was ordered; devices are taken from then on."""
-        self.drained_us = self.until_us = -1
-        """Begin of its drain and its end; -1 while it has none."""
-        self.handed_over = False
-        """Requests went on elsewhere when it left."""
-
-    def __repr__(self) -> str:
-        return f"<WorkerLifetime from {self.from_us} to {self.until_us} us>"
 
 
 class FailureSchedule:
@@ -148,23 +133,22 @@ class SimulatedFleet:
         self._observation = 0
         """The next one's number in the agenda."""
         self.lifetimes: list[WorkerLifetime] = []
-        """Of all workers of the planner's pool, in the order of their starts."""
-        self._free: list[int] = []
-        """A heap of places whose workers of a planner's fleet have left …"""
-        self._next_place = options.workers
-        """… and the first place that had no worker yet."""
-        self._starting: dict[int, tuple[int, int, WorkerLifetime]] = {}
-        """By order, the event that ends the start, the place, and the lifetime."""
-        self._ready: dict[int, tuple[SimulatedWorker, WorkerLifetime]] = {}
-        """Workers of a planner's fleet that do not drain, by place."""
-        places = range(options.workers + options.prefill_workers)
+        """Of all workers that a planner sizes, in the order of their starts."""
+        first = options.first_prefill_place
+        self._planned = {
+            DECODE: PlannedWorkers(options.workers),
+            PREFILL: PlannedWorkers(first + options.prefill_workers),
+        }
+        """By role, the workers that a planner sizes."""
+        places = [*range(options.workers), *range(first, first + options.prefill_workers)]
         lives = [*options.stays, *map(WorkerLife, places[options.workers if options.stays else 0 :])]
         self._places = {life.place: self._begin(life) for life in lives if life.from_us <= 0}
         for life in lives:
             if life.from_us > 0:
                 agenda.put(life.from_us, partial(self._begin, life))
         if options.planner is not None:
-            self._ready = {place: (worker, self._lifetime()) for place, worker in self._places.items()}
+            for place, worker in self._places.items():
+                self._planned[worker.role].ready[place] = worker, self._lifetime(worker.role)
         if options.failures_per_hour:
             self._failures = FailureSchedule(options.failures_per_hour, len(places), options.seed)
             self._fail_next()
@@ -192,42 +176,43 @@ class SimulatedFleet:
         """The worker with this id, alive or ended."""
         return self._by_id[id]
 
-    @property
-    def counts(self) -> tuple[int, int]:
+    def counts(self, role: str = DECODE) -> tuple[int, int]:
         """Workers of a planner's fleet that are ready, and those that drain."""
-        return len(self._ready), sum(each.drained_us >= 0 > each.until_us for each in self.lifetimes)
+        return len(self._planned[role].ready), sum(each.role == role and each.drains for each in self.lifetimes)
 
-    def start_worker(self, start: int, startup_us: int, on_ready: Callable[[int], None]) -> None:
+    def start_worker(self, start: int, startup_us: int, on_ready: Callable[[int], None], role: str = DECODE) -> None:
         """A worker is ordered, and will be ready after that time; then `on_ready` is called with the order."""
-        if not self._free:
-            heappush(self._free, self._next_place)
-            self._next_place += 1
-        place = heappop(self._free)
-        number = self._agenda.put(self._agenda.now_us + startup_us, partial(self._become_ready, start, on_ready))
-        self._starting[start] = number, place, self._lifetime()
+        planned = self._planned[role]
+        place = planned.take_place()
+        at_us = self._agenda.now_us + startup_us
+        number = self._agenda.put(at_us, partial(self._become_ready, start, on_ready, role))
+        planned.starting[start] = StartingWorker(number, place, self._lifetime(role))
 
-    def cancel_start(self, start: int) -> None:
+    def cancel_start(self, start: int, role: str = DECODE) -> None:
         """The ordered worker never comes."""
-        number, place, life = self._starting.pop(start)
+        planned = self._planned[role]
+        number, place, life = planned.starting.pop(start)
         self._agenda.cancel(number)
         life.until_us = self._agenda.now_us
-        heappush(self._free, place)
+        planned.give_back(place)
 
-    def drain_worker(self) -> None:
+    def drain_worker(self, role: str = DECODE) -> None:
         """The worker in the highest place takes no new requests. It leaves when it has none, or hands them over after
         DRAIN_US."""
-        worker, life = self._ready.pop(max(self._ready))
+        ready = self._planned[role].ready
+        worker, life = ready.pop(max(ready))
         life.drained_us = self._agenda.now_us
         worker.drain()
         self._leave_when_idle(worker, life)
 
-    def _lifetime(self) -> WorkerLifetime:
-        self.lifetimes.append(WorkerLifetime(self._agenda.now_us))
+    def _lifetime(self, role: str) -> WorkerLifetime:
+        self.lifetimes.append(WorkerLifetime(self._agenda.now_us, role))
         return self.lifetimes[-1]
 
-    def _become_ready(self, start: int, on_ready: Callable[[int], None]) -> None:
-        _, place, life = self._starting.pop(start)
-        self._ready[place] = self._new(place), life
+    def _become_ready(self, start: int, on_ready: Callable[[int], None], role: str) -> None:
+        planned = self._planned[role]
+        _, place, life = planned.starting.pop(start)
+        planned.ready[place] = self._new(place), life
         on_ready(start)
 
     def _leave_when_idle(self, worker: SimulatedWorker, life: WorkerLifetime) -> None:
@@ -239,7 +224,7 @@ class SimulatedFleet:
         self._gone.add(worker.id)
         worker.leave()
         self._alive_by_log.pop(worker.id)
-        heappush(self._free, worker.place)
+        self._planned[life.role].give_back(worker.place)
         self._on_worker_ended(worker)
 
     def _begin(self, life: WorkerLife) -> SimulatedWorker:
@@ -263,7 +248,8 @@ class SimulatedFleet:
         if capacity_blocks:
             engine = dataclasses.replace(engine, capacity_blocks=capacity_blocks)
         name = WorkerId(xxhash.xxh3_64_hexdigest(f"worker/{self._lives}".encode(), self._options.seed))
-        role = PREFILL if self._options.prefill_workers and place >= self._options.workers else DECODE
+        has_prefill = self._options.prefill_workers and place >= self._options.first_prefill_place
+        role = PREFILL if has_prefill else DECODE
         worker = SimulatedWorker(name, place, engine, self._agenda, self._log, self._on_output, role, self._pool(place))
         self._by_id[name] = self._alive_by_log[name] = worker
         worker.join()
@@ -411,7 +397,7 @@ class SimulatedPlanner:
         rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
         speed = None if self._speed is None else self._speed.learned(self._bounds, self._log.now_ms)
         answer, self._answer = self._answer, None
-        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts, speed, answer=answer))
+        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts(), speed, answer=answer))
         self._put_period()
 
     def _execute(self, command: PlannerCommand) -> None:

@@ -293,6 +293,16 @@ class SimulatedPrefillRole:
             blocks = KvBlocks(request=prefilled.id, ids=(prefilled.blocks,), tokens=prefilled.tokens)
             self._shell.feed(machine.Prefilled(prefilled.id, blocks, prefilled.cached_tokens))
 
+    @property
+    def is_quiet(self) -> bool:
+        """No job is under way, and no blocks are held."""
+        return not self.execution.executions and not self.execution.leases
+
+    def drain(self) -> None:
+        """The queue hands it no job any more."""
+        self._queue.leave(self)
+        self._shell.feed(machine.Drain())
+
     def on_worker_ended(self) -> None:
         """Its connections break; the queue hands out again what it had."""
         self._shell.close()

@@ -209,6 +209,13 @@ class PrefillHooks(Protocol):
     def on_step(self, done: StepResult) -> None:
         """The engine was stepped; outputs were passed on already."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """No job is under way, and no blocks are held."""
+
+    def drain(self) -> None:
+        """No job is begun any more."""
+
     def on_worker_ended(self) -> None:
         """The worker has crashed."""
 
@@ -364,12 +371,14 @@ class SimulatedWorker:
 
     @property
     def idle(self) -> bool:
-        """It serves no request."""
-        return not self._serving
+        """It serves no request, and computes and holds no prompt of another worker."""
+        return not self._serving and (self.side is None or self.side.is_quiet)
 
     def drain(self) -> None:
         """The log shows that the worker takes no new requests; it goes on with those that it has."""
         self.draining = True
+        if self.side is not None:
+            self.side.drain()
         self._report()
 
     def leave(self) -> None:
@@ -380,6 +389,10 @@ class SimulatedWorker:
             source.append([WorkerLeft(reason=DRAINING)])
         if self._pool is not None:
             self._pool.on_worker_left(self.id, DRAINING)
+        if self.jobs is not None and self.jobs.n_acked:
+            self.jobs.append([WorkerLeft(reason=DRAINING)])
+        if self.side is not None:
+            self.side.on_loss_written()
 
     def write_loss(self, by: str) -> None:
         """The log shows that the worker is lost, as the replica `by` found."""

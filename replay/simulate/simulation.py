@@ -44,13 +44,16 @@ from core.generation import Output
 from core.ids import ReplicaId, RequestId, WorkerId
 from core.models import NoWorkers
 from core.prompt import HASH_BYTES
+from projections.scaling.scale_settings import ScaleSettings
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
+from replay.simulate.planned_workers import WorkerLifetime
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
+from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
+from replay.simulate.simulated_role_planner import SimulatedRolePlanner
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import Arrival, FollowUp
@@ -107,9 +110,7 @@ class Simulation:
             on_verdict=self._on_verdict,
         )
         if options.planner is not None:
-            speed = options.profile if options.learns else profile(options.engine)
-            machine = make_planner(options.planner, speed)
-            self._planner = SimulatedPlanner(options, machine, self._agenda, self.log, self._fleet, judge)
+            self._planner = self._make_planner(options.planner, make_planner, judge)
         self._requests: dict[RequestId, SimulatedRequest] = {}
         """Requests under way, in the order of their arrivals."""
         self._arrived = self._ended = 0
@@ -149,6 +150,16 @@ class Simulation:
     def pool_counts(self) -> PoolCounts | None:
         """Of all disks or the pool; None if there are none."""
         return self._fleet.pool_counts
+
+    def _make_planner(
+        self, settings: ScaleSettings, make_planner: MakePlanner, judge: Judge | None
+    ) -> SimulatedPlanner | SimulatedRolePlanner:
+        options = self._options
+        speed = options.profile if options.learns else profile(options.engine)
+        if options.prefill_workers:
+            return SimulatedRolePlanner(options, speed, self._agenda, self.log, self._fleet)
+        machine = make_planner(settings, speed)
+        return SimulatedPlanner(options, machine, self._agenda, self.log, self._fleet, judge)
 
     def _replica(self, number: int, gone: set[WorkerId]) -> SimulatedReplica:
         options = self._options

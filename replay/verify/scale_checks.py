@@ -6,7 +6,7 @@
 2. Where models share devices, the decisions of one message are divided again: each target must follow from all of them.
 3. A period's demand is counted again from the routing stream, up to the cursor that the period names. A count that
    began anew (`DemandRolled.since`) begins anew here. It is not judged where the routing stream is not here from there
-   on, or lacks messages.
+   on, or lacks messages. The part of prefill workers is counted where they are sized.
 4. On request, the simulations behind each answer of a judge are made again, from the decision that it was asked about.
 """
 
@@ -21,7 +21,16 @@ from msgspec.structs import replace
 
 from core.codec import Message
 from core.events import DemandRolled, ScaleDecided, ScaleSettingsChanged
-from core.events.scale import JUDGE_VERSION, SCALE_VERSION, ScaleJudgement, model_of
+from core.events.kv import DECODE
+from core.events.scale import (
+    JUDGE_VERSION,
+    SCALE_VERSION,
+    ScaleJudgement,
+    fleet_of,
+    model_and_role,
+    model_of,
+    on_fleet,
+)
 from core.ids import StreamSeq
 from core.subjects import ROUTING, SCALE
 from projections.scaling.fleet_decision import ModelNeed, divide_devices, need_of, within_budget
@@ -142,7 +151,7 @@ def judge_scale(
         return ScaleVerdict(None, VERSION)
     if inputs is None:
         return ScaleVerdict(None, CUT)
-    remade = replace(decide_scale(inputs), model=event.model)
+    remade = on_fleet(decide_scale(inputs), fleet_of(event))
     if event.budget is not UNSET:
         workers = _divided(RecordedScaleDecision(event, inputs), beside, event.budget)
         if workers is None:
@@ -160,8 +169,8 @@ def _divided(own: RecordedScaleDecision, beside: Sequence[RecordedScaleDecision]
             continue
         if inputs is None:
             return None
-        needs.append(need_of(model_of(event), event.sought, inputs))
-    return divide_devices(needs, budget)[model_of(own.event)]
+        needs.append(need_of(fleet_of(event), event.sought, inputs))
+    return divide_devices(needs, budget)[fleet_of(own.event)]
 
 
 def differing_field(recorded: msgspec.Struct, remade: msgspec.Struct) -> str:
@@ -183,7 +192,7 @@ class _ScaleVerifier:
         self._recording = recording
         self._judge = judge
         self._asked: dict[tuple[str, int], RecordedScaleDecision] = {}
-        """Decisions of the last ASKED_MS about which a judge may have been asked, by model and time."""
+        """Decisions of the last ASKED_MS about which a judge may have been asked, by fleet and time."""
         self._result = ScaleResult(judgements=None if judge is None else JudgementCounts())
         self._fold = FleetFold()
         self._is_whole = archive.span(SCALE).begin == 1
@@ -210,13 +219,13 @@ class _ScaleVerifier:
             for event in message.events:
                 match event:
                     case ScaleDecided():
-                        fold = self._fold.of(model_of(event))
+                        fold = self._fold.of(fleet_of(event))
                         decisions.append(RecordedScaleDecision(event, recorded_inputs(fold, event)))
                     case DemandRolled():
                         self._check_period(record, event)
                     case ScaleSettingsChanged():
                         self._fold.apply(event)
-                        self._change_bounds(model_of(event))
+                        self._change_bounds(fleet_of(event))
                         continue
                 self._fold.apply(event)
             for number, each in enumerate(decisions):
@@ -240,13 +249,13 @@ class _ScaleVerifier:
             self._note(record, event, verdict.remade)
 
     def _check_judgement(self, record: Record, it: RecordedScaleDecision, judge: Judge) -> None:
-        event, model, counts = it.event, model_of(it.event), self._result.judgements
+        event, fleet, counts = it.event, fleet_of(it.event), self._result.judgements
         assert counts is not None
         recorded = event.judged
         if not isinstance(recorded, UnsetType) and recorded.absent:
             counts.absent[recorded.absent] = counts.absent.get(recorded.absent, 0) + 1
         elif not isinstance(recorded, UnsetType):
-            remade, reason = self._judged_again(recorded, self._asked.get((model, recorded.asked_ms)), judge)
+            remade, reason = self._judged_again(recorded, self._asked.get((fleet, recorded.asked_ms)), judge)
             if reason:
                 counts.not_judged[reason] = counts.not_judged.get(reason, 0) + 1
             elif remade == recorded:
@@ -254,7 +263,7 @@ class _ScaleVerifier:
             else:
                 counts.different += 1
                 self._note(record, recorded, remade)
-        self._asked[model, event.at_ms] = it
+        self._asked[fleet, event.at_ms] = it
         while next(iter(self._asked))[1] < event.at_ms - ASKED_MS:
             del self._asked[next(iter(self._asked))]
 
@@ -282,7 +291,7 @@ class _ScaleVerifier:
             return
         if event.since is not UNSET and self._begun_at != record.seq:
             self._begun_at = record.seq
-            self._begin_anew(event.since, epoch)
+            self._begin_anew(event, epoch)
         self._count_up_to(last)
         if not self._next_routing:
             result.periods_not_judged += 1
@@ -295,10 +304,16 @@ class _ScaleVerifier:
             result.periods_different += 1
             self._note(record, event, remade)
 
-    def _begin_anew(self, since: int, epoch: int) -> None:
-        """As `actors.planning.demand_reader` does."""
+    def _begin_anew(self, event: DemandRolled, epoch: int) -> None:
+        """As `actors.planning.demand_reader` does. A planner that takes over may size prefill workers no more."""
         assert self._routing is not None
-        settings = {model: self._fold.of(model).settings for model in self._fold.models}
+        assert event.since is not UNSET
+        since, has_prefill = event.since, event.prefill_demand is not UNSET
+        settings = {
+            fleet: self._fold.of(fleet).settings
+            for fleet in self._fold.fleets
+            if has_prefill or model_and_role(fleet)[1] == DECODE
+        }
         self._demand, self._next_request = FleetDemand(settings), None
         is_here = self._routing.begin <= since
         self._next_routing = StreamSeq(since if is_here else 0)
@@ -308,11 +323,11 @@ class _ScaleVerifier:
             self._count_up_to(rolled)
             self._demand.skip(self._fold.rolled_ms)
 
-    def _change_bounds(self, model: str) -> None:
-        settings = self._fold.of(model).settings
+    def _change_bounds(self, fleet: str) -> None:
+        settings = self._fold.of(fleet).settings
         if self._demand is None:
-            self._demand = FleetDemand({model: settings})
-        self._demand.use(model, settings)
+            self._demand = FleetDemand({fleet: settings})
+        self._demand.use(fleet, settings)
 
     def _count_up_to(self, last: int) -> None:
         """The requests of all messages of the routing stream up to there are counted."""

@@ -6,7 +6,8 @@
 3. Attainment is predicted, not measured: the queue model runs over each period with the workers that were ready at its
    start, at the rate of the last minute. A period counts by its arrivals.
 4. Demand, waiting requests, sizes of requests and the speed of workers stay as recorded.
-5. Of several models one is decided again. The others keep the devices that they had.
+5. Of several models one is decided again, and of its decode and prefill workers those of one role. The others keep the
+   devices that they had.
 
 Equal recordings give equal results: nothing here asks a clock.
 """
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from core.errors import CallerError
 from core.event_json import time_text
 from core.events import Event, UnknownEvent
+from core.events.kv import DECODE
 from core.events.scale import (
     NO_MODEL,
     CapacityLearned,
@@ -33,21 +35,25 @@ from core.events.scale import (
     ScaleDecided,
     ScaleEvent,
     ScaleSettingsChanged,
+    fleet_of,
     model_of,
+    on_fleet,
+    prefill_part,
+    role_of,
 )
 from projections.scaling.fleet_decision import within_budget
 from projections.scaling.forecast import forecast
-from projections.scaling.queue_model import MILLI, QueueModel
+from projections.scaling.queue_model import MILLI
 from projections.scaling.scale_decision import (
     BURST_BEFORE_S,
     FleetCounts,
     HitRates,
     ScaleInputs,
     decide_scale,
+    queue_of,
     rate_over_m,
 )
 from projections.scaling.scale_fold import ScaleFold
-from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
 from replay.parallel import parallel_results
 from replay.recording.moment import Moment
@@ -79,7 +85,9 @@ class ScaleRange(NamedTuple):
     left_out: int
     """See `ScaleWhatIf`."""
     model: str = NO_MODEL
-    """The one that is decided again, where there are several."""
+    """The one that is decided again, where there are several …"""
+    role: str = DECODE
+    """… and the role of its workers."""
 
 
 async def read_range(
@@ -88,13 +96,14 @@ async def read_range(
     end: Moment | None,
     progress: Progress = lambda _done, _of: None,
     model: str | None = None,
+    role: str = DECODE,
 ) -> ScaleRange:
-    """The decisions on the model from `start` up to `end`, not included, and the fold of all its events before them.
-    CallerError if there is no decision, or more than DECISIONS_MAX, or if there are several models and none is given.
-    """
+    """The decisions on the model's workers of that role from `start` up to `end`, not included, and the fold of all
+    their events before them. CallerError if there is no decision, or more than DECISIONS_MAX, or if there are several
+    models and none is given."""
     places = [None if each is None else (await scale_place(log, each)).previous for each in (start, end)]
     since, until = places
-    reader = _RangeReader(since, until, model)
+    reader = _RangeReader(since, until, model, role)
     async with aclosing(read_scale(log, progress)) as messages:
         async for seq, events in messages:
             reader.add_message(seq, events)
@@ -119,12 +128,13 @@ def what_if_scale(
 class _RangeReader:
     """Folds the stream up to the range, and keeps the range's events."""
 
-    def __init__(self, since: ScalePlace | None, until: ScalePlace | None, model: str | None) -> None:
-        """The range has the decisions on the model behind `since` that are not behind `until`."""
+    def __init__(self, since: ScalePlace | None, until: ScalePlace | None, model: str | None, role: str) -> None:
+        """The range has the decisions on workers of that role behind `since` that are not behind `until`."""
+        self._role = role
         self._since, self._until = since, until
         self._chosen = self._model = model
         self._devices: dict[str, int] = {}
-        """Of a worker, by model."""
+        """Of a worker, by fleet."""
         self._fold = ScaleFold()
         self._events: list[KeptEvent] = []
         self._decisions = self._left_out = 0
@@ -142,22 +152,31 @@ class _RangeReader:
                 continue
             model = model_of(event)
             if isinstance(event, CapacityLearned):
-                self._devices[model] = event.devices
-            if isinstance(event, ScaleDecided):
+                self._devices[fleet_of(event)] = event.devices
+            own = self._own(event)
+            if own is None:
+                continue
+            if isinstance(own, ScaleDecided):
                 if self._model is None:
                     self._model = model
                 elif self._chosen is None and model != self._model:
                     names = sorted({self._model, model} - {NO_MODEL})
                     raise CallerError(f"the planner sizes several models: give --model, one of {', '.join(names)}")
             if self._model in {None, model}:
-                self._add(seq, self._beside_others(event, events) if isinstance(event, ScaleDecided) else event)
+                self._add(seq, self._beside_others(own, events) if isinstance(own, ScaleDecided) else own)
+
+    def _own(self, event: ScaleEvent) -> ScaleEvent | None:
+        """The event as it is on workers of the role; None if it is on others alone."""
+        if isinstance(event, DemandRolled):
+            return event if self._role == DECODE else prefill_part(event)
+        return event if role_of(event) == self._role else None
 
     def _beside_others(self, decided: ScaleDecided, events: Sequence[Event | UnknownEvent]) -> ScaleDecided:
         """The decision, with the devices that the other models of its message leave as its budget, if it has one."""
         if decided.budget is UNSET:
             return decided
-        others = (each for each in events if isinstance(each, ScaleDecided) and model_of(each) != model_of(decided))
-        taken = sum(each.target * self._devices.get(model_of(each), 1) for each in others)
+        others = (each for each in events if isinstance(each, ScaleDecided) and fleet_of(each) != fleet_of(decided))
+        taken = sum(each.target * self._devices.get(fleet_of(each), 1) for each in others)
         return replace(decided, budget=decided.budget - taken)
 
     def _add(self, seq: int, event: ScaleEvent) -> None:
@@ -174,7 +193,8 @@ class _RangeReader:
     def found(self) -> ScaleRange:
         """The range. CallerError if it has no decision."""
         if self._decisions:
-            return ScaleRange(self._fold, self._events, self._decisions, self._left_out, self._model or NO_MODEL)
+            model = self._model or NO_MODEL
+            return ScaleRange(self._fold, self._events, self._decisions, self._left_out, model, self._role)
         if self._left_out:
             raise CallerError("no decision can be made again: the log lacks the settings, or the speed of a worker")
         first = self._first
@@ -285,7 +305,7 @@ class _FleetRun:
         inputs = fold.inputs(now_ms, FleetCounts(fleet.ready, fleet.starting), foreseen)
         if self._before is not None:
             self._end_period(workers, ready, self._before, inputs)
-        decided = decide_scale(inputs)
+        decided = on_fleet(decide_scale(inputs), fleet_of(event))
         if event.budget is not UNSET:
             room = max(fold.settings.min, event.budget // max(1, fold.capacity.devices))
             decided = within_budget(decided, min(decided.target, room), event.budget)
@@ -301,15 +321,7 @@ class _FleetRun:
         if period is None:
             return
         self.figures.add_period(period.period_s, workers)
-        rules = RULES[inputs.version]
-        model = QueueModel(
-            inputs.demand,
-            inputs.cells,
-            inputs.capacity,
-            inputs.settings,
-            rules.lanes,
-            goes_round_whole=rules.goes_round_whole,
-        )
+        model = queue_of(inputs)
         if not period.arrivals or not model.is_known:
             return
         attainment_bp = 0

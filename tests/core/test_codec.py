@@ -47,7 +47,15 @@ from core.events import (
 )
 from core.events.compact_decision import stream_names
 from core.events.routing import COLUMNS, PROGRESS_VERSION, ROUTED_VERSION, TIMED_COLUMNS, Columns, PrefixFetch
-from core.events.scale import DemandCell, HitRate, JudgedWorkers, ScaleCandidate, ScaleForecast, ScaleJudgement
+from core.events.scale import (
+    DemandCell,
+    HitRate,
+    JudgedWorkers,
+    PrefillDemand,
+    ScaleCandidate,
+    ScaleForecast,
+    ScaleJudgement,
+)
 from core.generation import PrefillReport
 from core.ids import SourceId, StreamName
 from core.kv_transfer import FetchAddress, KvBlocks
@@ -130,6 +138,7 @@ for row in (DemandCell, HitRate, JudgedWorkers, ScaleCandidate):
     BY_TYPE[tuple[row, ...]] = st.lists(any_of(row), max_size=3).map(tuple)  # type: ignore[valid-type]
 BY_TYPE[ScaleForecast] = any_of(ScaleForecast)
 BY_TYPE[ScaleJudgement | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(ScaleJudgement)
+BY_TYPE[PrefillDemand | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PrefillDemand)
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 

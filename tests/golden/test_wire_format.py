@@ -30,7 +30,15 @@ from core.events.compact_scale import (
     ForecastRow,
 )
 from core.events.routing import Columns, PrefixFetch
-from core.events.scale import DemandCell, HitRate, JudgedWorkers, ScaleCandidate, ScaleForecast, ScaleJudgement
+from core.events.scale import (
+    DemandCell,
+    HitRate,
+    JudgedWorkers,
+    PrefillDemand,
+    ScaleCandidate,
+    ScaleForecast,
+    ScaleJudgement,
+)
 
 GOLDEN = Path(__file__).with_name("wire_format.json")
 """`{kind: {tag: [field, …]}}`, in the order of their bytes. Arrays have no tag, and nothing but their order names their
@@ -51,6 +59,7 @@ KINDS: dict[str, list[type[msgspec.Struct]]] = {
     "parts of a planner's events": [
         DemandCell,
         HitRate,
+        PrefillDemand,
         ScaleCandidate,
         ScaleForecast,
         JudgedWorkers,

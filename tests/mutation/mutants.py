@@ -117,6 +117,11 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/router/test_running_fetches.py",
         "tests/actors/kv_fetch/test_block_server.py",
     ),
+    "roles": (
+        "tests/projections/scaling/test_prefill_queue_model.py",
+        "tests/projections/scaling/test_request_demand.py",
+        "tests/actors/planning/test_role_planners.py",
+    ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
         "tests/actors/planning/test_scale_writer.py",
@@ -3159,6 +3164,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "several models",
         "projections/scaling/scale_fold.py",
         {"fall-for-others-regretted": (" and event.bound == BUDGET:", " and False:", NO_SCALE)},
+    ),
+    *_mutants(
+        "roles",
+        "projections/scaling/prefill_queue_model.py",
+        {
+            "transfer-takes-no-time": (
+                "settings.ttft_ms * MILLI - transfer_us)",
+                "settings.ttft_ms * MILLI)",
+                NO_SCALE,
+            ),
+            "short-prompts-wait": ("if not each_us:", "if False:", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "roles",
+        "projections/scaling/request_demand.py",
+        {"decode-workers-compute-all": ("uncached = 0 if remote else uncached", "pass", NO_SCALE)},
     ),
     *_mutants(
         "several models",

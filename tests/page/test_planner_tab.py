@@ -59,10 +59,10 @@ def test_one_of_several_models_is_chosen_in_a_list(browser: Browser, tmp_path: P
         page.locator("#tab-planner").click()
         card, models = page.locator("#planner-card"), page.locator("#planner select")
         expect(models).to_have_value("a")
-        expect(card).to_contain_text("6 of all models; alone")
+        expect(card).to_contain_text("6 of all fleets; alone")
         expect(card).to_contain_text("Made again from the log, it comes out the same.")
         models.select_option("b")
-        expect(card).to_contain_text("1 worker: 6 are sought, and all models together have 6 devices")
+        expect(card).to_contain_text("1 worker: 6 are sought, and all fleets together have 6 devices")
         assert page.locator("#planner .planner").get_attribute("aria-valuemax") == "3"
 
 

@@ -22,18 +22,19 @@ from actors.planning.planner_settings import (
 from api.cli.inspect.live_settings import change_claim
 from api.cli.inspect.settings import words_of
 from api.cli.main import DefaultGroup
-from api.cli.options import MODEL_OPTION, pairs_of
+from api.cli.options import MODEL_OPTION, ROLE_OPTION, pairs_of
 from api.cli.output import print_result
 from api.cli.quantities import number_text
 from api.cli.renderer import Table, Text
-from api.cli.replay.text.scale_text import candidates_table, percent_of, rate_of
+from api.cli.replay.text.scale_text import candidates_table, fleet_text, percent_of, rate_of
 from api.config.deployment_ref import DeploymentRef, deployment_options
 from api.config.schema import OFF
 from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
 from core.event_json import time_text
-from core.events.scale import DemandRolled, ScaleDecided, model_of
+from core.events.kv import DECODE
+from core.events.scale import DemandRolled, ScaleDecided, model_of, role_of
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
@@ -76,8 +77,9 @@ def scale() -> None:
     "--last", type=click.IntRange(1, LAST_MAX), default=LAST, show_default=True, metavar="N", help="So many decisions."
 )
 @MODEL_OPTION
+@ROLE_OPTION
 @click.option("--json", "as_json", is_flag=True, help="All that is recorded of them, as JSON.")
-def show(connection: DeploymentRef, last: int, model: str | None, as_json: bool) -> None:
+def show(connection: DeploymentRef, last: int, model: str | None, role: str | None, as_json: bool) -> None:
     """Show the newest decisions: the fleet, the demand, the size that was chosen, and why.
 
     \b
@@ -85,7 +87,7 @@ def show(connection: DeploymentRef, last: int, model: str | None, as_json: bool)
 
     "why" is the reason of the target: `goal`, `burst`, `down_window` and so on; docs/planner.md has all.
     """
-    found = asyncio.run(_read(connection, last, model))
+    found = asyncio.run(_read(connection, last, model, role))
     value = {"decisions": [msgspec.to_builtins(each.decided) for each in found]}
     print_result(scale_text(found), value, as_json=as_json)
 
@@ -157,15 +159,17 @@ def scale_text(found: list[PlannedPeriod]) -> Text:
     if not found:
         yield "no decision yet: the speed of a worker is not known, or no planner leads"
         return
-    if any(isinstance(each.decided.model, str) for each in found):
-        yield Table((*HEADS, "model"), [(*_row(each), model_of(each.decided)) for each in found], f"{ALIGN}<")
-    else:
-        yield Table(HEADS, [_row(each) for each in found], ALIGN)
+    names = {
+        "model": ([model_of(each.decided) for each in found], any(model_of(each.decided) for each in found)),
+        "role": ([role_of(each.decided) for each in found], any(role_of(each.decided) != DECODE for each in found)),
+    }
+    shown = {head: cells for head, (cells, is_shown) in names.items() if is_shown}
+    rows = [(*_row(each), *(cells[number] for cells in shown.values())) for number, each in enumerate(found)]
+    yield Table((*HEADS, *shown), rows, ALIGN + "<" * len(shown))
     newest = found[-1].decided
     if newest.candidates:
-        on = f" on {newest.model}" if isinstance(newest.model, str) else ""
         yield ""
-        yield f"The last one{on} sought {percent_of(newest.goal_bp)} of requests within the bounds:"
+        yield f"The last one{fleet_text(newest)} sought {percent_of(newest.goal_bp)} of requests within the bounds:"
         yield candidates_table(newest)
 
 
@@ -181,9 +185,9 @@ def _row(it: PlannedPeriod) -> tuple[str, ...]:
     )
 
 
-async def _read(connection: DeploymentRef, last: int, model: str | None) -> list[PlannedPeriod]:
-    """The decisions of the newest messages, oldest first; those on the model if one is given. CallerError if there is
-    no planner's stream."""
+async def _read(connection: DeploymentRef, last: int, model: str | None, role: str | None) -> list[PlannedPeriod]:
+    """The decisions of the newest messages, oldest first; those on the model and the role if they are given.
+    CallerError if there is no planner's stream."""
     async with open_log(connection) as log:
         if SCALE not in await log.streams():
             raise CallerError(NO_PLANNER)
@@ -197,6 +201,7 @@ async def _read(connection: DeploymentRef, last: int, model: str | None) -> list
             found += (
                 PlannedPeriod(event, demands[model_of(event)])
                 for event in decisions
-                if model_of(event) in demands and model in {None, model_of(event)}
+                if model_of(event) in demands
+                if model in {None, model_of(event)} and role in {None, role_of(event)}
             )
         return found

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from api.cli.options import slo_settings
+from api.cli.options import ROLE_OPTION, slo_settings
 from api.cli.output import show_decision_progress, show_progress
 from api.cli.replay.recording_source import RecordingSource
 from core.errors import CallerError
+from core.events.kv import DECODE
 from replay.recording.moment import Moment, parse_moment
 from replay.whatif.scale_figures import ScaleWhatIf
 from replay.whatif.scale_rerun import ScaleRange, read_range, what_if_scale
@@ -27,6 +28,7 @@ class ScaleArguments(NamedTuple):
     slo: tuple[str, ...] = ()
     plot: Path | None = None
     model: str | None = None
+    role: str = DECODE
 
 
 OPTIONS = (
@@ -40,6 +42,7 @@ OPTIONS = (
     click.option(
         "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="With --scale: draw workers over time."
     ),
+    ROLE_OPTION,
 )
 
 
@@ -48,10 +51,12 @@ def scale_options(command: Callable[..., Any]) -> Callable[..., Any]:
     --model is that of `closed_loop_options`."""
 
     @wraps(command)
-    def with_sizing(*args: Any, scale: bool, model: str, slo: tuple[str, ...], plot: Path | None, **rest: Any) -> Any:
-        sizing = ScaleArguments(slo, plot, model or None) if scale else ScaleArguments(slo, plot)
-        if not scale and sizing != ScaleArguments():
-            raise CallerError("--slo and --plot are of the planner's decisions: add --scale")
+    def with_sizing(
+        *args: Any, scale: bool, model: str, slo: tuple[str, ...], plot: Path | None, role: str | None, **rest: Any
+    ) -> Any:
+        sizing = ScaleArguments(slo, plot, (model or None) if scale else None, role or DECODE)
+        if not scale and (role or sizing != ScaleArguments()):
+            raise CallerError("--slo, --plot and --role are of the planner's decisions: add --scale")
         if plot is not None and plot.suffix != ".svg":
             raise CallerError("--plot draws SVG: give a file name that ends in .svg")
         return command(*args, sizing=sizing if scale else None, **rest)
@@ -74,10 +79,12 @@ def size_again(
     now_ms = source.now_ms
     start, end = [None if text is None else parse_moment(text, now_ms) for text in moments]
 
-    range_ = asyncio.run(_range(source, start, end, sizing.model))
+    range_ = asyncio.run(_range(source, start, end, sizing.model, sizing.role))
     return what_if_scale(range_, asked, os.cpu_count() or 1, show_decision_progress())
 
 
-async def _range(source: RecordingSource, start: Moment | None, end: Moment | None, model: str | None) -> ScaleRange:
+async def _range(
+    source: RecordingSource, start: Moment | None, end: Moment | None, model: str | None, role: str
+) -> ScaleRange:
     async with source.log() as log:
-        return await read_range(log, start, end, show_progress(), model)
+        return await read_range(log, start, end, show_progress(), model, role)

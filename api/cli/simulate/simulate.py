@@ -23,7 +23,7 @@ from api.config.profile_file import read_profile
 from core.errors import CallerError
 from core.events.scale import CapacityLearned
 from core.settings import RoutingSettings
-from projections.scaling.scale_settings import SLO, ScaleSettings
+from projections.scaling.scale_settings import PREFILL_WORKERS, SLO, ScaleSettings
 from replay.simulate.charts import run_plot, sweep_plot
 from replay.simulate.options import WORKERS, Options, ServiceBounds
 from replay.simulate.recorded_requests import RecordedShape
@@ -36,7 +36,7 @@ BLOCKS = 16_384
 """Blocks in the cache of each worker; of 64 tokens, a million tokens."""
 
 
-PLANNER_HELP = "Settings of a planner, which sizes the fleet from --workers on."
+PLANNER_HELP = "Settings of a planner, which sizes the fleet from --workers (and --prefill-workers) on."
 SLO_HELP = "Count the requests within these bounds; with --planner it seeks attainment=PERCENT, too."
 PLANNER_SECTION = "planner"
 """Key of the file, below which the settings may stand."""
@@ -151,6 +151,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             planner=None if planner_file is None else planner_settings(planner_file, slo_settings(slo)),
             learns=(profile := None if planner_file is None else planner_profile(planner_file)) is not None,
             profile=profile,
+            prefill_scale=() if planner_file is None else tuple(planner_prefill(planner_file).items()),
             bounds=_bounds(slo_settings(slo)) if slo and planner_file is None else None,
         )
         return command(*args, request=SimulationRequest(Setup(file, pace, options).checked(), sweeps(swept)), **rest)
@@ -165,8 +166,17 @@ def planner_settings(file: Path, slo: Mapping[str, Any]) -> ScaleSettings:
     names what is wrong."""
     found = _planner_section(file)
     within = found.get(SLO, {})
-    settings = {key: value for key, value in found.items() if key != PROFILE_FILE}
+    settings = {key: value for key, value in found.items() if key not in {PROFILE_FILE, PREFILL_WORKERS}}
     return ScaleSettings.parse({**settings, SLO: {**within, **slo} if isinstance(within, Mapping) else within})
+
+
+def planner_prefill(file: Path) -> Mapping[str, Any]:
+    """The settings of the file that prefill workers have of their own; empty without any. CallerError if they have no
+    keys."""
+    found = _planner_section(file).get(PREFILL_WORKERS, {})
+    if not isinstance(found, Mapping):
+        raise CallerError(f"{file}: {PREFILL_WORKERS}: {found!r} has no keys")
+    return found
 
 
 def planner_profile(file: Path) -> CapacityLearned | None:
@@ -251,6 +261,7 @@ def simulate(
     contrail simulate trace.jsonl --workers 6 --prefill-workers 2 --set remote_prefill_min_tokens=2048
     contrail simulate incident.contrail --concurrency 64 --set own_weight=2
     contrail simulate trace.jsonl --workers 4 --planner planner.yaml --slo ttft=1000,itl=50
+    contrail simulate trace.jsonl --workers 2 --prefill-workers 2 --planner planner.yaml
     contrail simulate trace.jsonl --sweep own_weight=1,2,4 --sweep workers=4,8 --plot trade-off.svg
 
     A sweep takes any routing setting, and workers, prefill_workers, replicas, lag_ms, concurrency, failures_per_hour,

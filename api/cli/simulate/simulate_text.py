@@ -10,6 +10,8 @@ import msgspec
 
 from api.cli.quantities import bytes_text, count_text, ms_text, number_text, percent_text, plural
 from api.cli.renderer import Table, Text
+from projections.scaling.scale_settings import PREFILL_WORKERS
+from replay.simulate.options import Options
 from replay.simulate.report import Disaggregation, LatencySummary, PoolReport, ScalingReport, SimulationReport, Spread
 from replay.simulate.setup import Setup, SweepPoint, label
 
@@ -41,13 +43,19 @@ def _simulated(setup: Setup) -> Mapping[str, Any]:
         **{
             field.name: getattr(options, field.name)
             for field in dataclasses.fields(options)
-            if field.name not in {"engine", "routing", "bounds", "planner"} | NOT_ASKED
+            if field.name not in {"engine", "routing", "bounds", "planner", "prefill_scale"} | NOT_ASKED
         },
         **({"slo": options.counted_bounds._asdict()} if options.counted_bounds is not None else {}),
-        **({"planner": options.planner.to_mapping()} if options.planner is not None else {}),
+        **({"planner": _planner(options)} if options.planner is not None else {}),
         "engine": dataclasses.asdict(options.engine),
         "routing": options.routing.to_mapping(),
     }
+
+
+def _planner(options: Options) -> Mapping[str, Any]:
+    assert options.planner is not None
+    own = {PREFILL_WORKERS: dict(options.prefill_scale)} if options.prefill_workers else {}
+    return {**options.planner.to_mapping(), **own}
 
 
 WORKERS_SHOWN_MAX = 16
@@ -163,12 +171,17 @@ def _scaling(it: ScalingReport) -> Table:
     """Cost and service of the fleet."""
     rows = [
         (f"within {it.ttft_ms} ms and {it.itl_ms} ms per token", _percent(it.attainment)),
-        ("worker-hours", f"{it.worker_hours:.2f}"),
+        ("worker-hours", f"{it.worker_hours:.2f}{_prefill_hours(it)}"),
         ("workers", f"mean {it.workers_mean:.2f}, most {number_text(it.workers_max)}"),
         ("starts / stops", f"{number_text(it.starts)} / {number_text(it.stops)}"),
         ("drained workers with requests left", number_text(it.handed_over)),
     ]
     return Table((), rows, "<<")
+
+
+def _prefill_hours(it: ScalingReport) -> str:
+    found = it.prefill_worker_hours
+    return "" if isinstance(found, msgspec.UnsetType) else f", of prefill workers {found:.2f}"
 
 
 def _pool(it: PoolReport) -> Table:

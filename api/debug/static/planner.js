@@ -60,9 +60,11 @@ export class Planner {
     this.draw();
   }
 
-  // The rows of the chosen model, where a planner sizes several.
+  // The rows of the chosen fleet, where a planner sizes several: of models, or of roles of one.
   filter() {
-    const models = [...new Set(this.all.map((row) => row.model).filter(Boolean))].sort();
+    const roles = this.all.some((row) => row.role);
+    const fleet = (row) => [row.model, roles ? row.role ?? "decode" : ""].filter(Boolean).join(" · ");
+    const models = [...new Set(this.all.map(fleet).filter(Boolean))].sort();
     if (models.join() !== this.models.join()) {
       const before = this.model.value;
       fill(this.model, models.map((name) => el("option", { value: name }, name)));
@@ -70,7 +72,7 @@ export class Planner {
       this.models = models;
     }
     this.model.hidden = !models.length;
-    this.rows = models.length ? this.all.filter((row) => row.model === this.model.value) : this.all;
+    this.rows = models.length ? this.all.filter((row) => fleet(row) === this.model.value) : this.all;
     return this.rows;
   }
 
@@ -101,8 +103,9 @@ export class Planner {
     this.chart.setAttribute("aria-valuenow", String(at));
     this.chart.setAttribute("aria-valuetext", `${moment(row.ms, this.store.dated)}, ${row.ready} ready, target ${row.target}`);
     this.draw();
-    const model = row.model ? `?model=${encodeURIComponent(row.model)}` : "";
-    this.question.ask(`/planner/${row.seq}${model}`, {}, (found) => this.show(found), (error) => this.fail(error));
+    const given = Object.entries({ model: row.model, role: row.role }).filter(([, value]) => value);
+    const fleet = given.length ? `?${new URLSearchParams(given)}` : "";
+    this.question.ask(`/planner/${row.seq}${fleet}`, {}, (found) => this.show(found), (error) => this.fail(error));
   }
 
   paint() {
@@ -170,7 +173,7 @@ export class Planner {
         ["forecast", `${per(decided.forecast.upper_m)} in ${decided.forecast.horizon_s} s (${decided.forecast.predictor})`],
         ["required", `${decided.required}; sought ${share(decided.goal_bp)}, ceiling ${share(decided.ceiling_bp)}`],
         before && ["window", `up to ${before.required} required before${before.is_full ? "" : ", not full yet"}`],
-        decided.budget === undefined ? null : ["devices", `${decided.budget} of all models; alone ${decided.sought} workers`],
+        decided.budget === undefined ? null : ["devices", `${decided.budget} of all fleets; alone ${decided.sought} workers`],
         decided.judged === undefined ? null : ["judge", decided.judged.absent ? `absent: ${decided.judged.absent}`
           : decided.judged.workers.map((each) => `${count(each.workers)} workers ${share(each.attainment_bp)}`).join(", ")],
         ["reason", words(decided.bound)],

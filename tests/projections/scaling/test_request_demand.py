@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events import RequestFinished, RequestPrefilled, RequestQueued, RequestTurnedAway
 from core.events.routing import CACHED_UNKNOWN
-from core.events.scale import DemandCell, DemandRolled
+from core.events.scale import DemandCell, DemandRolled, PrefillDemand
+from core.generation import PrefillReport
 from projections.scaling.request_demand import OPEN_MAX, OPEN_MS, SIZES_EVERY_MS, SIZES_MIN, RequestDemand, size_classes
 from projections.scaling.scale_decision import FleetCounts
 from projections.scaling.scale_fold import ScaleFold
@@ -165,3 +167,87 @@ def test_sizes_are_written_once_a_minute() -> None:
     assert [number for number, count in enumerate(counts) if count] == [0, 1, 13, 25]
     assert counts[0] + counts[1] >= SIZES_MIN
     assert counts[13] == counts[25] == 12 * 20
+
+
+REPORT = PrefillReport(
+    remote=True,
+    reason="long",
+    uncached_tokens=60,
+    queued=0,
+    workers=1,
+    min_tokens=16,
+    queue_max=8,
+    outcome="pulled",
+    pulled_tokens=60,
+    pull_ms=30,
+    remote_cached_tokens=10,
+)
+"""A prefill worker had 10 of the 100 tokens of a prompt, and computed 90. The decode worker had 40, and pulled 60."""
+HERE = replace(REPORT, outcome="timeout", pull_ms=0)
+"""The decode worker computed 60 tokens after all."""
+
+
+def split_demand(*reports: PrefillReport | None) -> DemandRolled:
+    """The demand of requests with these reports, where prefill workers are sized."""
+    fold = RequestDemand(ScaleSettings(), has_prefill=True)
+    for number, report in enumerate(reports):
+        name = f"r{number}"
+        for event in (queued(name), replace(prefilled(name), prefill=report), finished(name)):
+            fold.apply(event)
+    return fold.roll(5_000, 5, {})
+
+
+def test_a_prompt_of_a_prefill_worker_has_a_cell_there() -> None:
+    """And nothing to compute where it is decoded. Of one that was not pulled, a prefill worker would have computed what
+    its decode worker lacked. Short ones, and ones that others compute already, are the decode worker's."""
+    found = split_demand(
+        REPORT, HERE, replace(REPORT, reason="short", outcome=""), replace(REPORT, reason="busy"), None
+    )
+
+    assert found.cells == (DemandCell(2, 0, 42, 200), DemandCell(3, 180, 63, 300))
+    assert found.prefill_demand == PrefillDemand(
+        0, 2, 60, (DemandCell(3, 0, 0, 0), DemandCell(1, 60, 1, 100), DemandCell(1, 90, 1, 100))
+    )
+
+
+def test_without_prefill_workers_demand_is_as_before() -> None:
+    """A planner of decode workers alone counts a pulled prompt by what its worker lacked."""
+    found = demand(queued("a"), replace(prefilled("a"), prefill=REPORT), finished("a"))
+
+    assert found.cells == (DemandCell(1, 60, 21, 100),)
+    assert found.prefill_demand is UNSET
+
+
+def test_requests_before_their_first_token_wait_for_prefill_workers() -> None:
+    """From the second period on, if their workers lack as much of the prompt as the newest report asks for. They hold
+    no room of a decode worker, so they do not run."""
+    fold = RequestDemand(ScaleSettings(), has_prefill=True)
+    for name in ("a", "b", "c"):
+        fold.apply(routed(name, worker_id(1)))
+    fold.apply(queued("d"))
+    fold.apply(routed("short", worker_id(1), predicted=84))
+    fold.apply(replace(prefilled("a"), prefill=replace(REPORT, min_tokens=1)))
+    first = fold.roll(5_000, 5, {})
+    fold.apply(prefilled("b"))
+    second = fold.roll(10_000, 5, {})
+
+    parts = [each.prefill_demand for each in (first, second)]
+    assert [each.waiting for each in parts if isinstance(each, PrefillDemand)] == [0, 1]
+    assert [(each.running, each.waiting) for each in (first, second)] == [(1, 1), (2, 1)]
+
+
+def test_sizes_of_prefill_workers_come_with_the_others() -> None:
+    """Once a minute, and not before a planner that took over has counted on."""
+    fold = RequestDemand(ScaleSettings(), has_prefill=True)
+    found = []
+    for number in range(SIZES_MIN + 1):
+        for event in (queued(f"r{number}"), replace(prefilled(f"r{number}"), prefill=REPORT), finished(f"r{number}")):
+            fold.apply(event)
+        if number in {SIZES_MIN - 1, SIZES_MIN}:
+            found.append(fold.roll(5_000 * number, 5, {}).prefill_demand)
+    fold.skip(1_000_000)
+    found.append(fold.roll(1_000_000 + SIZES_EVERY_MS, 5, {}).prefill_demand)
+
+    assert [sum(cell.count for cell in each.cells) for each in found if isinstance(each, PrefillDemand)] == [
+        SIZES_MIN, 0, 0,
+    ]  # fmt: skip

@@ -245,7 +245,7 @@ async def test_one_of_several_models_is_explained() -> None:
     a, b = await explain_scale(log, None), await explain_scale(log, None, model="b")
     before = await explain_scale(log, AtSequence(SCALE, StreamSeq(4)), model="b")
     assert [(it.decided.model, it.verdict, it.decided.target) for it in (a, b)] == [("a", EQUAL, 5), ("b", EQUAL, 1)]
-    assert "6 are sought, and all models together have 6 devices" in b.summary[0]
+    assert "6 are sought, and all fleets together have 6 devices" in b.summary[0]
     assert (before.decided.model, before.decided.target, before.outcome.changed_to) == ("b", 5, 1)
     assert before.outcome.changed_ms == b.decided.at_ms - 4 * 5_000
     with pytest.raises(CallerError, match="sizes no model 'c': there are a, b"):

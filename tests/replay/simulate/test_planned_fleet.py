@@ -126,8 +126,7 @@ def test_a_demand_event_has_a_bounded_size(tmp_path: Path) -> None:
     ("given", "named"),
     [
         ({"workers": 9}, "workers, 9"),
-        ({"prefill_workers": 1}, "one kind of workers"),
-        ({"failures_per_hour": 1}, "one kind of workers"),
+        ({"failures_per_hour": 1}, "workers that do not fail"),
         ({"planner": ScaleSettings(min=2)}, "workers, 1"),
     ],
 )

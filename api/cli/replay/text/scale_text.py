@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import UnsetType
+
 from api.cli.quantities import count_text, number_text
 from api.cli.renderer import Facts, Mark, Table, Text
 from core.event_json import time_text
+from core.events.kv import PREFILL
 from core.events.scale import CapacityLearned, DemandRolled, ScaleCandidate, ScaleDecided, ScaleJudgement
 from replay.explain.scale_explanation import DIFFERENT, ScaleExplanation
 
@@ -18,8 +21,7 @@ TITLES = 12
 def explain_scale_text(it: ScaleExplanation) -> Text:
     """The explanation. Rates are arrivals a second."""
     decided = it.decided
-    on = f" on {decided.model}" if isinstance(decided.model, str) else ""
-    yield f"decision of {it.time} at scale:{it.seq}{on}"
+    yield f"decision of {it.time} at scale:{it.seq}{fleet_text(decided)}"
     *lines, verdict = it.summary
     yield from lines
     yield Mark(verdict, "problem") if it.verdict == DIFFERENT else verdict
@@ -28,6 +30,12 @@ def explain_scale_text(it: ScaleExplanation) -> Text:
     if decided.candidates:
         sought = f"{percent_of(decided.goal_bp)} of requests within the bounds"
         yield from ("", f"The fewest workers with {sought} were sought:", candidates_table(decided))
+
+
+def fleet_text(decided: ScaleDecided) -> str:
+    """` on MODEL (prefill)`: the fleet of a decision, as far as it names one."""
+    on = f" on {decided.model}" if isinstance(decided.model, str) else ""
+    return on if isinstance(decided.role, UnsetType) else f"{on} ({decided.role})"
 
 
 def candidates_table(decided: ScaleDecided) -> Table:
@@ -60,7 +68,7 @@ def _facts(it: ScaleExplanation) -> Iterator[tuple[str, str]]:
     yield "fleet", ", ".join(f"{count} {state}" for state, count in fleet.items())
     yield "required", f"{decided.required}, ceiling {percent_of(decided.ceiling_bp)} without any wait"
     if isinstance(decided.budget, int):
-        yield "devices", f"{decided.budget} of all models; alone it would have {decided.sought} workers"
+        yield "devices", f"{decided.budget} of all fleets; alone it would have {decided.sought} workers"
     if isinstance(decided.judged, ScaleJudgement):
         yield "judge", _judgement(decided.judged)
     if it.window is not None:
@@ -94,13 +102,25 @@ def _demand(decided: ScaleDecided, demand: DemandRolled | None) -> str:
     return (
         f"{found}; the last {demand.period_s} s: {count_text(demand.arrivals, 'arrival')}, {demand.waiting:,} waiting, "
         f"{demand.running:,} running, {demand.attained:,} of {demand.ended:,} ended ones within the bounds"
+        f"{_prefill_demand(demand)}"
     )
+
+
+def _prefill_demand(demand: DemandRolled) -> str:
+    found = demand.prefill_demand
+    if isinstance(found, UnsetType):
+        return ""
+    return f"; {found.waiting:,} wait for a first token, {count_text(found.pulled, 'prompt')} from prefill workers"
 
 
 def _worker(it: CapacityLearned) -> str:
     """The speed of a worker, by the ends of the measured lines."""
+    startup_s = it.startup_ms / 1000
     prefill = f"{it.prefill_us[-1] / 1000:g} ms for {it.prefill_tokens[-1]:,} prompt tokens"
-    return f"{prefill}, {it.decode_us[0] / 1000:g} ms a step ({it.origin}), starts in {it.startup_ms / 1000:g} s"
+    if it.role == PREFILL:
+        transfer_ms = 0 if isinstance(it.transfer_us, UnsetType) else it.transfer_us / 1000
+        return f"{prefill} ({it.origin}), {transfer_ms:g} ms from there to the first token, starts in {startup_s:g} s"
+    return f"{prefill}, {it.decode_us[0] / 1000:g} ms a step ({it.origin}), starts in {startup_s:g} s"
 
 
 def _settings(settings: dict[str, Any]) -> Iterator[str]:

@@ -92,7 +92,7 @@ def test_options_of_the_other_question_are_refused(log: Path) -> None:
         "--policy is of routes: with --scale, leave it out"
     )
     assert refused(log, "replay", "what-if", "--slo", "ttft=1") == (
-        "--slo and --plot are of the planner's decisions: add --scale"
+        "--slo, --plot and --role are of the planner's decisions: add --scale"
     )
     assert "ends in .svg" in refused(log, "replay", "what-if", "--scale", "--plot", "sizes.png")
     assert "--slo: tft is no bound of service" in refused(log, "replay", "what-if", "--scale", "--slo", "tft=1")

@@ -135,3 +135,30 @@ def test_a_planner_begins_with_a_measured_profile(trace: Path, tmp_path: Path) -
     assert measured["worker_hours"] > exact["worker_hours"]
     (tmp_path / "m.json").write_text("[]")
     assert "m.json is no profile" in refused(trace, "--workers", "1", "--planner", tmp_path / "with.yaml")
+
+
+def test_both_roles_have_their_settings_and_their_cost(trace: Path, tmp_path: Path) -> None:
+    """Prefill workers have the planner's settings, but for those of their own."""
+    planner = tmp_path / "roles.yaml"
+    planner.write_text("planner: {startup_s: 5, max: 4, prefill: {max: 2}}\n")
+
+    found = found_json(trace, "--workers", "1", "--prefill-workers", "1", "--planner", planner)
+
+    assert found["simulated"]["planner"]["prefill"] == {"max": 2}
+    assert 0 < found["scaling"]["prefill_worker_hours"] < found["scaling"]["worker_hours"]
+    text = CliRunner().invoke(
+        contrail, ["simulate", str(trace), "--workers", "1", "--prefill-workers", "1", "--planner", str(planner)]
+    )
+    assert ", of prefill workers 0.0" in text.stdout
+
+
+def test_settings_of_prefill_workers_need_some(trace: Path, tmp_path: Path) -> None:
+    """And keys that can be their own."""
+    planner = tmp_path / "roles.yaml"
+    planner.write_text("planner: {prefill: {max: 2}}\n")
+    assert "there are no prefill workers" in refused(trace, "--workers", "1", "--planner", planner)
+    both = ("--workers", "1", "--prefill-workers", "1", "--planner", planner)
+    planner.write_text("planner: {prefill: {maxx: 2}}\n")
+    assert "planner.prefill.maxx" in refused(trace, *both)
+    planner.write_text("planner: {prefill: 2}\n")
+    assert "has no keys" in refused(trace, *both)
