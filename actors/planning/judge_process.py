@@ -3,7 +3,7 @@
 1. One plan is simulated at a time. One more of each model waits at most, the newest; no decision waits for an answer.
 2. An answer that does not come within ANSWER_S is given up: the process is killed. One that ends, or that answers
    another question, is killed, too. The reason is the answer then, and the next plan starts another process.
-3. The process bounds its own memory (`replay.simulate.scale_judge_program`), and a plan bounds its requests.
+3. The process bounds its own memory (`replay.simulate.scale_judge`), and a plan bounds its requests.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class PlannerOptions:
     acts: bool
     """The deployment file lets the planner order workers."""
     judge: tuple[str, ...]
-    """The command of the program that simulates (`replay.simulate.scale_judge_program`)."""
+    """The command of the program that simulates (`replay.simulate.scale_judge`)."""
 
     @property
     def names(self) -> list[str]:

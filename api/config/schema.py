@@ -378,7 +378,7 @@ class KvTiers(Section, frozen=True, kw_only=True):
     """Behind the host, instead of a disk: sealed objects, which all workers share."""
     fetch: bool = False
     """True if the worker fetches starts of prompts from the hosts of the group's other workers, and they from its.
-    Beside a disk or a store, these are read first."""
+    Beside a disk or a store, each decision takes the cheaper way."""
     fetch_gb_per_s: float = 1.0
     """The speed at which it does, for decisions."""
 

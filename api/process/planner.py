@@ -43,7 +43,7 @@ from core.readiness import Readiness
 from streams.etcd.etcd_registry import EtcdRegistry
 from streams.jetstream.broker_accounts import REPLICA
 
-JUDGE_COMMAND = (sys.executable, "-P", "-m", "replay.simulate.scale_judge_program")
+JUDGE_COMMAND = (sys.executable, "-P", "-m", "replay.simulate.scale_judge")
 PASS_TOKENS = 8192
 """Prompt tokens of one pass, where the group's `engine_args` do not say `max_num_batched_tokens`."""
 

@@ -142,7 +142,9 @@ class ScoredRequest(NamedTuple):
     in_use: list[int]
     """Blocks in use on each of those; empty if it needs no room."""
     wait_percent: int
-    """The part of a wait for room that counts."""
+    """The part of a wait for room that counts …"""
+    wait_least_us: int
+    """… and the least that a wait counts."""
 
 
 class PlacedRequest(NamedTuple):
@@ -202,7 +204,10 @@ class PlacementInputs:
         report = self._view.state.loads.reports.get
         in_use = [blocks_in_use(each, report(each.worker, NO_REPORT)) for each in seen] if held.blocks_needed else []
         own_us = [time.us(each) for each in tokens]
-        return ScoredRequest(held, scored, tokens, own_us, per_wait_m, in_use, wait_percent)
+        computing_us = time.us(request.prompt.tokens)
+        was_long = 0 < computing_us <= (self._now_ms - held.since_ms) * MILLI
+        wait_least_us = settings.hold_max_ms * MILLI if was_long else 0
+        return ScoredRequest(held, scored, tokens, own_us, per_wait_m, in_use, wait_percent, wait_least_us)
 
     def _seen(self, request: RouteRequest) -> list[Candidate]:
         """Whom it can be sent to does not depend on the prompt, only what they have of it."""
@@ -295,7 +300,7 @@ def _place(
         if needed:
             in_use = asked.in_use[place] + (0 if queue is None else queue.blocks)
             whole_us = room_wait_us(asked.held.lacking(candidate, in_use), in_use, residence_us)
-            room_us = whole_us * asked.wait_percent // 100
+            room_us = max(whole_us * asked.wait_percent // 100, asked.wait_least_us) if whole_us else 0
         if more_us or room_us:
             held_us[worker] = more_us + room_us
         costs.append(cost + asked.per_wait_m * more_us // MILLI + room_us)

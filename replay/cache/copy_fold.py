@@ -152,26 +152,23 @@ class CopyFold(KvFold):
     def __repr__(self) -> str:
         return f"<CopyFold of {len(self.alive)} workers>"
 
+    def _blocks_changed(self, member: Member, event: BlocksStored | BlocksRemoved) -> None:
+        if event.tier not in TIERS:
+            return
+        blocks = array("Q", event.hashes).tolist()
+        if isinstance(event, BlocksStored):
+            if member.cache_known:
+                self._caches.of(member.worker, event.tier).update(blocks)
+            self._report_stored(member, event.tier, blocks, event.parent)
+        else:
+            if member.cache_known:
+                self._caches.of(member.worker, event.tier).difference_update(blocks)
+            self._report_gone(member, event.tier, blocks, REMOVED)
+
     def _event(self, member: Member, event: KvEvent) -> None:
-        match event:
-            case BlocksStored():
-                if event.tier in TIERS:
-                    blocks = array("Q", event.hashes).tolist()
-                    if member.cache_known:
-                        self._caches.of(member.worker, event.tier).update(blocks)
-                    self._report_stored(member, event.tier, blocks, event.parent)
-            case BlocksRemoved():
-                if event.tier in TIERS:
-                    blocks = array("Q", event.hashes).tolist()
-                    if member.cache_known:
-                        self._caches.of(member.worker, event.tier).difference_update(blocks)
-                    self._report_gone(member, event.tier, blocks, REMOVED)
-            case CacheCleared():
-                copies = self._caches.copies(member.worker)
-                super()._event(member, event)
-                self._report_gone(member, ALL_TIERS, copies, CLEARED)
-            case _:
-                super()._event(member, event)
+        copies = self._caches.copies(member.worker) if isinstance(event, CacheCleared) else []
+        super()._event(member, event)
+        self._report_gone(member, ALL_TIERS, copies, CLEARED)
 
     def _account(self, source: WorkerId, part: Member) -> None:
         """No digest is asked for."""

@@ -2,14 +2,21 @@
 
 Requests are made up, engines have the speed that the planner learned, and all routing settings are the defaults. Equal
 plans give equal judgements anywhere: times and durations are integers, and the one draw of a run has the plan's seed.
+
+`python -m replay.simulate.scale_judge` writes a judgement for each plan, which is a line of its standard input, and
+ends with that. The planner starts it, and kills it when it is late (`actors.planning.judge_process`).
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
+import os
+import resource
+import sys
 from collections.abc import Callable, Iterator
 
+import msgspec
 import xxhash
 
 from actors.engines.simulated.pass_timing import MeasuredSettings
@@ -27,6 +34,10 @@ BLOCK_TOKENS = 64
 """Tokens of a block in a judge's caches."""
 SLOTS = 256
 """Requests that an engine runs at once, where that is unknown."""
+MEMORY_BYTES = 1 << 30
+"""Most address space of the process; it ends where it needs more. Three runs of 1024 requests take some 80 MB."""
+NICE = 10
+"""The planner and the workers beside it come first."""
 
 
 def judge(plan: JudgePlan, progress: Callable[[int, int], None] = lambda _done, _of: None) -> ScaleJudgement:
@@ -95,3 +106,17 @@ def _arrivals(plan: JudgePlan, run: JudgeRun) -> Iterator[Arrival]:
 def _block(kind: str, number: int, depth: int) -> int:
     found: int = xxhash.xxh3_64_intdigest(f"{kind}/{number}/{depth}".encode())
     return found
+
+
+def main() -> None:
+    """Answers until the input ends."""
+    os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    decoder = msgspec.json.Decoder(JudgePlan)
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(msgspec.json.encode(judge(decoder.decode(line))) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import xxhash
 
@@ -43,7 +45,6 @@ from projections.scaling.request_demand import RequestDemand
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
 from replay.simulate.options import FOREVER, Options, WorkerLife
-from replay.simulate.planned_workers import PlannedWorkers, StartingWorker, WorkerLifetime
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
 from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
@@ -61,13 +62,70 @@ OBSERVE_EVERY_US = round(OBSERVE_EVERY_S * 1_000_000)
 """From one observation of an absent worker to the next."""
 RESTART_US = 30_000_000
 """Time from a worker's end until another one is in its place, with an empty cache."""
-
-
 DRAIN_US = 30_000_000
 """A draining worker hands over requests that have not ended in this time."""
 DRAIN_CHECK_US = 250_000
 """Time between two looks at a draining worker."""
 HOUR_US = 3_600_000_000
+
+
+class WorkerLifetime:
+    """One worker of a planner's fleet, in virtual microseconds."""
+
+    def __init__(self, from_us: int, role: str) -> None:
+        self.role = role
+        self.from_us = from_us
+        """When it was ordered; devices are taken from then on."""
+        self.drained_us = self.until_us = -1
+        """Begin of its drain and its end; -1 while it has none."""
+        self.handed_over = False
+        """Requests went on elsewhere when it left."""
+
+    def __repr__(self) -> str:
+        return f"<WorkerLifetime from {self.from_us} to {self.until_us} us>"
+
+    @property
+    def drains(self) -> bool:
+        """The worker drains now."""
+        return self.drained_us >= 0 > self.until_us
+
+
+class StartingWorker(NamedTuple):
+    """An order on its way."""
+
+    number: int
+    """Of the event in the agenda that ends the start."""
+    place: int
+    life: WorkerLifetime
+
+
+class PlannedWorkers:
+    """The places of one role's workers in a fleet that a planner sizes, and the orders that are on their way. A place
+    that is free again is taken before a new one."""
+
+    def __init__(self, next_place: int) -> None:
+        """`next_place` is the first place that has had no worker."""
+        self.starting: dict[int, StartingWorker] = {}
+        """By number of the order."""
+        self.ready: dict[int, tuple[SimulatedWorker, WorkerLifetime]] = {}
+        """Workers that do not drain, by place."""
+        self._free: list[int] = []
+        """A heap of places whose workers have left."""
+        self._next_place = next_place
+
+    def __repr__(self) -> str:
+        return f"<PlannedWorkers, {len(self.ready)} ready, {len(self.starting)} start>"
+
+    def take_place(self) -> int:
+        """The first free place, which is free no more."""
+        if not self._free:
+            heappush(self._free, self._next_place)
+            self._next_place += 1
+        return heappop(self._free)
+
+    def give_back(self, place: int) -> None:
+        """The place is free."""
+        heappush(self._free, place)
 
 
 class FailureSchedule:

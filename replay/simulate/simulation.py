@@ -47,9 +47,8 @@ from core.prompt import HASH_BYTES
 from projections.scaling.scale_settings import ScaleSettings
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
-from replay.simulate.planned_workers import WorkerLifetime
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner
+from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest

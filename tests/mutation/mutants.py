@@ -1044,6 +1044,14 @@ MUTANTS: tuple[Mutant, ...] = (
         unlogged=HELD,
     ),
     Mutant(
+        "held-longer-than-computing",
+        "holding",
+        f"{POLICY}/binding_plan.py",
+        "settings.hold_max_ms * MILLI if was_long else 0",
+        "0",
+        unlogged=HELD,
+    ),
+    Mutant(
         "held-room-for-shared-blocks",
         "holding",
         f"{POLICY}/binding_plan.py",
@@ -1193,8 +1201,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "tier-unknown-stored",
         "tiers",
         f"{FOLDS}/kv_fold.py",
-        "if member.cache_known and event.tier in TIERS:\n                    self.index.store",
-        "if member.cache_known:\n                    self.index.store",
+        "if member.cache_known and event.tier in TIERS:\n            change =",
+        "if member.cache_known:\n            change =",
     ),
     Mutant(
         "tier-restated-device",
@@ -2897,7 +2905,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "disk-stores-adapters": ("allowed = params.get(DISK_PARAMETER) is True", "allowed = True", NO_DISK),
             "disk-tails-last": ("return request.stamp - (", "return request.stamp + (", NO_DISK),
-            "disk-loads-again": (" or key in request.promised:", ":", NO_DISK),
+            "disk-loads-again": (" and key not in request.promised and", " and", NO_DISK),
             "disk-loads-unbounded": (
                 "if max(len(request.promised), self._loading + self._promised) >= self._loads_max:",
                 "if False:",
@@ -2908,7 +2916,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "engine_digest(self._key, facts)",
                 NO_DISK,
             ),
-            "disk-suspects-stay": ("        elif names:\n            remove()\n", "", NO_DISK),
+            "disk-suspects-stay": ("        elif names:\n            self._store.remove(names)\n", "", NO_DISK),
         },
     ),
     *_mutants(

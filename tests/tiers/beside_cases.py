@@ -89,7 +89,7 @@ def engine_with(
 
 async def fetch_disk(bench: Bench) -> AsyncIterator[CaseResult]:
     """Disks of two workers."""
-    async for case in _beside(bench, "the start from the own disk, the rest fetched", {}):
+    async for case in _beside(bench, "a start that is fetched, of which the own disk has a part", {}):
         yield case
 
 
@@ -97,13 +97,13 @@ async def fetch_s3(bench: Bench) -> AsyncIterator[CaseResult]:
     """Two buckets; the server is moto."""
     with environment_with(CREDENTIALS), s3_server(bench.folder / "s3.log") as server:
         places = {name: server.place(f"kv/{name}") for name in ("decode-0", "decode-1")}
-        async for case in _beside(bench, "the start from S3 (moto), the rest fetched", places):
+        async for case in _beside(bench, "the same, of which S3 (moto) has a part", places):
             yield case
 
 
 async def _beside(bench: Bench, name: str, places: dict[str, ObjectPlace]) -> AsyncIterator[CaseResult]:
     """Two prompts with one start are asked at once. One worker has the start; the other one has a part of it on its
-    disk alone, reads that, and fetches the rest. Then each decision is made again."""
+    disk alone. It fetches all of it, for that is cheaper, and reads none. Then each decision is made again."""
     case, said = CaseResult(name), Counter[str]()
     async with world() as it:
         site = DiskSite(bench, it, places)

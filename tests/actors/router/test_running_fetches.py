@@ -29,15 +29,15 @@ PROMPTS = FETCHES_MAX + 4
 """Prompts that the source has; a prompt that is being fetched for one request is waited for by the next."""
 
 
-def address(port: int) -> FetchAddress:
-    return FetchAddress(host="10.0.0.1", port=port, kind="k", block_bytes=1000, load_blocks=500, mb_per_s=1000)
+def address(port: int, block_bytes: int = 1000) -> FetchAddress:
+    return FetchAddress(host="10.0.0.1", port=port, kind="k", block_bytes=block_bytes, load_blocks=500, mb_per_s=1000)
 
 
-def scheduling(pooled: int = 0) -> Scheduling:
+def scheduling(pooled: int = 0, block_bytes: int = 1000) -> Scheduling:
     """Two workers that fetch; the first has the prompts in its host, and too many requests. The second one's disk has
     so many blocks of the first prompt."""
     it = Scheduling(RoutingSettings(policy="time", hold_max_ms=0, active_max=64), workers=0)
-    source = Scheduling.join(it.log, 0, address(1))
+    source = Scheduling.join(it.log, 0, address(1, block_bytes))
     for first in range(PROMPTS):
         hashes = Prompt(tokens_to_bytes(range(first, first + TOKENS)), BLOCK_SIZE, 7).hashes()
         source.append([BlocksStored(hashes=hashes, tier="host")])
@@ -78,21 +78,22 @@ def test_the_worker_is_sent_the_address_of_its_source() -> None:
     assert last_fetch(it).tokens == BLOCKS * BLOCK_SIZE
 
 
-@pytest.mark.parametrize(("pooled", "own_blocks"), [(40, 40), (BLOCKS - 8, None)])
-def test_the_worker_is_sent_the_place_where_its_fetch_begins(pooled: int, own_blocks: int | None) -> None:
-    """Behind the blocks of its disk; if few are missing there, they are computed and nothing is fetched."""
-    it = scheduling(pooled)
+@pytest.mark.parametrize(("block_bytes", "fetches"), [(1_000, True), (10_000_000, False)])
+def test_blocks_that_lie_on_its_disk_are_fetched_if_that_is_cheaper(block_bytes: int, fetches: bool) -> None:
+    """A request that fetches reads none of them from the disk; one that does not has what lies there."""
+    it = scheduling(pooled := 150, block_bytes)
     command = send(it, "one")
     assert command.worker == B
     source = command.payload.fetch
-    assert (source and source.own_blocks) == own_blocks
     event = it.published(RequestRouted)[-1]
     assert isinstance(event, RequestRouted)
-    if source is None:
-        assert event.predicted_cached_tokens == pooled * BLOCK_SIZE
+    if fetches:
+        assert source is not None
+        assert (source.own_blocks, source.blocks) == (0, BLOCKS)
+        assert last_fetch(it).tokens == event.predicted_cached_tokens == BLOCKS * BLOCK_SIZE
     else:
-        assert last_fetch(it).tokens == (source.blocks - pooled) * BLOCK_SIZE
-        assert event.predicted_cached_tokens == source.blocks * BLOCK_SIZE
+        assert source is None
+        assert event.predicted_cached_tokens == pooled * BLOCK_SIZE
 
 
 def test_a_source_has_only_so_many_fetches_at_a_time() -> None:

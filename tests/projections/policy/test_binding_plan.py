@@ -292,8 +292,8 @@ def test_small_ones_do_not_wait_for_long_ones(site: Site) -> None:
 RESIDENCE_US = 1_000_000
 
 
-def needing_room(blocks: int, residence_us: int = RESIDENCE_US) -> UnboundRequest:
-    return held("r", blocks)._replace(residence_us=residence_us)
+def needing_room(blocks: int, residence_us: int = RESIDENCE_US, ago_ms: int = 0) -> UnboundRequest:
+    return held("r", blocks, ago_ms=ago_ms)._replace(residence_us=residence_us)
 
 
 @pytest.fixture
@@ -317,6 +317,16 @@ def test_a_long_wait_for_room_is_avoided(full: Site) -> None:
     (one,) = planned(full, needing_room(300, 100 * RESIDENCE_US))
     assert one.decision.worker == B
     assert one.request.held == {A: 100 * RESIDENCE_US * 112 // 801 * WAIT_PERCENT // 100}
+
+
+def test_no_request_waits_for_room_longer_than_computing_its_prompt_takes(full: Site) -> None:
+    """That is 1 201 ms. Then a wait counts as the longest hold, and the other worker has room."""
+    assert sent(full, needing_room(300, ago_ms=1200)) == []
+    (one,) = planned(full, needing_room(300, ago_ms=1201))
+    assert one.decision.worker == B
+    assert one.request.held == {A: GIVEN.hold_max_ms * 1000}
+    full.say(ROUTING, OTHER, routed("y", B, prompt(*range(6000, 6750))), prefilled("y"))
+    assert sent(full, needing_room(300, ago_ms=1201)) == []
 
 
 def test_blocks_that_a_request_there_holds_need_no_room(full: Site) -> None:

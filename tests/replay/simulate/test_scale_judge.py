@@ -24,7 +24,7 @@ SETTINGS = ScaleSettings(judge=ON, ttft_ms=600)
 DIGEST = "5219f159301dc6ce9a9425b4f13ab7da"
 """Of the judgement of `plan()` by JUDGE_VERSION. Another one needs a new version: recorded answers rest on it."""
 BOUNDED = """
-from replay.simulate import scale_judge_program as program
+from replay.simulate import scale_judge as program
 program.judge = lambda plan: bytes(program.MEMORY_BYTES)
 program.main()
 """
