@@ -12,7 +12,7 @@ from core.block_spans import places
 from core.codec import DIGEST_BYTES, Message
 from core.events import EVENT_VERSION, DecisionCounts, DivergenceFound, Points, PromptBase, UnknownEvent
 from core.events.request_stages import PER_MS, RequestStages
-from core.events.scale import PrefillDemand, ScaleCandidate
+from core.events.scale import PrefillDemand, ScaleCandidate, ScaleJudgement
 from core.generation import PrefillReport
 from core.ids import StreamName, StreamSeq, from_column
 from core.kv_transfer import KvBlocks
@@ -122,6 +122,10 @@ def _prefill_demand(value: PrefillDemand) -> dict[str, Any]:
     return msgspec.structs.asdict(value) | {"cells": _rows(value.cells)}
 
 
+def _judgement(value: ScaleJudgement) -> dict[str, Any]:
+    return msgspec.structs.asdict(value) | {"workers": _rows(value.workers)}
+
+
 def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
     shown = [msgspec.structs.asdict(row) for row in value]
     return [{name: each for name, each in row.items() if each is not msgspec.UNSET} for row in shown]
@@ -139,6 +143,7 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "cells": _rows,
     "hits": _rows,
     "forecast": msgspec.structs.asdict,
+    "judged": _judgement,
     "workers": from_column,
     "cursor": _cursor,
     "excluded": _excluded,
