@@ -274,7 +274,7 @@ class ScaleDecided(EventBase, frozen=True):
     """PREFILL; left out of events on decode workers."""
     judged: ScaleJudgement | UnsetType = UNSET
     """The judge's answer or absence since the decision before. Left out where there is none. An answer counts for
-    later decisions, too (`projections.scaling.judgement`)."""
+    later decisions, too (`projections.scaling.scale_decision.fewest_judged`)."""
 
 
 class ScaleApplied(EventBase, frozen=True):

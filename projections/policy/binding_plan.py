@@ -9,8 +9,9 @@ in virtual time (`projections.policy.fair_queue`). Among the requests of one ten
 first priority, less its age. All others stay held and are placed anew.
 
 A worker without room for the blocks of a prompt does not get it (`projections.policy.worker_room`). There the request
-also costs the expected wait for room, for itself and those placed there before. A prompt of at most LIGHT_TOKENS goes
-without asking for room.
+also costs the expected wait for room, for itself and those placed there before. Once a request was held for as long as
+computing its prompt takes, that wait counts as the longest hold at least. A prompt of at most LIGHT_TOKENS goes without
+asking for room.
 
 A request that goes is one decision like any other, with one input more: how long those placed before it, the lack of
 room and the load of its adapter would hold it up (`RouteRequest.held`), which stands in its record. So each is made
@@ -196,7 +197,8 @@ class PlacementInputs:
         wait_percent = WAIT_PERCENT
         if request.fetching is not None:
             scored, fetches = with_fetches(scored, self._view, request, settings, backlog)
-            moves_freely = any(worker in fetches and has[-1] > has[HOST] for worker, has in _overlaps(scored))
+            of_fetchers = (each.overlap for each in seen if each.worker in fetches)
+            moves_freely = any(overlap[-1] > overlap[HOST] for overlap in of_fetchers)
             wait_percent = FETCH_WAIT_PERCENT if moves_freely else WAIT_PERCENT
         size = request.prompt.block_size
         tokens = [-(-prefill_m * size // MILLI) for _, _, prefill_m in scored]
@@ -225,10 +227,6 @@ class PlacementInputs:
         return [
             new(Candidate, (*one[:5], overlap(one[0], NO_OVERLAP), pending(one[0], 0), *one[7:])) for one in candidates
         ]
-
-
-def _overlaps(scored: Iterable[ScoredCandidate]) -> Iterable[tuple[WorkerId, tuple[int, ...]]]:
-    return ((each.candidate.worker, each.candidate.overlap) for each in scored)
 
 
 class _PlacedQueue:

@@ -37,7 +37,6 @@ from core.events.scale import (
     ScaleForecast,
     ScaleJudgement,
 )
-from projections.scaling.judgement import fewest_judged
 from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
 from projections.scaling.scale_rules import RULES
@@ -60,7 +59,7 @@ GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET
 the settings; more were required than may be; fewer were required; more were required a moment ago; a burst requires
 them; there is no demand; too little is known; requests came while the fleet had no worker; devices that the models
 share are with others of them (`projections.scaling.fleet_decision`); simulations found fewer workers too few
-(`projections.scaling.judgement`)."""
+(`fewest_judged`)."""
 CEILING_GAIN_BP = 50
 """Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900
@@ -83,6 +82,15 @@ BURST_DEVIATIONS = 4
 """… and by so many standard deviations of a count."""
 HIT_TOKENS_MIN = 500_000
 """A hit rate over fewer prompt tokens is not used."""
+JUDGED_MS = 120_000
+"""An answer of the judge counts for decisions up to so long after the one whose demand was simulated …"""
+JUDGED_FALL_BP = 500
+"""… and while the demand is below the simulated one by at most so much."""
+JUDGED_ERROR_BP = 100
+"""A number of workers is good enough if its simulation misses the goal by at most this: a share of 95 % among 768
+requests deviates by 80 hundredths of a percent."""
+JUDGED_GAIN_BP = 50
+"""It is also good enough if one worker more would add less than this: no fleet makes up for a long prompt."""
 
 
 class FleetCounts(NamedTuple):
@@ -201,6 +209,22 @@ def _judgement(inputs: ScaleInputs) -> ScaleJudgement | None:
     if inputs.settings.judge == OFF:
         return None
     return inputs.judged if inputs.answer is None or inputs.answer.absent else inputs.answer
+
+
+def fewest_judged(judgement: ScaleJudgement | None, at_ms: int, rate_m: int, goal_bp: int) -> int:
+    """The fewest workers that are good enough for that goal; one of the simulated numbers, and the most of these if
+    none is. 0 without an answer that counts at that time and demand. It never falls with the demand, if the goal does
+    not: the answer counts from some demand on."""
+    if judgement is None or judgement.absent or at_ms - judgement.asked_ms > JUDGED_MS:
+        return 0
+    if rate_m < judgement.rate_m * (ALL_BP - JUDGED_FALL_BP) // ALL_BP:
+        return 0
+    found = judgement.workers
+    for place, each in enumerate(found):
+        gain_bp = found[place + 1].attainment_bp - each.attainment_bp if place + 1 < len(found) else JUDGED_GAIN_BP
+        if each.attainment_bp >= goal_bp - JUDGED_ERROR_BP or gain_bp < JUDGED_GAIN_BP:
+            return each.workers
+    return found[-1].workers if found else 0
 
 
 def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueueModel:

@@ -3297,17 +3297,11 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_mutants(
         "scale judge",
-        "projections/scaling/judgement.py",
-        {
-            "judged-long-ago": (" or at_ms - judgement.asked_ms > COUNTS_MS", "", NO_SCALE),
-            "judged-at-more-demand": (" * (ALL_BP - FALL_BP) // ALL_BP", " // ALL_BP", NO_SCALE),
-            "worker-bought-for-nothing": (" or gain_bp < GAIN_BP", "", NO_SCALE),
-        },
-    ),
-    *_mutants(
-        "scale judge",
         "projections/scaling/scale_decision.py",
         {
+            "judged-long-ago": (" or at_ms - judgement.asked_ms > JUDGED_MS", "", NO_SCALE),
+            "judged-at-more-demand": (" * (ALL_BP - JUDGED_FALL_BP) // ALL_BP", " // ALL_BP", NO_SCALE),
+            "worker-bought-for-nothing": (" or gain_bp < JUDGED_GAIN_BP", "", NO_SCALE),
             "judge-lowers-the-number": ("if judged > required:", "if judged:", NO_SCALE),
             "absence-is-an-answer": (
                 "inputs.answer is None or inputs.answer.absent",

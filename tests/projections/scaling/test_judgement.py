@@ -10,9 +10,17 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from core.events.scale import JUDGE_VERSION, LATE, JudgedWorkers, ScaleJudgement
-from projections.scaling.judgement import COUNTS_MS, ERROR_BP, FALL_BP, GAIN_BP, fewest_judged
 from projections.scaling.queue_model import ALL_BP
-from projections.scaling.scale_decision import JUDGED, ScaleInputs, decide_scale
+from projections.scaling.scale_decision import (
+    JUDGED,
+    JUDGED_ERROR_BP,
+    JUDGED_FALL_BP,
+    JUDGED_GAIN_BP,
+    JUDGED_MS,
+    ScaleInputs,
+    decide_scale,
+    fewest_judged,
+)
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ON, ScaleSettings
 from tests.projections.scaling.demands import CAPACITY, START_MS, decided, inputs, poisson, rolled
@@ -34,12 +42,12 @@ def answer(*attained: int, first: int = 3, asked_ms: int = START_MS, rate_m: int
     ("attained", "fewest"),
     [
         ((9_600, 9_700, 9_800), 3),
-        ((GOAL_BP - ERROR_BP, 9_700, 9_800), 3),
-        ((GOAL_BP - ERROR_BP - 1, 9_700, 9_800), 4),
+        ((GOAL_BP - JUDGED_ERROR_BP, 9_700, 9_800), 3),
+        ((GOAL_BP - JUDGED_ERROR_BP - 1, 9_700, 9_800), 4),
         ((9_000, 9_200, 9_600), 5),
         ((9_000, 9_100, 9_200), 5),
-        ((9_000, 9_000 + GAIN_BP - 1, 9_600), 3),
-        ((9_000, 9_000 + GAIN_BP, 9_600), 5),
+        ((9_000, 9_000 + JUDGED_GAIN_BP - 1, 9_600), 3),
+        ((9_000, 9_000 + JUDGED_GAIN_BP, 9_600), 5),
         ((9_000,), 3),
     ],
 )
@@ -51,9 +59,9 @@ def test_the_fewest_good_enough(attained: tuple[int, ...], fewest: int) -> None:
 def test_an_answer_counts_for_a_while_and_for_like_demand() -> None:
     """And no absence counts."""
     misses = answer(9_000, 9_200, 9_600)
-    least_m = RATE_M * (ALL_BP - FALL_BP) // ALL_BP
-    assert fewest_judged(misses, START_MS + COUNTS_MS, least_m, GOAL_BP) == 5
-    assert fewest_judged(misses, START_MS + COUNTS_MS + 1, RATE_M, GOAL_BP) == 0
+    least_m = RATE_M * (ALL_BP - JUDGED_FALL_BP) // ALL_BP
+    assert fewest_judged(misses, START_MS + JUDGED_MS, least_m, GOAL_BP) == 5
+    assert fewest_judged(misses, START_MS + JUDGED_MS + 1, RATE_M, GOAL_BP) == 0
     assert fewest_judged(misses, START_MS, least_m - 1, GOAL_BP) == 0
     assert fewest_judged(misses, START_MS, 2 * RATE_M, GOAL_BP) == 5
     assert fewest_judged(replace(misses, absent=LATE), START_MS, RATE_M, GOAL_BP) == 0
