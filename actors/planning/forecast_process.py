@@ -13,13 +13,13 @@ import asyncio
 import logging
 import os
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 import msgspec
 
 from actors.planning.forecast_program import INSTALL, MODULES, STEPS_MAX, ForecastAnswer, ForecastQuestion
+from actors.planning.line_process import LineProcess
 from core.errors import CallerError
 from projections.scaling.forecast import ForeseenRates, Minute, RateHistory
 from projections.scaling.scale_settings import LIBRARY_PREDICTORS, ScaleSettings
@@ -61,10 +61,7 @@ class ForecastProcess:
         """Questions without an answer."""
         self.fault = ""
         """The last reason; empty after an answer."""
-        self._command = command
-        self._process: Process | None = None
-        self._answered = False
-        """By this process."""
+        self._process = LineProcess(command, LINE_MAX, os.environ | ONE_THREAD)
         self._query: asyncio.Task[None] | None = None
         self._asked_s = -ASK_EVERY_S
 
@@ -90,23 +87,22 @@ class ForecastProcess:
         if self._query is not None:
             self._query.cancel()
             await asyncio.wait([self._query])
-        await self._kill()
+        await self._process.kill()
 
     @property
     def _is_busy(self) -> bool:
         return self._query is not None and not self._query.done()
 
     async def _ask(self, question: ForecastQuestion) -> None:
-        bound_s = ANSWER_S if self._answered else FIRST_ANSWER_S
+        bound_s = ANSWER_S if self._process.has_answered else FIRST_ANSWER_S
         try:
-            async with asyncio.timeout(bound_s):
-                answer = await self._answer(question)
+            line = await self._process.ask(msgspec.json.encode(question), bound_s)
+            answer = msgspec.json.decode(line, type=ForecastAnswer)
         except TimeoutError:
             self._fail(f"{question.predictor} has not answered within {bound_s:g} s")
-            await self._kill()
-        except (OSError, ValueError, msgspec.DecodeError) as error:  # ValueError: a line beyond the bound
+        except (EOFError, OSError, ValueError, msgspec.DecodeError) as error:  # ValueError: a line beyond the bound
             self._fail(f"the forecast process broke: {error}")
-            await self._kill()
+            await self._process.kill()
         else:
             if answer.error:
                 self._fail(answer.error)
@@ -115,42 +111,11 @@ class ForecastProcess:
             first = question.first + len(question.rates_m)
             self.foreseen = ForeseenRates(question.predictor, first, answer.rates_m)
 
-    async def _answer(self, question: ForecastQuestion) -> ForecastAnswer:
-        if self._process is None or self._process.returncode is not None:
-            self._answered = False
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=DEVNULL,
-                limit=LINE_MAX,
-                env=os.environ | ONE_THREAD,
-            )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(msgspec.json.encode(question) + b"\n")
-        await stdin.drain()
-        line = await stdout.readline()
-        if not line:
-            raise ValueError("it ended without an answer")
-        found = msgspec.json.decode(line, type=ForecastAnswer)
-        self._answered = True
-        return found
-
     def _fail(self, reason: str) -> None:
         self.failures += 1
         if reason != self.fault:
             _logger.warning("no forecast, another one stands in: %s", reason)
         self.fault = reason
-
-    async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def _question(settings: ScaleSettings, minutes: Sequence[Minute], horizon_s: int) -> ForecastQuestion:

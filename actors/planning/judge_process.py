@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 
 import msgspec
 
+from actors.planning.line_process import LineProcess
 from core.events.scale import ABSENCES, JUDGE_VERSION, KILLED, LATE, WRONG, ScaleJudgement
 from projections.scaling.judge_plan import JudgePlan
 from projections.scaling.queue_model import ALL_BP
@@ -39,8 +39,7 @@ class JudgeProcess:
         """Plans by their outcome."""
         self.fault = ""
         """The last reason without an answer; empty after one."""
-        self._command = command
-        self._process: Process | None = None
+        self._process = LineProcess(command, LINE_MAX)
         self._waiting: dict[str, JudgePlan] = {}
         """By model, in the order in which they were asked for."""
         self._answers: dict[str, ScaleJudgement] = {}
@@ -67,7 +66,7 @@ class JudgeProcess:
             await asyncio.wait([self._work])
         self._waiting.clear()
         self._answers.clear()
-        await self._kill()
+        await self._process.kill()
 
     async def _judge_all(self) -> None:
         while self._waiting:
@@ -77,35 +76,19 @@ class JudgeProcess:
 
     async def _judge(self, plan: JudgePlan) -> ScaleJudgement:
         try:
-            async with asyncio.timeout(ANSWER_S):
-                answer = await self._answer(plan)
+            line = await self._process.ask(msgspec.json.encode(plan), ANSWER_S)
+            answer = msgspec.json.decode(line, type=ScaleJudgement)
         except TimeoutError:
             return await self._absent(plan, LATE, f"no answer within {ANSWER_S:g} s")
-        except (msgspec.DecodeError, asyncio.LimitOverrunError, ValueError) as error:  # ValueError: a line too long
-            return await self._absent(plan, WRONG, str(error))
-        except OSError as error:
+        except (EOFError, OSError) as error:
             return await self._absent(plan, KILLED, str(error))
-        if answer is None:
-            return await self._absent(plan, KILLED, "the process ended")
+        except (msgspec.DecodeError, ValueError) as error:  # ValueError: a line too long
+            return await self._absent(plan, WRONG, str(error))
         if not is_answer(plan, answer):
             return await self._absent(plan, WRONG, "the answer is none to the question")
         self.outcomes[JUDGED] += 1
         self.fault = ""
         return answer
-
-    async def _answer(self, plan: JudgePlan) -> ScaleJudgement | None:
-        """None if the process ended before."""
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=LINE_MAX
-            )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(msgspec.json.encode(plan) + b"\n")
-        await stdin.drain()
-        line = await stdout.readline()
-        return msgspec.json.decode(line, type=ScaleJudgement) if line else None
 
     async def _absent(self, plan: JudgePlan, reason: str, fault: str) -> ScaleJudgement:
         """The process is killed; returns the judge's absence."""
@@ -114,18 +97,10 @@ class JudgeProcess:
         if fault != self.fault:
             _logger.warning("the judge of the fleet's size is absent, %s", fault)
         self.fault = fault
-        await self._kill()
+        await self._process.kill()
         return ScaleJudgement(
             asked_ms=plan.asked_ms, rate_m=plan.rate_m, workers=(), digest="", absent=reason, version=JUDGE_VERSION
         )
-
-    async def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def is_answer(plan: JudgePlan, answer: ScaleJudgement) -> bool:

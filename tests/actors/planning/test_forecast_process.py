@@ -48,7 +48,7 @@ async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[Forecas
     yield found
     for each in found:
         await each.stop()
-        assert each._process is None
+        assert each._process.pid is None
 
 
 async def test_an_answer_is_foreseen_rates(started: list[ForecastProcess]) -> None:
@@ -88,15 +88,13 @@ async def test_a_late_process_is_killed_and_counted(
     it = ForecastProcess(program("import time; time.sleep(600)"))
     started.append(it)
     it.ask(SETTINGS, history(), 65)
-    await eventually(lambda: it._process, "a process")
-    process = it._process
+    await eventually(lambda: it._process.pid, "a process")
     await eventually(lambda: it.failures, "the end of the wait")
 
     assert it.fault == "arima has not answered within 0.3 s"
-    assert process is not None
-    await eventually(lambda: process.returncode is not None, "its end")
+    assert it._process.pid is None
     monkeypatch.setattr(forecast_process, "FIRST_ANSWER_S", 20.0)
-    it._command = program(ECHO)
+    it._process.command = program(ECHO)
     it.ask(SETTINGS, history(), 65)
     await eventually(lambda: it.foreseen, "an answer")
     assert (it.failures, it.fault) == (1, "")

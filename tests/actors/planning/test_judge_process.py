@@ -66,7 +66,7 @@ async def started() -> AsyncIterator[list[JudgeProcess]]:
     yield found
     for each in found:
         await each.stop()
-        assert each._process is None
+        assert each._process.pid is None
 
 
 async def asked(it: JudgeProcess, number: int = 0, model: str = "") -> ScaleJudgement:
@@ -83,9 +83,9 @@ async def test_answers_of_one_process(started: list[JudgeProcess]) -> None:
     it = JudgeProcess(program(ECHO))
     started.append(it)
     assert await asked(it) == answer()
-    process = it._process
+    pid = it._process.pid
     assert await asked(it, 1) == answer(1)
-    assert it._process is process
+    assert it._process.pid == pid
     assert it.take("") is None
     assert (it.outcomes[JUDGED], sum(it.outcomes.values()), it.fault) == (2, 2, "")
 
@@ -96,18 +96,16 @@ async def test_a_late_process_is_killed_and_named(started: list[JudgeProcess], m
     it = JudgeProcess(program("import time; time.sleep(600)"))
     started.append(it)
     it.ask("", plan())
-    await eventually(lambda: it._process, "a process")
-    process = it._process
-    assert process is not None
+    await eventually(lambda: it._process.pid, "a process")
 
     await eventually(lambda: it.outcomes[LATE], "the end of the wait")
-    await eventually(lambda: process.returncode is not None, "its end")
     await eventually(lambda: "" in it._answers, "its absence")
+    assert it._process.pid is None
 
     assert it.take("") == answer(absent=LATE)
     assert it.fault == "late: no answer within 0.3 s"
     monkeypatch.setattr(judge_process, "ANSWER_S", 20.0)
-    it._command = program(ECHO)
+    it._process.command = program(ECHO)
     assert await asked(it, 1) == answer(1)
     assert (it.outcomes[LATE], it.fault) == (1, "")
 
@@ -141,7 +139,7 @@ async def test_an_end_and_a_wrong_answer_are_named(started: list[JudgeProcess], 
     assert await asked(it) == answer(absent=absent)
     assert it.outcomes == {JUDGED: 0, LATE: 0, KILLED: 0, WRONG: 0} | {absent: 1}
     assert it.fault.startswith(f"{absent}: ")
-    assert it._process is None
+    assert it._process.pid is None
 
 
 async def test_a_program_that_is_not_there_is_named(started: list[JudgeProcess]) -> None:
@@ -168,12 +166,10 @@ async def test_the_end_of_a_lead_ends_the_process(started: list[JudgeProcess]) -
     await asked(it)
     it.ask("", plan(1))
     await eventually(lambda: "" in it._answers, "an answer")
-    it._command = program("import time; time.sleep(600)")
-    await it._kill()
+    it._process.command = program("import time; time.sleep(600)")
+    await it._process.kill()
     it.ask("", plan(2))
-    await eventually(lambda: it._process, "a process")
-    process = it._process
-    assert process is not None
+    await eventually(lambda: it._process.pid, "a process")
     await it.stop()
-    assert process.returncode is not None
+    assert it._process.pid is None
     assert it.take("") is None

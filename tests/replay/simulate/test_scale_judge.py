@@ -88,5 +88,5 @@ async def test_the_program_answers_the_same(monkeypatch: pytest.MonkeyPatch, pro
     assert await answered(process, it) == judge(it)
 
     await process.stop()
-    process._command = (sys.executable, "-c", BOUNDED)
+    process._process.command = (sys.executable, "-c", BOUNDED)
     assert (await answered(process, it)).absent == "killed"
