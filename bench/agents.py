@@ -5,6 +5,7 @@ workers; talks of `bench.agents_load` over HTTP. CPU is that of the front ends' 
 included; its parts stand below, each alone in a loop. The log's bytes are the broker's own count. A request that failed
 ends the program.
 
+`--workers 100` measures with so many workers; idle front ends follow what these say, which is counted first.
 `--frontends 1 2 4` measures each load with so many front ends, and a new connection for each turn: they share no store
 of what they know of talks, and the kernel gives each connection to any of them.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
@@ -38,6 +40,7 @@ LOADS = {
     "24 talks, one at a time": TalksLoad(24, 20, 1, 22_000, 3300),
     "24 talks, 8 at a time": TalksLoad(24, 20, 8, 22_000, 3300),
     "150 talks at once": TalksLoad(150, 9, 150, 31_000, 8000),
+    "100 talks of 100 000 tokens": TalksLoad(100, 4, 16, 85_000, 5000),
 }
 QUICK = TalksLoad(4, 3, 4, 2000, 500)
 ENGINE = {
@@ -50,6 +53,9 @@ ENGINE = {
 }
 SETTLE_S = 1.0
 """For the last messages of a load."""
+IDLE_S = 10.0
+START_S, START_WORKER_S = 120.0, 6.0
+"""Longest start, and of it what each worker has: a process on few cores."""
 
 
 def measure(options: argparse.Namespace) -> Iterable[Figure]:
@@ -62,18 +68,23 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         for name, load in loads.items():
             if not options.parts_alone:
                 for count in options.frontends or [0]:
-                    yield from _live(name, load, count)
+                    yield from _live(name, load, count, options.workers)
             yield from parts(name, Path(folder, "tiny"), load, "parts")
 
 
-def _live(name: str, load: TalksLoad, frontends: int) -> Iterable[Figure]:
+def _live(name: str, load: TalksLoad, frontends: int, workers: int) -> Iterable[Figure]:
     """With so many front ends, and a connection for each turn; with 0: one, and a connection for each talk."""
+    if workers != WORKERS:
+        name = f"{name}, {workers} workers"
     if frontends:
         name = f"{name}, {frontends} front end{'s' * (frontends > 1)}, a connection per turn"
-    group = {"name": "decode", "model": MODEL, "count": WORKERS, "engine": "simulated", "engine_args": ENGINE}
+    group = {"name": "decode", "model": MODEL, "count": workers, "engine": "simulated", "engine_args": ENGINE}
     config = {"log": {"max_bytes": "8GiB"}, "frontend": {"replicas": max(1, frontends)}, "workers": [group]}
-    with deployed(config) as there:
+    with deployed(config, START_S + START_WORKER_S * workers) as there:
         reference = find_by_data_folder(there.data)
+        idle_s = there.cpu_s()["frontend"]
+        time.sleep(IDLE_S)
+        idle_s = there.cpu_s()["frontend"] - idle_s
         uvloop.run(talk_all(there.port, MODEL, QUICK, "warm-up"))
         before = asyncio.run(_log_bytes(reference))
         cpu_s, memory = there.cpu_s()["frontend"], _memory_bytes(there)
@@ -86,6 +97,7 @@ def _live(name: str, load: TalksLoad, frontends: int) -> Iterable[Figure]:
         count = len(answers)
         tokens = sum(answer.prompt_tokens for answer in answers)
         times = sorted(answer.seconds for answer in answers)
+        yield Figure(f"{name}: CPU without requests", idle_s / IDLE_S * MILLI, "ms/s")
         yield Figure(f"{name}: CPU per request", cpu_s / count * MILLI, "ms", note=f"{tokens / count:,.0f} tokens")
         yield Figure(f"{name}: p50", median(times) * MILLI, "ms")
         yield Figure(f"{name}: p99", times[int(0.99 * count)] * MILLI, "ms")
@@ -122,6 +134,7 @@ def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--frontends", nargs="+", type=int, default=[], metavar="N", help="so many front ends, a connection per turn"
     )
+    parser.add_argument("--workers", type=int, default=WORKERS, metavar="N", help=f"simulated; {WORKERS} by default")
     parser.add_argument("--parts-alone", action="store_true", help="no deployment: only the parts, in a loop")
 
 
