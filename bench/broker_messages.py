@@ -79,18 +79,19 @@ def continued(number: int) -> RequestRouted:
 
 def _turn(number: int) -> list[Event]:
     """The events of a turn at its front end."""
-    asked = _asked(number, TURN_TOKENS)
-    return [continued(number), prefilled(asked), finished(asked)]
+    turn = asked(number)
+    return [continued(number), prefilled(turn), finished(turn)]
+
+
+def asked(number: int, tokens: int = TURN_TOKENS) -> RouteRequest:
+    """The request of a turn; that of the turn before has fewer `tokens`."""
+    return RouteRequest(RequestId(f"req-{number:012d}"), 0, "model", _prompt(number, tokens))
 
 
 def _record(number: int, tokens: int) -> RequestRouted:
     streams: list[str] = [JOBS, kv_stream(0), LOAD, ROUTING]
     cursor = dict.fromkeys(streams, (int(EPOCH), int(READ)))
-    return record(decision()._replace(cursor=cursor), _asked(number, tokens), SETTINGS, 3, ROUTED_VERSION)
-
-
-def _asked(number: int, tokens: int) -> RouteRequest:
-    return RouteRequest(RequestId(f"req-{number:012d}"), 0, "model", _prompt(number, tokens))
+    return record(decision()._replace(cursor=cursor), asked(number, tokens), SETTINGS, 3, ROUTED_VERSION)
 
 
 def _prompt(number: int, tokens: int) -> Prompt:

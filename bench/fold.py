@@ -1,7 +1,8 @@
 """fold: what a replica pays to take the log in: decoding, the chain, the index, the digest, all counted.
 
 From memory (sealed messages in a list: the fold alone) and from a real nats-server (with the reader). CPU seconds are
-those of this process; the broker has its own.
+those of this process; the broker has its own. "A fleet of N workers": one replica follows the messages of
+`bench.fold_fleet`, workers that come and go among them, from memory.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from statistics import median
 
 import uvloop
 
 from bench.figures import MICRO, Figure, main, median_s
+from bench.fold_fleet import FleetLog
 from bench.fold_log import BLOCKS_PER_EVENT, CHAIN_KEY, KV, broker, messages, written
 from core.block_spans import Blocks
 from core.codec import decode_message
@@ -31,6 +34,10 @@ WORKERS = 8
 EVENTS_PER_MESSAGE = (1, 4)
 """One, as from a quiet worker; four, as a batch under load."""
 REPEAT = 5
+MILLI = 1e3
+FLEETS, FLEETS_QUICK = (8, 64, 256, 1000, 4000), (8, 64)
+SECONDS = 5
+"""Of each fleet's time."""
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
@@ -39,6 +46,8 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     yield from _from_memory(blocks)
     yield _one_event()
     yield _point()
+    for workers in FLEETS_QUICK if options.quick else FLEETS:
+        yield _fleet(workers)
     for events in EVENTS_PER_MESSAGE:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             yield from loop.run(_from_broker(blocks, events))
@@ -97,6 +106,18 @@ def _point() -> Figure:
             points.note((epoch, StreamSeq(seq), projection.digest, head, not projection.incomplete))
 
     return Figure("one point", MICRO * median_s(note, 9, time.process_time) / count, "us")
+
+
+def _fleet(workers: int) -> Figure:
+    log, spent_s, messages_s = FleetLog(workers), [], 0
+    for _ in range(SECONDS):
+        messages = log.second()
+        messages_s = len(messages)
+        began_s = time.process_time()
+        log.fold(messages)
+        spent_s.append(time.process_time() - began_s)
+    note = f"{messages_s:,} messages a second"
+    return Figure(f"a fleet of {workers:,} workers", median(spent_s) * MILLI, "ms/s", note=note)
 
 
 async def _from_broker(blocks: int, events: int) -> list[Figure]:
