@@ -205,11 +205,12 @@ class State:
         """Folds one record and moves the cursor; None if it was applied before or is no message of ours."""
         if seq <= self.cursor[stream].seq:
             return None
+        source, head = owner(subject), digest(payload, self.chain_key)
         try:
             message = decode_message(payload)
         except Corrupt:
             message = None
-        return self.fold(stream, seq, owner(subject), message, digest(payload, self.chain_key))
+        return self.fold(stream, seq, source, message, head)
 
     def fold(
         self, stream: StreamName, seq: StreamSeq, owner: str, message: Message | None, head: bytes
@@ -228,7 +229,7 @@ class State:
         if projection.missing:
             self._note_gaps(projection, stream, seq)
         self.cursor[stream] = Position(epoch, seq)
-        self._points[stream].note((epoch, seq, projection.digest, head, not projection.incomplete))
+        self._points[stream].note((epoch, seq, projection.digest, head, not projection.unknown))
         return applied
 
     def projection(self, stream: StreamName) -> SourceFold[Any, Any]:

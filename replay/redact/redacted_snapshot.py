@@ -63,7 +63,7 @@ def _drop_foreign_participants(state: State) -> None:
     loads, replicas = state.loads, state.routing.replicas
     loads.parts = {worker: part for worker, part in loads.parts.items() if is_id(worker)}
     loads.reports = {worker: report for worker, report in loads.reports.items() if is_id(worker)}
-    state.routing.replicas = {replica: part for replica, part in replicas.items() if is_id(replica)}
+    state.routing.parts = {replica: part for replica, part in replicas.items() if is_id(replica)}
     state.jobs.parts = {worker: part for worker, part in state.jobs.parts.items() if is_id(worker)}
 
 

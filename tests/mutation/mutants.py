@@ -523,7 +523,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "chain-end-kept",
         "chains",
         f"{FOLDS}/source_fold.py",
-        "            self._digest = (self._digest - part.digest) & MASK64\n        self.unknown",
+        "            self.digest = (self.digest - part.digest) & MASK64\n        self.unknown",
         "            pass\n        self.unknown",
     ),
     # folds
