@@ -353,7 +353,7 @@ class RequestScheduler:
     @property
     def has_waiting(self) -> bool:
         """True if a request is queued or held."""
-        return bool(self.requests) and (len(self.held) > 0 or self.waiting > 0)
+        return len(self.held) > 0 or self.waiting > 0
 
     @property
     def running(self) -> list[RoutedRequest]:

@@ -455,7 +455,7 @@ class Router:
             if is_own:
                 self.publisher.read_back(applied.message)
                 self._check_superseded()
-        if applied.changed and not is_own and self.scheduler.has_waiting:
+        if applied.changed and not is_own and self.scheduler.requests and self.scheduler.has_waiting:
             self.requests.feed(LoadChanged())
         if applied.seq % CHECKPOINT_EVERY == 0:
             self.background_tasks.on_checkpoint(applied.stream, applied.seq)

@@ -78,6 +78,7 @@ class KvFold(SourceFold[WorkerId, Member]):
     def __init__(self, index: PrefixIndex) -> None:
         super().__init__()
         self.index = index
+        self.members = self.parts
         self.alive: dict[WorkerId, Member] = {}
         """Workers among them that joined: a decision must not pay for others."""
         self.pools: dict[WorkerId, Member] = {}
@@ -94,14 +95,9 @@ class KvFold(SourceFold[WorkerId, Member]):
     def __repr__(self) -> str:
         return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self.digest:016x}>"
 
-    @property
-    def members(self) -> dict[WorkerId, Member]:
-        """Workers and pools that have not ended."""
-        return self.parts
-
     def restore(self, member: Member) -> None:
         """A part as a snapshot has it is there; the index holds its blocks already."""
-        self.parts[member.worker] = member
+        self.members[member.worker] = member
         if member.joined is not None:
             member.identity = _identity(member.joined)
             self.alive[member.worker] = member
@@ -116,7 +112,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         self._account(member.worker, member)
 
     def _begin(self, source: WorkerId) -> Member:
-        return self.parts.setdefault(source, Member(source))
+        return self.members.setdefault(source, Member(source))
 
     def _void(self, part: Member) -> None:
         self._forget(part, known=False)
@@ -232,7 +228,7 @@ class KvFold(SourceFold[WorkerId, Member]):
 
     def _end(self, source: WorkerId, reason: str) -> None:
         """One that has no part here has one in another stream, which is not ours to touch."""
-        member = self.parts.pop(source, None)
+        member = self.members.pop(source, None)
         if member is not None:
             self._forget(member, known=True)
             member.ended = reason

@@ -89,6 +89,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.replicas = self.parts
         self.in_flight_load = InFlightLoad()
         self.believed: dict[ReplicaId, ApproximateIndex] = {}
         """Approximate indexes of replicas; only of those with such a decision since their last restatement."""
@@ -100,17 +101,12 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         """The result of `version_read`; 0 after a change of the replicas, until it is asked for."""
 
     def __repr__(self) -> str:
-        flying = sum(len(part.in_flight) for part in self.parts.values())
-        return f"<RoutingFold {len(self.parts)} replicas, {flying} in flight, digest {self.digest:016x}>"
-
-    @property
-    def replicas(self) -> dict[ReplicaId, ReplicaPart]:
-        """Those that have not ended."""
-        return self.parts
+        flying = sum(len(part.in_flight) for part in self.replicas.values())
+        return f"<RoutingFold {len(self.replicas)} replicas, {flying} in flight, digest {self.digest:016x}>"
 
     def restore(self, part: ReplicaPart, believed: ApproximateIndex | None = None) -> None:
         """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
-        self.parts[part.replica], self._version_read = part, 0
+        self.replicas[part.replica], self._version_read = part, 0
         if believed is not None and believed.blocks:
             self.believed[part.replica] = believed
         if part.joined is not None:
@@ -123,7 +119,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
     def load_of(self, workers: AbstractSet[WorkerId] | None = None) -> InFlightLoad:
         """The load of the requests in flight added up anew; that of these workers alone if they are given."""
         load = InFlightLoad()
-        for part in self.parts.values():
+        for part in self.replicas.values():
             for key, entry in part.in_flight.items():
                 if workers is None or entry.worker in workers:
                     load.add(key, entry)
@@ -138,7 +134,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
         Digests cover the requests, not the load that decisions read. The fold may change between two texts.
         """
-        flying = {entry.worker for part in self.parts.values() for entry in part.in_flight.values()}
+        flying = {entry.worker for part in self.replicas.values() for entry in part.in_flight.values()}
         workers = sorted(self.in_flight_load.workers() | flying)
         for start in range(0, len(workers), WORKERS_AT_ONCE):
             some = frozenset(workers[start : start + WORKERS_AT_ONCE])
@@ -146,24 +142,24 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def audit_requests(self) -> Iterator[list[str]]:
         """For one replica at a time: a text if its part of the fold is another than its digest says."""
-        for replica in sorted(self.parts):
-            part = self.parts.get(replica)
+        for replica in sorted(self.replicas):
+            part = self.replicas.get(replica)
             differs = part is not None and (contents(part) - part.contents) & MASK64
             yield [f"replica {replica} has other requests in flight than the digest counts"] if differs else []
 
     def version_read(self, writer: ReplicaId) -> int:
         """The highest version of decisions that all live replicas read; 1 while the fold lacks the writer.
         O(replicas) after a change of them, else O(1)."""
-        if writer not in self.parts:
+        if writer not in self.replicas:
             return 1
         if not self._version_read:
-            joined = [part.joined for part in self.parts.values()]
+            joined = [part.joined for part in self.replicas.values()]
             self._version_read = min(ROUTED_VERSION, *[1 if each is None else each.routed_version for each in joined])
         return self._version_read
 
     def _begin(self, source: ReplicaId) -> ReplicaPart:
         self._version_read = 0
-        return self.parts.setdefault(source, ReplicaPart(source))
+        return self.replicas.setdefault(source, ReplicaPart(source))
 
     def _note_behind_end(self, owner: str, message: Message) -> None:
         for event in message.events:
@@ -178,7 +174,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def name(self, replica: ReplicaId) -> str:
         """The replica's name, also if it ended lately; else its id."""
-        part = self.parts.get(replica)
+        part = self.replicas.get(replica)
         return self._ended_names.get(replica, replica) if part is None or part.joined is None else part.joined.name
 
     def _void(self, part: ReplicaPart) -> None:
@@ -314,7 +310,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
         part.local.clear()
 
     def _end(self, source: ReplicaId, reason: str) -> None:
-        part, self._version_read = self.parts.pop(source, None), 0
+        part, self._version_read = self.replicas.pop(source, None), 0
         if part is not None:
             self._forget(part)
             part.ended = reason

@@ -124,7 +124,7 @@ class SourceFold(ABC, Generic[S, P]):
 
     def __init__(self) -> None:
         self.parts: dict[S, P] = {}
-        """Of the sources that have not ended."""
+        """Of the sources that have not ended. Some folds have a name of their own for this one dictionary."""
         self.ended = Tombstones()
         self.unknown: set[S] = set()
         """Sources with a gap in their chain and no restatement since."""

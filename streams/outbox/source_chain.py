@@ -328,22 +328,27 @@ class SourceChain:
         if self.due_us is None or now_us < self.due_us:
             return ()
         due_us, self.due_us, self._is_idle = self.due_us, None, False
-        if self.sealed is not None:
-            return self._offer(self.sealed)
-        if self._restatement_due:
-            self._is_discarding = self._restatement_due = False
-            if self._last_event is None:
-                return (AskRestatement(),)
-            self._restate([self._last_event], now_us)
-            return ()
-        if self._backlog.events:
+        if self.sealed is None:
+            if self._restatement_due:
+                return self._begin_restatement(now_us)
+            if not self._backlog.events:
+                return (ReadLast(),)
             self._next_start_us = due_us + self._pace_us
-            return self._offer(self._seal(now_us))
-        return (ReadLast(),)
+            self._seal(now_us)
+        assert self.sealed is not None
+        return (Append(self.sealed.payload, self.sealed.message_id, self.last_seq),)
 
-    def _seal(self, now_us: int) -> SealedMessage:
+    def _begin_restatement(self, now_us: int) -> Sequence[ChainCommand]:
+        self._is_discarding = self._restatement_due = False
+        if self._last_event is None:
+            return (AskRestatement(),)
+        self._restate([self._last_event], now_us)
+        return ()
+
+    def _seal(self, now_us: int) -> None:
+        """The events that wait are in the message in flight, as many as fit."""
         batch, now_ms = self._backlog.take(), now_us // 1000 + self.wall_offset_ms
-        sealed = seal(
+        self.sealed = seal(
             self.source,
             self.n_acked,
             self.head,
@@ -352,12 +357,7 @@ class SourceChain:
             readable=batch.readable,
             generation=self._generation,
         )
-        self.sealed = sealed
-        self._backlog.seal(sealed)
-        return sealed
-
-    def _offer(self, sealed: SealedMessage) -> Sequence[ChainCommand]:
-        return (Append(sealed.payload, sealed.message_id, self.last_seq),)
+        self._backlog.seal(self.sealed)
 
     def _acknowledge(self, seq: StreamSeq, now_us: int) -> None:
         sealed, self.sealed = self.sealed, None
