@@ -187,6 +187,9 @@ class SourceChain:
         """The message by which another ended the chain."""
         self.ended = False
         """True if nothing will be appended any more."""
+        self.drops = False
+        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
+        then a restatement will follow."""
         self._chain_key = chain_key
         self._generation = newest_generation(chain_key)
         self._pace_us, self._idle_check_us, self._retry_min_us, self._retry_max_us = (
@@ -197,7 +200,6 @@ class SourceChain:
         self._is_idle = False
         """True if `due_us` is the time of a check of the subject's end, since there is nothing to append."""
         self._is_closed = False
-        self._is_discarding = False
         self._restatement_due = False
         self._last_event: Event | None = None
         """It comes instead of a restatement."""
@@ -228,12 +230,6 @@ class SourceChain:
     def idle(self) -> bool:
         """True if the log holds all events that were put, or a restatement of them."""
         return not self.depth and not self._restatement_due
-
-    @property
-    def drops(self) -> bool:
-        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
-        then a restatement will follow."""
-        return self._is_discarding or self.ended
 
     def away_us(self, now_us: int) -> int:
         """For how long the log has acknowledged nothing though something waits, or would, had it not refused for good;
@@ -268,7 +264,7 @@ class SourceChain:
         return ()
 
     def _put(self, event: Event, now_us: int) -> None:
-        if self.ended or self._is_discarding:
+        if self.drops:
             self._drop(event, now_us)
             return
         try:
@@ -283,15 +279,15 @@ class SourceChain:
             self._schedule(now_us)
 
     def _finish(self, event: Event, now_us: int) -> None:
-        if self.ended or not self._is_discarding:
-            self._put(event, now_us)
-        if self._is_discarding:
+        if self.drops and not self.ended:
             self._last_event = event
+        else:
+            self._put(event, now_us)
 
     def _overflow(self, now_us: int) -> None:
         self.counts.overflows += 1
         self._count_dropped(self._backlog.clear(), now_us)
-        self._is_discarding = self._restatement_due = True
+        self.drops = self._restatement_due = True
         _logger.warning("a chain overflowed, will restate: %r", self)
 
     def _drop(self, event: Event, now_us: int) -> None:
@@ -339,7 +335,7 @@ class SourceChain:
         return (Append(self.sealed.payload, self.sealed.message_id, self.last_seq),)
 
     def _begin_restatement(self, now_us: int) -> Sequence[ChainCommand]:
-        self._is_discarding = self._restatement_due = False
+        self.drops = self._restatement_due = False
         if self._last_event is None:
             return (AskRestatement(),)
         self._restate([self._last_event], now_us)
@@ -390,7 +386,7 @@ class SourceChain:
 
     def _end(self) -> None:
         """Nothing is due any more."""
-        self.ended = True
+        self.ended = self.drops = True
         self._is_idle, self.due_us = False, None
 
     def _pause(self, now_us: int) -> None:
