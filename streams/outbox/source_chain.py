@@ -279,10 +279,10 @@ class SourceChain:
             self._schedule(now_us)
 
     def _finish(self, event: Event, now_us: int) -> None:
-        if self.drops and not self.ended:
-            self._last_event = event
-        else:
+        if self.ended or not self.drops:
             self._put(event, now_us)
+        if self.drops and not self.ended:  # perhaps since just now: the last event may be the one too many
+            self._last_event = event
 
     def _overflow(self, now_us: int) -> None:
         self.counts.overflows += 1
