@@ -251,7 +251,8 @@ def _end(state: EngineState, work: ScheduledPasses) -> None:
     state.work = None
     state.steps += passes
     _skip(state, work, passes - 1)
-    state.report_changes(work)
+    if work.changes or state.pool.changes:
+        state.report_changes(work)
     for seq in work.members:
         if seq.computed == seq.length:
             _one_more(state, seq, at_us)
