@@ -274,7 +274,7 @@ async def append_cost(log: JetStreamLog, batch: int) -> Figure:
     payloads = [seal(source, n, bytes(16), 1, encodings, readable=False) for n in range(count)]
     began_s = time.process_time()
     for sealed in payloads:
-        seq = await log.append(ROUTING, where, sealed.payload, sealed.message_id(source), seq)
+        seq = await log.append(ROUTING, where, sealed.payload, sealed.message_id, seq)
     used = (time.process_time() - began_s) / count * MICRO
     return Figure("  append", used / batch, "us", note=f"{used:.0f} us a message of {len(sealed.payload)} bytes")
 
@@ -299,7 +299,7 @@ async def reader_cost(log: JetStreamLog, batch: int) -> Figure:
         for stream, source in ((ROUTING, router), (KV, worker)):
             sealed = seal(source, n, heads[stream], 1, [encode_event(e) for e in events[stream]], readable=False)
             where = subject(NAMESPACE, stream, source)
-            seqs[stream] = await log.append(stream, where, sealed.payload, sealed.message_id(source), seqs[stream])
+            seqs[stream] = await log.append(stream, where, sealed.payload, sealed.message_id, seqs[stream])
             heads[stream] = digest(sealed.payload, CHAIN_KEY)
     for stream in heads:
         state.open(stream, (await log.state(stream)).epoch)

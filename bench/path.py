@@ -54,7 +54,8 @@ BLOCK_SIZE = 16
 STILL_S = 0.3
 """So long nothing is on its way before something is counted."""
 STORED_S = 0.05
-"""So soon the router has folded what a worker said."""
+"""Between looks if the router has folded an event of the worker; the worker has its answer from the log as soon."""
+STORED_LOOKS = 200
 TIMES = 5
 """Each path is gone so often; the one with the fewest calls has the least of what happens beside it."""
 CHAT: dict[str, Any] = {"model": MODEL, "stream": True, "max_tokens": ANSWER_TOKENS, "temperature": 0}
@@ -221,13 +222,17 @@ async def measured(folder: Path) -> tuple[list[Figure], Path]:
 async def stored(it: Deployment, number: int) -> Followed:
     """A new block came into the router's index; no request was on its way."""
     await it.still()
-    before = it.held()
+    before, cursor = it.held(), it.router.state.cursor[STREAMS[0]]
     tokens = tuple(range(1_000 * number, 1_000 * number + BLOCK_SIZE))
     with followed() as path:
         it.engine.on_cache(CacheStored((number,), None, tokens, BLOCK_SIZE, "device", None, None, indexable=True))
+        for _ in range(STORED_LOOKS):
+            await asyncio.sleep(STORED_S)
+            if it.router.state.cursor[STREAMS[0]] != cursor:  # read without a call of the product
+                break
         await asyncio.sleep(STORED_S)
     if it.held() == before:
-        raise AssertionError(f"the block was not in the index after {STORED_S} s")
+        raise AssertionError(f"the block was not in the index after {STORED_LOOKS} looks")
     return path
 
 

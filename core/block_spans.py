@@ -24,7 +24,7 @@ PIECE_BYTES = bytes((piece % SPAN_BLOCKS + 1) * COLUMN_WIDTH for piece in range(
 
 START_BYTES = bytes(piece // SPAN_BLOCKS * COLUMN_WIDTH for piece in range(256))
 """Bytes of hashes before the piece in its span, indexed by the piece's byte."""
-LENGTHS_KEPT = 4096
+SIZES_KEPT = 4096
 """Most events look like one seen before."""
 
 _PLACES = bytes(piece // SPAN_BLOCKS for piece in range(256))
@@ -75,18 +75,9 @@ def stretch(chain: bytes, first: int, last: int) -> Blocks:
     )
 
 
-def check_pieces(hashes: bytes, pieces: bytes, heads: bytes) -> None:
-    """ValueError, which a decoder makes a validation error, unless these are whole blocks, and pieces, if there are
-    any, name them all and lie within spans."""
-    if len(hashes) % COLUMN_WIDTH:
-        raise ValueError(f"a column of {len(hashes)} bytes holds no whole numbers of {COLUMN_WIDTH}")
-    if (pieces or heads) and _lengths(pieces) != (len(hashes), len(heads)):
-        raise ValueError(f"{len(hashes)} bytes of blocks, {len(heads)} of heads: the pieces need {_lengths(pieces)}")
-
-
-@lru_cache(LENGTHS_KEPT)
-def _lengths(pieces: bytes) -> tuple[int, int]:
-    """Bytes of blocks and of heads that they need; ValueError if one ends outside its span."""
+@lru_cache(SIZES_KEPT)
+def sizes_of(pieces: bytes) -> tuple[int, int]:
+    """Bytes of blocks and of heads that the pieces need; ValueError if one ends outside its span."""
     if pieces.translate(None, _VALID):
         raise ValueError("a piece ends outside its span")
     return sum(pieces.translate(PIECE_BYTES)), len(pieces.translate(None, _AT_HEADS)) * COLUMN_WIDTH

@@ -265,10 +265,10 @@ def digest(payload: bytes, chain_key: bytes) -> bytes:
     `chain_key` holds a key for each generation, one behind the other, and zeros for one that was removed. The digest of
     a message without a key equals no digest that its source wrote, and cannot be guessed.
     """
-    found = known_digest(payload, chain_key)
-    if found is not None:
-        return found
-    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=newest_key(chain_key), person=b"no key").digest()
+    key, person = key_of(chain_key, generation_of(payload)), b""
+    if key is None:
+        key, person = newest_key(chain_key), b"no key"
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES, key=key, person=person).digest()
 
 
 def known_digest(payload: bytes, chain_key: bytes) -> bytes | None:

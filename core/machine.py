@@ -38,14 +38,16 @@ class Machine(Protocol[E_contra, C_co]):
 
 
 class Shell(ABC, Generic[E, C]):
-    """Drives one machine: events in order, commands executed, Ticks at their times. Subclasses have the time."""
+    """Drives one machine: events in order, commands executed, Ticks at their times. Subclasses have the timer."""
 
-    def __init__(self, machine: Machine[E, C], execute: Callable[[C], None]) -> None:
-        """`execute` does what a command says, at once or in a task. What goes wrong with it is an event, not raised."""
+    def __init__(self, machine: Machine[E, C], execute: Callable[[C], None], now_us: Callable[[], int]) -> None:
+        """`execute` does what a command says, at once or in a task. What goes wrong with it is an event, not raised.
+        `now_us` returns the present time."""
         self.machine = machine
         self.step_began_us = 0
         """When the present step began, or the last one."""
         self._execute = execute
+        self._now_us = now_us
         self._inbox: deque[E | Tick] = deque()
         self._is_running = False
 
@@ -71,10 +73,6 @@ class Shell(ABC, Generic[E, C]):
     @abstractmethod
     def close(self) -> None:
         """No Tick comes any more."""
-
-    @abstractmethod
-    def _now_us(self) -> int:
-        """The present time."""
 
     @abstractmethod
     def _set_timer(self) -> None:

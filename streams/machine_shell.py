@@ -17,8 +17,7 @@ class MachineShell(Shell[E, C]):
     """Owned by one event loop; `feed` is called there only."""
 
     def __init__(self, machine: Machine[E, C], clock: Clock, execute: Callable[[C], None]) -> None:
-        super().__init__(machine, execute)
-        self._clock = clock
+        super().__init__(machine, execute, clock.monotonic_us)
         self._timer: asyncio.Handle | None = None
         self._timer_us: int | None = None
 
@@ -27,9 +26,6 @@ class MachineShell(Shell[E, C]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._timer_us = None
-
-    def _now_us(self) -> int:
-        return self._clock.monotonic_us()
 
     def _set_timer(self) -> None:
         due_us = self.machine.due_us

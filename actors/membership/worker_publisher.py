@@ -155,9 +155,9 @@ class WorkerPublisher:
         self._tasks.append(task)
 
     def _publish_changes(self) -> None:
-        for event in merge_events(self._unpublished):
+        events, self._unpublished = self._unpublished, []
+        for event in merge_events(events) if len(events) > 1 else events:
             self.kv.put(event)
-        self._unpublished.clear()
 
     def _restatement(self) -> list[Event]:
         return [self.joined, *self._cache()]

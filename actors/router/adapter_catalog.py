@@ -55,6 +55,8 @@ class AdapterCatalog:
         """The adapters of the model, by name; of those that are away, with 0 workers. O(adapters)."""
         self._refresh()
         found = {**self._away, **self._named}
+        if not found:
+            return ()
         return tuple(
             ServedAdapter(name, each.id, len(each.holders))
             for name, each in sorted(found.items())

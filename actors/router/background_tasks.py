@@ -15,7 +15,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.consistency.digest_exchange import CheckpointPassed, FoldReplaced, ReportRead, VerdictRead
 from actors.consistency.digest_exchange_shell import DigestExchangeShell
 from actors.consistency.in_flight_audit_schedule import InFlightAuditSchedule
@@ -27,7 +26,7 @@ from actors.membership.replica_membership import ReplicaMembership
 from actors.membership.restatement_schedule import RestatementSchedule
 from actors.router.fleet import Fleet
 from core.events import DivergenceFound, Event, ReplicaJoined, ReplicaReported
-from core.ids import ReplicaId
+from core.ids import ReplicaId, StreamName, StreamSeq
 from core.keys import DeploymentKey
 from core.snapshot_manifest import Manifest
 from core.subjects import ROUTING
@@ -129,13 +128,13 @@ class BackgroundTasks:
             if self.snapshot_schedule is not None:
                 each.push_async_callback(self.snapshot_schedule.stop)
 
-    def on_applied(self, applied: Applied) -> None:
-        """The state has folded a message: reports and mismatches of other replicas in it are passed on."""
-        if applied.seq % CHECKPOINT_EVERY == 0:
-            self.digest_exchange.feed(CheckpointPassed(applied.stream, applied.seq))
+    def on_checkpoint(self, stream: StreamName, seq: StreamSeq) -> None:
+        """The state has folded a message at which replicas compare their folds."""
+        self.digest_exchange.feed(CheckpointPassed(stream, seq))
+
+    def on_routed(self, applied: Applied) -> None:
+        """The state has folded a message of another replica: reports and mismatches in it are passed on."""
         replica = ReplicaId(applied.owner)
-        if applied.stream != ROUTING or replica == self._replica_id():
-            return
         for event in applied.message.events:
             if isinstance(event, ReplicaReported):
                 if self._runner.caught_up:  # until then reports are too old to be compared

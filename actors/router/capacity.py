@@ -21,11 +21,6 @@ from projections.policy.candidates import LAST_RESORT_REASONS
 from projections.policy.view import View
 
 
-def has_prefill_workers(state: State, model: str) -> bool:
-    """True if the model has prefill workers, which compute its prompts. O(prefill workers)."""
-    return any(each.joined is not None and each.joined.model == model for each in state.prefilling())
-
-
 class ConnectedWorkers:
     """The number of connected workers of each model, counted anew after each change of the fleet or the fold."""
 
@@ -89,7 +84,7 @@ def find_capacity(
     if not (sure or doubtful or overloaded):
         return None
     workers = sure or doubtful
-    with_prefill = has_prefill_workers(view.state, model)
+    with_prefill = view.state.has_prefill_workers(model)
     folded, pending = view.state.routing.in_flight_load.busy, view.pending_events.in_flight_load.busy
     taken = sum(load[worker].requests for worker in workers for load in (folded, pending) if worker in load)
     return Capacity(

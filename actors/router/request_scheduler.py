@@ -27,7 +27,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from actors.router.adapter_loads import AdapterLoads
-from actors.router.capacity import Capacity, find_capacity, has_prefill_workers
+from actors.router.capacity import Capacity, find_capacity
 from actors.router.late_binding import PLANS_BURST_US, PLANS_PARTS, HeldRequests, TimeBudget
 from actors.router.request_queue import RequestQueue
 from actors.router.routed_request import Phase, RoutedRequest
@@ -889,7 +889,7 @@ class RequestScheduler:
         if not (self._settings.holds and self._budget.has_time(self._now_us)):
             return False
         state = self._current_view().state
-        if has_prefill_workers(state, request.model):
+        if state.has_prefill_workers(request.model):
             return False
         return len(state.routing.replicas) <= 1 or not self._inputs.is_log_away()
 
@@ -1053,7 +1053,7 @@ def _no_worker(asked: RouteRequest, decision: Decision, view: View) -> NoWorkers
     """The error for the client of a request that no worker can take."""
     reasons = {reason: len(ids) for reason, ids in decision.excluded.items() if reason != "other_model"}
     text = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in reasons.items())
-    if not text and has_prefill_workers(view.state, asked.model):
+    if not text and view.state.has_prefill_workers(asked.model):
         text = f"it {ONLY_PREFILL}"
     text = f"no worker can take requests for model {asked.model!r} now ({text or 'none is there'})"
     return Overloaded(text) if rejection_reason(decision.excluded) == OVERLOADED else NoWorkers(text)

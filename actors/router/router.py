@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from actors.consistency.digest_checkpoints import CHECKPOINT_EVERY
 from actors.membership.failure_detector import FailureDetector
 from actors.membership.loss_log import LossLog
 from actors.membership.registration import Registration
@@ -444,18 +445,22 @@ class Router:
 
     def _on_applied(self, applied: Applied) -> None:
         """Reacts to a message that was just folded."""
+        is_own = applied.owner == self.publisher.id
         if applied.stream == LOAD:
             self.fleet.on_load_report(WorkerId(applied.owner))
             if self._is_too_much(self.state.loads.reports.get(WorkerId(applied.owner))):
                 self.requests.feed(LoadChanged())
         elif applied.stream == ROUTING and applied.changed:
             self.membership.bases.note(self.state.cursor[ROUTING].epoch, applied.seq, applied.message.events)
-            if applied.owner == self.publisher.id:
+            if is_own:
                 self.publisher.read_back(applied.message)
                 self._check_superseded()
-        if applied.changed and applied.owner != self.publisher.id and self.scheduler.has_waiting:
+        if applied.changed and not is_own and self.scheduler.requests and self.scheduler.has_waiting:
             self.requests.feed(LoadChanged())
-        self.background_tasks.on_applied(applied)
+        if applied.seq % CHECKPOINT_EVERY == 0:
+            self.background_tasks.on_checkpoint(applied.stream, applied.seq)
+        if applied.stream == ROUTING and not is_own:
+            self.background_tasks.on_routed(applied)
 
     def _is_too_much(self, report: LoadReported | None) -> bool:
         """True if the worker is to get no request for now."""

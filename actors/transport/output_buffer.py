@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from actors.transport.frames import Failed, StepTokens, Tokens
 from actors.transport.framing import encode_frame
 from core.generation import Output, PrefillReport, TokenLogprobs, is_plain_token
@@ -94,7 +92,8 @@ class SendBuffer:
     def __init__(self) -> None:
         self.steps = False
         """True if the replica reads `StepTokens`."""
-        self._tokens: dict[int, OutputBuffer] = {}
+        self._tokens: dict[int, Output | OutputBuffer] = {}
+        """By stream: its one output, or the buffer of several."""
         self._failed: dict[int, Failed] = {}
 
     def __bool__(self) -> bool:
@@ -111,7 +110,12 @@ class SendBuffer:
         """More of a stream."""
         waiting = self._tokens.get(stream)
         if waiting is None:
-            waiting = self._tokens[stream] = OutputBuffer()
+            self._tokens[stream] = output
+            return
+        if not isinstance(waiting, OutputBuffer):
+            only, waiting = waiting, OutputBuffer()
+            self._tokens[stream] = waiting
+            waiting.add(only)
         waiting.add(output)
 
     def fail(self, end: Failed) -> None:
@@ -125,18 +129,20 @@ class SendBuffer:
 
     def take(self) -> bytes:
         """All of it as frames; nothing is left."""
-        raw = b"".join((*self._token_frames(), *map(encode_frame, self._failed.values())))
+        raw = b"".join([*self._token_frames(), *map(encode_frame, self._failed.values())])
         self._tokens.clear()
         self._failed.clear()
         return raw
 
-    def _token_frames(self) -> Iterator[bytes]:
+    def _token_frames(self) -> list[bytes]:
+        frames: list[bytes] = []
         step: dict[int, int] = {}
         for stream, waiting in self._tokens.items():
-            output = waiting.take()
+            output = waiting.take() if isinstance(waiting, OutputBuffer) else waiting
             if self.steps and is_plain_token(output):
                 step[stream] = output.tokens[0]
             else:
-                yield encode_frame(Tokens(stream=stream, output=output))
+                frames.append(encode_frame(Tokens(stream=stream, output=output)))
         if step:
-            yield encode_frame(StepTokens(tokens=step))
+            frames.append(encode_frame(StepTokens(tokens=step)))
+        return frames

@@ -475,10 +475,13 @@ class ClientConnection(asyncio.Protocol):
                         self.prefills.pop(frame.stream, None)
                     if output.cached_tokens is not None:
                         self._worker_server.host.served(len(request.tokens) // TOKEN_BYTES, output.cached_tokens)
-                    held.add(output)
                     self._worker_server.outputs += 1
-                    if not request.gather or first or _is_due(held, output):
-                        self._gather(frame.stream, held.take())
+                    if request.gather and not first:
+                        held.add(output)
+                        if not _is_due(held, output):
+                            continue
+                        output = held.take()  # noqa: PLW2901 - all that is held, with this one
+                    self._gather(frame.stream, output)
                     first = False
         except ContrailError as error:
             self._send_held(frame.stream)

@@ -58,7 +58,7 @@ class OpenAIEncoder:
         """Of an answer that is not streamed."""
         if prepared.stream:
             self._head = b"data: " + orjson.dumps(self._identity)[:-1] + b',"choices":['
-            tail = b'],"usage":null}\n\n' if prepared.include_usage else b"]}\n\n"
+            tail = b'],"usage":null}\n\n' if prepared.options.include_usage else b"]}\n\n"
             self._around_text = self._head + self.text_before, self.text_after + tail
         else:
             self._collected = [CollectedChoice(choice) for choice in prepared.choices]
@@ -96,7 +96,7 @@ class OpenAIEncoder:
 
     def encode_closing(self) -> bytes:
         """The usage, if it is asked for, and the end."""
-        if not self.prepared.include_usage:
+        if not self.prepared.options.include_usage:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(self.prepared.usage().as_json()) + b"}\n\n" + DONE
 
@@ -144,7 +144,7 @@ class OpenAIEncoder:
         """One event with this choice in it; what is `beside` stands there."""
         if self.options.continuous_usage:
             beside["usage"] = self._usage_after(choice_delta)
-        elif self.prepared.include_usage:
+        elif self.prepared.options.include_usage:
             beside["usage"] = None
         tail = b"," + orjson.dumps(beside)[1:] if beside else b"}"
         return self._head + orjson.dumps(shown_choice) + b"]" + tail + b"\n\n"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from core.block_spans import Blocks, check_pieces
+from core.block_spans import Blocks, sizes_of
 from core.events.base import EventBase
+from core.ids import COLUMN_WIDTH
 from core.kv_transfer import FetchAddress
 
 DECODE = "decode"
@@ -158,7 +159,14 @@ class BlocksEvent(EventBase, frozen=True, kw_only=True, omit_defaults=True):
         return Blocks(self.hashes, self.pieces, self.heads)
 
     def __post_init__(self) -> None:
-        check_pieces(self.hashes, self.pieces, self.heads)
+        """ValueError, which a decoder makes a validation error, unless these are whole blocks, and pieces, if there are
+        any, name them all and lie within spans."""
+        hashes, pieces, heads = self.hashes, self.pieces, self.heads
+        if len(hashes) % COLUMN_WIDTH:
+            raise ValueError(f"a column of {len(hashes)} bytes holds no whole numbers of {COLUMN_WIDTH}")
+        if (pieces or heads) and sizes_of(pieces) != (len(hashes), len(heads)):
+            needed = sizes_of(pieces)
+            raise ValueError(f"{len(hashes)} bytes of blocks, {len(heads)} of heads: the pieces need {needed}")
 
 
 class BlocksStored(BlocksEvent, frozen=True):

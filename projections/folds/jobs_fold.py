@@ -77,7 +77,6 @@ class JobsFold(SourceFold[WorkerId, JobsPart]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: dict[WorkerId, JobsPart] = {}
         """The part of each worker that wrote jobs and has not ended."""
         self.dead_letters = 0
         """Jobs given up by the queue since this fold began; no part of the digest."""
@@ -86,7 +85,7 @@ class JobsFold(SourceFold[WorkerId, JobsPart]):
         either: it only bridges the moment between two workers' words."""
 
     def __repr__(self) -> str:
-        return f"<JobsFold {self.open} jobs open, digest {self._digest:016x}>"
+        return f"<JobsFold {self.open} jobs open, digest {self.digest:016x}>"
 
     @property
     def open(self) -> int:
@@ -115,8 +114,8 @@ class JobsFold(SourceFold[WorkerId, JobsPart]):
         part.digest = 0
         self._account(part.worker, part)
 
-    def _part(self, source: WorkerId) -> JobsPart:
-        return self.parts.get(source) or self.parts.setdefault(source, JobsPart(source))
+    def _begin(self, source: WorkerId) -> JobsPart:
+        return self.parts.setdefault(source, JobsPart(source))
 
     def _void(self, part: JobsPart) -> None:
         _forget(part)

@@ -78,8 +78,7 @@ class KvFold(SourceFold[WorkerId, Member]):
     def __init__(self, index: PrefixIndex) -> None:
         super().__init__()
         self.index = index
-        self.members: dict[WorkerId, Member] = {}
-        """Those that have not ended."""
+        self.members = self.parts
         self.alive: dict[WorkerId, Member] = {}
         """Workers among them that joined: a decision must not pay for others."""
         self.pools: dict[WorkerId, Member] = {}
@@ -94,7 +93,7 @@ class KvFold(SourceFold[WorkerId, Member]):
         """Counts joins and ends, changes of a worker's adapters, and changes of a cache between known and unknown."""
 
     def __repr__(self) -> str:
-        return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self._digest:016x}>"
+        return f"<KvFold {len(self.alive)} of {len(self.members)} workers alive, digest {self.digest:016x}>"
 
     def restore(self, member: Member) -> None:
         """A part as a snapshot has it is there; the index holds its blocks already."""
@@ -112,8 +111,8 @@ class KvFold(SourceFold[WorkerId, Member]):
         self.fetches_read |= member.joined is not None and member.joined.fetch is not UNSET
         self._account(member.worker, member)
 
-    def _part(self, source: WorkerId) -> Member:
-        return self.members.get(source) or self.members.setdefault(source, Member(source))
+    def _begin(self, source: WorkerId) -> Member:
+        return self.members.setdefault(source, Member(source))
 
     def _void(self, part: Member) -> None:
         self._forget(part, known=False)

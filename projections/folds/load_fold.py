@@ -42,7 +42,6 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         """`reuse_of` the rate of each worker, where it is above 0."""
         self.rates_reported = False
         """True if any worker ever reported a reuse rate."""
-        self.parts: dict[WorkerId, LoadPart] = {}
         """Of the workers that sent messages and have not ended."""
         self.watched: dict[WorkerId, int] = {}
         """Workers of which changes are noted (`projections.folds.worker_table`) …"""
@@ -50,7 +49,7 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         """… and those of them with a change since they were taken."""
 
     def __repr__(self) -> str:
-        return f"<LoadFold {len(self.reports)} workers, digest {self._digest:016x}>"
+        return f"<LoadFold {len(self.reports)} workers, digest {self.digest:016x}>"
 
     @property
     def chains(self) -> dict[WorkerId, Chain]:
@@ -74,8 +73,8 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         if worker in self.watched:
             self.changed[worker] = None
 
-    def _part(self, source: WorkerId) -> LoadPart:
-        return self.parts.get(source) or self.parts.setdefault(source, LoadPart(source))
+    def _begin(self, source: WorkerId) -> LoadPart:
+        return self.parts.setdefault(source, LoadPart(source))
 
     def _void(self, part: LoadPart) -> None:
         pass

@@ -89,8 +89,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.replicas: dict[ReplicaId, ReplicaPart] = {}
-        """Those that have not ended."""
+        self.replicas = self.parts
         self.in_flight_load = InFlightLoad()
         self.believed: dict[ReplicaId, ApproximateIndex] = {}
         """Approximate indexes of replicas; only of those with such a decision since their last restatement."""
@@ -103,7 +102,7 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
 
     def __repr__(self) -> str:
         flying = sum(len(part.in_flight) for part in self.replicas.values())
-        return f"<RoutingFold {len(self.replicas)} replicas, {flying} in flight, digest {self._digest:016x}>"
+        return f"<RoutingFold {len(self.replicas)} replicas, {flying} in flight, digest {self.digest:016x}>"
 
     def restore(self, part: ReplicaPart, believed: ApproximateIndex | None = None) -> None:
         """A part as a snapshot has it is there, with what it has in flight and what it takes workers to hold."""
@@ -158,11 +157,9 @@ class RoutingFold(SourceFold[ReplicaId, ReplicaPart]):
             self._version_read = min(ROUTED_VERSION, *[1 if each is None else each.routed_version for each in joined])
         return self._version_read
 
-    def _part(self, source: ReplicaId) -> ReplicaPart:
-        part = self.replicas.get(source)
-        if part is None:
-            part, self._version_read = self.replicas.setdefault(source, ReplicaPart(source)), 0
-        return part
+    def _begin(self, source: ReplicaId) -> ReplicaPart:
+        self._version_read = 0
+        return self.replicas.setdefault(source, ReplicaPart(source))
 
     def _note_behind_end(self, owner: str, message: Message) -> None:
         for event in message.events:

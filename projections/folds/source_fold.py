@@ -123,6 +123,8 @@ class SourceFold(ABC, Generic[S, P]):
     """The events by which others end a source."""
 
     def __init__(self) -> None:
+        self.parts: dict[S, P] = {}
+        """Of the sources that have not ended. Some folds have a name of their own for this one dictionary."""
         self.ended = Tombstones()
         self.unknown: set[S] = set()
         """Sources with a gap in their chain and no restatement since."""
@@ -133,12 +135,8 @@ class SourceFold(ABC, Generic[S, P]):
         """Events of types that this program does not know: kept in the log, not folded."""
         self.missing: list[MissingMessages] = []
         """Messages missing in the chains, since `State` emptied this list."""
-        self._digest = 0
-
-    @property
-    def digest(self) -> int:
+        self.digest = 0
         """64 bits, equal for equal states; kept up to date by every apply."""
-        return self._digest
 
     @property
     def incomplete(self) -> int:
@@ -159,7 +157,7 @@ class SourceFold(ABC, Generic[S, P]):
         return False
 
     def _apply_own(self, source: S, message: Message, digest: bytes) -> bool:
-        part = self._part(source)
+        part = self.parts.get(source) or self._begin(source)
         n_next = part.chain.n_next
         verdict = part.chain.follow(message, digest)
         if verdict is ChainVerdict.REPEAT:
@@ -188,25 +186,25 @@ class SourceFold(ABC, Generic[S, P]):
 
     def _account(self, source: S, part: P) -> None:
         """The sums have the part as it is now."""
-        weight = self._weight(part)
-        self._digest = (self._digest - part.digest + weight) & MASK64
-        part.digest = weight
         if self._is_known(part):
             self.unknown.discard(source)
         else:
             self.unknown.add(source)
+        weight = self._weight(part)
+        self.digest = (self.digest - part.digest + weight) & MASK64
+        part.digest = weight
 
     def _bury(self, source: S, part: P | None, reason: str) -> None:
         """Nothing is left of the part but its tombstone."""
         if part is not None:
-            self._digest = (self._digest - part.digest) & MASK64
+            self.digest = (self.digest - part.digest) & MASK64
         self.unknown.discard(source)
         self.foreign.discard(source)
         self.ended.add(source, reason)
 
     @abstractmethod
-    def _part(self, source: S) -> P:
-        """The source's part, made if there is none."""
+    def _begin(self, source: S) -> P:
+        """The part of a source that had none, which `parts` has from now on."""
 
     @abstractmethod
     def _void(self, part: P) -> None:

@@ -134,6 +134,7 @@ class State:
         self._workers: list[WorkerId] = []
         self._serving: list[Member] = []
         self._prefilling: list[Member] = []
+        self._prefilled: frozenset[str] = frozenset()
         self._pool_readers: list[PoolReader] = []
         self._fetchers: dict[WorkerId, FetchAddress] = {}
         self._turnovers: dict[KvFold, int] = {}
@@ -205,11 +206,12 @@ class State:
         """Folds one record and moves the cursor; None if it was applied before or is no message of ours."""
         if seq <= self.cursor[stream].seq:
             return None
+        source, head = owner(subject), digest(payload, self.chain_key)
         try:
             message = decode_message(payload)
         except Corrupt:
             message = None
-        return self.fold(stream, seq, owner(subject), message, digest(payload, self.chain_key))
+        return self.fold(stream, seq, source, message, head)
 
     def fold(
         self, stream: StreamName, seq: StreamSeq, owner: str, message: Message | None, head: bytes
@@ -228,7 +230,7 @@ class State:
         if projection.missing:
             self._note_gaps(projection, stream, seq)
         self.cursor[stream] = Position(epoch, seq)
-        self._points[stream].note((epoch, seq, projection.digest, head, not projection.incomplete))
+        self._points[stream].note((epoch, seq, projection.digest, head, not projection.unknown))
         return applied
 
     def projection(self, stream: StreamName) -> SourceFold[Any, Any]:
@@ -316,6 +318,11 @@ class State:
         self._sort_out()
         return self._prefilling
 
+    def has_prefill_workers(self, model: str) -> bool:
+        """True if the model has prefill workers, which compute its prompts; as cheap."""
+        self._sort_out()
+        return model in self._prefilled
+
     def pools(self) -> list[Member]:
         """Pools that are announced, by their sources."""
         return sorted((pool for kv in self.kv.values() for pool in kv.pools.values()), key=lambda pool: pool.worker)
@@ -373,6 +380,7 @@ class State:
         self._workers = [member.worker for member in self._alive]
         self._serving = [member for member in self._alive if not _is_prefill(member)]
         self._prefilling = [member for member in self._alive if _is_prefill(member)]
+        self._prefilled = frozenset(member.joined.model for member in self._prefilling if member.joined is not None)
         self._pool_readers = _pool_readers(self._serving, self.pools(), set(self._workers))
         joined = [(member.worker, member.joined) for member in self._serving if member.joined is not None]
         self._fetchers = {worker: each.fetch for worker, each in joined if isinstance(each.fetch, FetchAddress)}

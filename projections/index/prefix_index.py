@@ -32,7 +32,7 @@ from projections.index.block_table import SHARDS, BlockTable, new_table, sweepin
 from projections.index.galloping_search import OverlapGroup, gallop
 from projections.index.index_audit import IndexAudit
 from projections.index.index_dump import HolderGroup, block_groups, columns, dump_groups, load_group
-from projections.index.worker_sets import WorkerSets
+from projections.index.worker_sets import ALL_LIVE, WorkerSets
 
 if TYPE_CHECKING:
     from projections.index.depth_column import Column
@@ -246,7 +246,7 @@ class PrefixIndex:
         """The counts follow a change of these blocks, but for those that stayed as they were; some more is swept."""
         counts.count += sign * (len(column) // HASH_BYTES - len(unchanged))
         counts.total += sign * (hash_sum(column) - sum(unchanged))
-        if self._sets.retired:
+        if self._sets.live != ALL_LIVE:
             if self._sweep is None:
                 self._sweep = sweeping([table.shards for table in self._tables.values()], self._sets)
             if next(self._sweep, "swept"):

@@ -12,6 +12,8 @@ from core.ids import WorkerId
 
 MASKS_MAX = 1 << 16
 """Distinct masks remembered to be shared; beyond, all are forgotten, and equal ones are objects of their own again."""
+ALL_LIVE = -1
+"""The mask without retired bits."""
 MEMBERS_MAX = 1 << 12
 """Bound of masks with remembered members; beyond it, all are forgotten and computed again."""
 
@@ -20,7 +22,7 @@ class WorkerSets:
     """Which bit stands for which worker. A mask may hold retired bits; `live` tells them apart."""
 
     def __init__(self) -> None:
-        self.live = -1
+        self.live = ALL_LIVE
         """All bits but the retired ones."""
         self.bits: dict[WorkerId, int] = {}
         self.turnover = 0

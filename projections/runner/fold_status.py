@@ -106,24 +106,25 @@ class GapLog:
     def __init__(self, state: State) -> None:
         self.count = 0
         """Gaps since the process began, each counted once."""
+        self.seen = 0
+        """Gaps that the state had found at the last refresh."""
         self._state = state
-        self._seen = 0
         self._logged: deque[ChainGap] = deque(maxlen=2 * GAPS_KEPT)
 
     def __repr__(self) -> str:
         return f"<GapLog {self.count} told>"
 
     def refresh(self) -> None:
-        """Gaps that the state found since the last refresh are logged. Two numbers are compared if there are none."""
-        found = self._state.gaps_found - self._seen
+        """Gaps that the state found since the last refresh are logged."""
+        found = self._state.gaps_found - self.seen
+        self.seen = self._state.gaps_found
         if not found:
             return
-        self._seen = self._state.gaps_found
         self._log_gaps([gap for gap in list(self._state.gaps)[-found:] if gap not in self._logged])
 
     def restart(self) -> None:
         """The state has become another: all that it found is looked at."""
-        self._seen = 0
+        self.seen = 0
         self.refresh()
 
     def _log_gaps(self, gaps: list[ChainGap]) -> None:

@@ -224,7 +224,8 @@ class Runner:
             return
         self._lag.folded += 1
         applied = self.state.apply(record.stream, record.seq, record.subject, record.payload)
-        self._gaps.refresh()
+        if self._gaps.seen != self.state.gaps_found:
+            self._gaps.refresh()
         if applied is not None:
             self._on_applied(applied)
 

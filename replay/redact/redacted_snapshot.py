@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -60,11 +61,12 @@ def _drop_foreign_participants(state: State) -> None:
             state.index.drop(worker)
             del kv.members[worker]
             kv.pools.pop(WorkerId(worker), None)
-    loads, replicas = state.loads, state.routing.replicas
-    loads.parts = {worker: part for worker, part in loads.parts.items() if is_id(worker)}
+    loads = state.loads
+    every: tuple[dict[Any, Any], ...] = (loads.parts, state.routing.parts, state.jobs.parts)
+    for parts in every:
+        for source in [source for source in parts if not is_id(source)]:
+            del parts[source]
     loads.reports = {worker: report for worker, report in loads.reports.items() if is_id(worker)}
-    state.routing.replicas = {replica: part for replica, part in replicas.items() if is_id(replica)}
-    state.jobs.parts = {worker: part for worker, part in state.jobs.parts.items() if is_id(worker)}
 
 
 def _rename(state: State, names: Pseudonyms) -> None:

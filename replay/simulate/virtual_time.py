@@ -53,7 +53,7 @@ class VirtualShell(Shell[E, C]):
     """As `streams.machine_shell.MachineShell`, with the agenda instead of an event loop."""
 
     def __init__(self, machine: Machine[E, C], agenda: Agenda, execute: Callable[[C], None]) -> None:
-        super().__init__(machine, execute)
+        super().__init__(machine, execute, lambda: agenda.now_us)
         self._agenda = agenda
         self._timer = 0
         """Its number in the agenda."""
@@ -63,9 +63,6 @@ class VirtualShell(Shell[E, C]):
         """No Tick comes any more."""
         self._agenda.cancel(self._timer)
         self._timer_us = None
-
-    def _now_us(self) -> int:
-        return self._agenda.now_us
 
     def _set_timer(self) -> None:
         due_us = self.machine.due_us

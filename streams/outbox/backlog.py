@@ -75,10 +75,13 @@ class SealedMessage(msgspec.Struct, frozen=True):
     n: int
     payload: bytes
     events: int
+    message_id: str
+    """By it the broker knows a repeated append."""
 
-    def message_id(self, source: SourceId) -> str:
-        """The id by which the broker knows a repeated append."""
-        return f"{source}:{self.n}"
+
+def message_id(source: SourceId, n: int) -> str:
+    """The id by which the broker knows the source's message n."""
+    return f"{source}:{n}"
 
 
 class EventCounts(msgspec.Struct, frozen=True):
@@ -100,6 +103,9 @@ class BacklogSize(NamedTuple):
 class Backlog(Protocol):
     """Events that wait to be sealed; in memory, or in a journal that outlives the process."""
 
+    events: int
+    """How many they are."""
+
     @property
     def encoded_bytes(self) -> int:
         """Of all that waits, encoded."""
@@ -107,9 +113,6 @@ class Backlog(Protocol):
     @property
     def held(self) -> BacklogSize:
         """The size of the backlog beside its capacity."""
-
-    def __len__(self) -> int:
-        """Events that wait."""
 
     def offer(self, event: Event) -> bool:
         """True if the event waits now; False, and nothing changed, if that would pass a bound. EventTooLarge if it can
@@ -148,17 +151,15 @@ class MemoryBacklog:
     """See `streams.outbox.backlog.Backlog`."""
 
     def __init__(self, limits: OutboxLimits) -> None:
+        self.events = 0
         self._limits = limits
         self._entries: deque[_Entry] = deque()
         self._bounded_events = 0
         self._bounded_bytes = 0
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def __repr__(self) -> str:
-        return f"<MemoryBacklog {len(self)} events, {self.encoded_bytes} bytes>"
+        return f"<MemoryBacklog {self.events} events, {self.encoded_bytes} bytes>"
 
     @property
     def encoded_bytes(self) -> int:
@@ -166,7 +167,7 @@ class MemoryBacklog:
 
     @property
     def held(self) -> BacklogSize:
-        return BacklogSize(len(self), self._bytes, self._limits.pending_bytes_max)
+        return BacklogSize(self.events, self._bytes, self._limits.pending_bytes_max)
 
     def offer(self, event: Event) -> bool:
         data = encoded(event, self._limits)
@@ -182,9 +183,9 @@ class MemoryBacklog:
         return True
 
     def clear(self) -> EventCounts:
-        dropped = EventCounts(len(self._entries), sum(is_decision(entry.encoded) for entry in self._entries))
+        dropped = EventCounts(self.events, sum(is_decision(entry.encoded) for entry in self._entries))
         self._entries.clear()
-        self._bounded_events = self._bounded_bytes = self._bytes = 0
+        self.events = self._bounded_events = self._bounded_bytes = self._bytes = 0
         return dropped
 
     def note_dropped(self, event: Event) -> None:
@@ -220,6 +221,7 @@ class MemoryBacklog:
 
     def _count(self, entry: _Entry, sign: int) -> None:
         size = sign * len(entry.encoded)
+        self.events += sign
         self._bytes += size
         if entry.bounded:
             self._bounded_events += sign

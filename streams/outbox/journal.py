@@ -28,6 +28,7 @@ from streams.outbox.backlog import (
     OutboxLimits,
     SealedMessage,
     encoded,
+    message_id,
 )
 from streams.outbox.journal_file import (
     ALIGN,
@@ -92,7 +93,7 @@ class Journal:
         self._clear = 0
         """A record whose data would end here, put at the tail, is within the lap, the room and the disk for sure."""
         self._oldest = _oldest(file.standing)
-        self._events = 0
+        self.events = 0
         self._bytes = 0
         self._decisions = 0
         """Decisions among the events that wait."""
@@ -122,11 +123,8 @@ class Journal:
         file = JournalFile.open_left(path, ours)
         return None if file is None else Journal(file, limits)
 
-    def __len__(self) -> int:
-        return self._events
-
     def __repr__(self) -> str:
-        return f"<Journal {self._file.path.name}: {len(self)} events, {self.held.bytes} bytes>"
+        return f"<Journal {self._file.path.name}: {self.events} events, {self.held.bytes} bytes>"
 
     @property
     def standing(self) -> JournalPosition:
@@ -148,21 +146,21 @@ class Journal:
 
     @property
     def held(self) -> BacklogSize:
-        return BacklogSize(len(self), self._tail - self._oldest, self._capacity)
+        return BacklogSize(self.events, self._tail - self._oldest, self._capacity)
 
     # --- Backlog -----------------------------------------------------------------------------------------------
 
     def offer(self, event: Event) -> bool:
-        return self._events < self._events_max and self._put(event, self._reserve)
+        return self.events < self._events_max and self._put(event, self._reserve)
 
     def restate(self, event: Event) -> bool:
         return self._put(event, 0)
 
     def clear(self) -> EventCounts:
-        dropped = EventCounts(self._events, self._decisions)
+        dropped = EventCounts(self.events, self._decisions)
         self._dropped_events += dropped.events
         self._dropped_decisions += dropped.decisions
-        self._events, self._bytes, self._decisions, self._next = 0, 0, 0, self._tail
+        self.events, self._bytes, self._decisions, self._next = 0, 0, 0, self._tail
         self._recent.clear()
         self._keep_counts()
         if self.standing.sealed_at or not self._in_flight:
@@ -177,7 +175,7 @@ class Journal:
         self._keep_counts()
 
     def take(self) -> Batch:
-        room, most = self._limits.message_bytes_max - ENVELOPE_BYTES, min(self._events, self._limits.events_max)
+        room, most = self._limits.message_bytes_max - ENVELOPE_BYTES, min(self.events, self._limits.events_max)
         encodings: list[bytes] = []
         readable, decisions, size = True, 0, 0
         while len(encodings) < most:
@@ -204,14 +202,14 @@ class Journal:
             logger.warning("no room for message %d in %r: if the process dies now it is sealed anew", sealed.n, self)
             return
         at, (_, _, n_acked, last_seq, head) = self._tail, self._file.standing
-        self._tail = self._file.write(at, SEALED, data, self._made, self._events)
+        self._tail = self._file.write(at, SEALED, data, self._made, self.events)
         self._mark(JournalPosition(at, self._next, n_acked, last_seq, head))
         self._keep_counts()
 
     def acknowledge(self, n_acked: int, head: bytes, last_seq: int) -> None:
         self._in_flight = False
         tail = self._tail
-        if not self._events:
+        if not self.events:
             if tail % self._capacity >= REWIND_BYTES:
                 self._tail = next_lap(tail, self._capacity)
             self._next = self._tail
@@ -219,7 +217,7 @@ class Journal:
         if self._unmarked.events or self._tail != tail:  # else `seal` kept the same counts
             self._unmarked = EventCounts(0, 0)
             self._keep_counts()
-        if not self._events and self._file.allocated >= RELEASE_BYTES:
+        if not self.events and self._file.allocated >= RELEASE_BYTES:
             self._file.release()
             self._clear = 0
 
@@ -241,7 +239,7 @@ class Journal:
             at = self._tail = record.after
             if record.kind in _EVENTS:
                 decides = is_decision(record.data)
-                self._events += 1
+                self.events += 1
                 self._bytes += len(record.data)
                 self._decisions += decides
                 if record.after > kept.tail:
@@ -265,11 +263,11 @@ class Journal:
         if record is None or record.kind != SEALED:
             raise Corrupt(f"{self!r}: message {self.standing.n_acked} cannot be read")
         n, events = _SEALED.unpack_from(record.data)
-        return SealedMessage(n, record.data[_SEALED.size :], events)
+        return SealedMessage(n, record.data[_SEALED.size :], events, message_id(self.source, n))
 
     def peek(self) -> bytes | None:
         """The encoding of the first event that waits."""
-        return self._event()[1] if self._events else None
+        return self._event()[1] if self.events else None
 
     def skip(self) -> None:
         """The first event waits no more: a message holds it."""
@@ -287,7 +285,7 @@ class Journal:
     def _count_lost(self, kept: JournalCounts, tail: JournalTail, uncounted: EventCounts) -> None:
         """Events that the journal held and that cannot be read count as dropped; dropped events that are still there do
         not. `uncounted` were put after the counts were kept, and can be read."""
-        events = kept.events - (self._events - uncounted.events)
+        events = kept.events - (self.events - uncounted.events)
         decisions = kept.decisions - (self._decisions - uncounted.decisions)
         if kept.tail <= self._tail:  # others than those that are still there are in a message
             events, decisions = min(0, events), min(0, decisions)
@@ -301,7 +299,7 @@ class Journal:
     def _keep_counts(self) -> None:
         self._file.keep_counts(
             self._tail,
-            self._events + self._unmarked.events,
+            self.events + self._unmarked.events,
             self._decisions + self._unmarked.decisions,
             self._made,
             self._dropped_events,
@@ -317,10 +315,10 @@ class Journal:
         if decides:
             self._decisions += 1
             self._made += 1
-        self._tail = self._file.write(self._tail, kind, data, self._made, self._events + 1)
-        if len(self._recent) == self._events < RECENT_EVENTS_MAX:
+        self._tail = self._file.write(self._tail, kind, data, self._made, self.events + 1)
+        if len(self._recent) == self.events < RECENT_EVENTS_MAX:
             self._recent.append((kind, data, self._tail, decides))
-        self._events += 1
+        self.events += 1
         self._bytes += length
         return True
 
@@ -356,7 +354,7 @@ class Journal:
 
     def _count_taken(self, events: int, decisions: int, size: int) -> None:
         """So many events, of so many bytes, wait no more."""
-        self._events -= events
+        self.events -= events
         self._decisions -= decisions
         self._bytes -= size
 

@@ -115,7 +115,7 @@ class JournalDrain:
             self._take_in(end)
         elif end is not None:
             await self._catch_up(end)
-        elif not self._journal.standing.n_acked and not self._journal and self._sealed is None:
+        elif not self._journal.standing.n_acked and not self._journal.events and self._sealed is None:
             self._ended = True  # killed before its first word
 
     async def _catch_up(self, end: Record) -> None:
@@ -140,7 +140,7 @@ class JournalDrain:
         if message.source != self._journal.source:
             # another's end stands for ours, unless there is more to tell
             counts = self._journal.decision_counts
-            self._ended = not self._journal and self._sealed is None and not (counts and counts.dropped)
+            self._ended = not self._journal.events and self._sealed is None and not (counts and counts.dropped)
             return
         self._note_end(message)
         if message.n < self._journal.standing.n_acked:

@@ -45,6 +45,7 @@ from streams.outbox.backlog import (
     MemoryBacklog,
     OutboxLimits,
     SealedMessage,
+    message_id,
 )
 
 DEFAULT_LIMITS = OutboxLimits()
@@ -184,6 +185,11 @@ class SourceChain:
         """Why nothing is appended any more; None while all is well."""
         self.superseded: Record | None = None
         """The message by which another ended the chain."""
+        self.ended = False
+        """True if nothing will be appended any more."""
+        self.drops = False
+        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
+        then a restatement will follow."""
         self._chain_key = chain_key
         self._generation = newest_generation(chain_key)
         self._pace_us, self._idle_check_us, self._retry_min_us, self._retry_max_us = (
@@ -194,7 +200,6 @@ class SourceChain:
         self._is_idle = False
         """True if `due_us` is the time of a check of the subject's end, since there is nothing to append."""
         self._is_closed = False
-        self._is_discarding = False
         self._restatement_due = False
         self._last_event: Event | None = None
         """It comes instead of a restatement."""
@@ -209,7 +214,7 @@ class SourceChain:
     @property
     def depth(self) -> int:
         """Events that the log has not acknowledged."""
-        return len(self._backlog) + (self.sealed.events if self.sealed else 0)
+        return self._backlog.events + (self.sealed.events if self.sealed else 0)
 
     @property
     def bytes(self) -> int:
@@ -225,17 +230,6 @@ class SourceChain:
     def idle(self) -> bool:
         """True if the log holds all events that were put, or a restatement of them."""
         return not self.depth and not self._restatement_due
-
-    @property
-    def drops(self) -> bool:
-        """True if an event that is put now is dropped: the chain has ended, or it overflowed and the log is still away;
-        then a restatement will follow."""
-        return self._is_discarding or self.ended
-
-    @property
-    def ended(self) -> bool:
-        """True if nothing will be appended any more."""
-        return self.error is not None or self.superseded is not None or self._is_closed
 
     def away_us(self, now_us: int) -> int:
         """For how long the log has acknowledged nothing though something waits, or would, had it not refused for good;
@@ -266,7 +260,7 @@ class SourceChain:
                 self._schedule(now_us)
             case Close():
                 self._is_closed = True
-                self._is_idle, self.due_us = False, None
+                self._end()
         return ()
 
     def _put(self, event: Event, now_us: int) -> None:
@@ -285,15 +279,15 @@ class SourceChain:
             self._schedule(now_us)
 
     def _finish(self, event: Event, now_us: int) -> None:
-        if self.ended or not self._is_discarding:
+        if self.ended or not self.drops:
             self._put(event, now_us)
-        if self._is_discarding:
+        if self.drops and not self.ended:  # perhaps since just now: the last event may be the one too many
             self._last_event = event
 
     def _overflow(self, now_us: int) -> None:
         self.counts.overflows += 1
         self._count_dropped(self._backlog.clear(), now_us)
-        self._is_discarding = self._restatement_due = True
+        self.drops = self._restatement_due = True
         _logger.warning("a chain overflowed, will restate: %r", self)
 
     def _drop(self, event: Event, now_us: int) -> None:
@@ -320,7 +314,7 @@ class SourceChain:
         self._is_idle = False
         if self.sealed is not None or self._restatement_due:
             self.due_us = now_us
-        elif self._backlog:  # events gather until the next message may start; after a pause it starts at once
+        elif self._backlog.events:  # events gather until the next message may start; after a pause it starts at once
             self.due_us = max(now_us, self._next_start_us)
         else:
             self._is_idle = True
@@ -330,22 +324,27 @@ class SourceChain:
         if self.due_us is None or now_us < self.due_us:
             return ()
         due_us, self.due_us, self._is_idle = self.due_us, None, False
-        if self.sealed is not None:
-            return self._offer(self.sealed)
-        if self._restatement_due:
-            self._is_discarding = self._restatement_due = False
-            if self._last_event is None:
-                return (AskRestatement(),)
-            self._restate([self._last_event], now_us)
-            return ()
-        if self._backlog:
+        if self.sealed is None:
+            if self._restatement_due:
+                return self._begin_restatement(now_us)
+            if not self._backlog.events:
+                return (ReadLast(),)
             self._next_start_us = due_us + self._pace_us
-            return self._offer(self._seal(now_us))
-        return (ReadLast(),)
+            self._seal(now_us)
+        assert self.sealed is not None
+        return (Append(self.sealed.payload, self.sealed.message_id, self.last_seq),)
 
-    def _seal(self, now_us: int) -> SealedMessage:
+    def _begin_restatement(self, now_us: int) -> Sequence[ChainCommand]:
+        self.drops = self._restatement_due = False
+        if self._last_event is None:
+            return (AskRestatement(),)
+        self._restate([self._last_event], now_us)
+        return ()
+
+    def _seal(self, now_us: int) -> None:
+        """The events that wait are in the message in flight, as many as fit."""
         batch, now_ms = self._backlog.take(), now_us // 1000 + self.wall_offset_ms
-        sealed = seal(
+        self.sealed = seal(
             self.source,
             self.n_acked,
             self.head,
@@ -354,12 +353,7 @@ class SourceChain:
             readable=batch.readable,
             generation=self._generation,
         )
-        self.sealed = sealed
-        self._backlog.seal(sealed)
-        return sealed
-
-    def _offer(self, sealed: SealedMessage) -> Sequence[ChainCommand]:
-        return (Append(sealed.payload, sealed.message_id(self.source), self.last_seq),)
+        self._backlog.seal(self.sealed)
 
     def _acknowledge(self, seq: StreamSeq, now_us: int) -> None:
         sealed, self.sealed = self.sealed, None
@@ -387,8 +381,13 @@ class SourceChain:
         self.error = error
         self.counts.refused += isinstance(error, Refused)
         self._note_away(now_us)
-        self._is_idle, self.due_us = False, None
+        self._end()
         return (Stopped(error),)
+
+    def _end(self) -> None:
+        """Nothing is due any more."""
+        self.ended = self.drops = True
+        self._is_idle, self.due_us = False, None
 
     def _pause(self, now_us: int) -> None:
         """The log is asked again later."""
@@ -411,6 +410,7 @@ class SourceChain:
             self._acknowledge(record.seq, now_us)
         elif record is not None and not self._is_ours(record):
             self.superseded = record
+            self._end()
             self._count_dropped(self._backlog.abandon(), now_us)
             _logger.warning("another ended a chain at %s: %r", record.seq, self)
             return (Superseded(record),)
@@ -445,7 +445,7 @@ class SourceChain:
     def _restate(self, events: Sequence[Event], now_us: int) -> None:
         """The owner's state follows all that waits, and comes before all that is put from now on."""
         self.counts.restated += 1
-        alone = not self._backlog
+        alone = not self._backlog.events
         for event in events:
             try:
                 if self._backlog.restate(event):
@@ -477,4 +477,4 @@ def seal(
     if readable:
         known = [event for event in decode_message(payload).events if not isinstance(event, UnknownEvent)]
         payload = encode_readable(source, n, head, now_ms, known, generation)
-    return SealedMessage(n, payload, len(encodings))
+    return SealedMessage(n, payload, len(encodings), message_id(source, n))

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.block_spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, check_pieces, packed, single, stretch, unpacked
+from core.block_spans import SPAN_BLOCKS, Blocks, Piece, chain_pieces, packed, single, stretch, unpacked
+from core.events import BlocksRemoved
 from core.prompt import hashes_to_bytes
 
 CHAIN = hashes_to_bytes(range(1000, 1100))
+
+
+def event_of(hashes: bytes, pieces: bytes = b"", heads: bytes = b"") -> BlocksRemoved:
+    """An event checks its blocks when it is made."""
+    return BlocksRemoved(hashes=hashes, pieces=pieces, heads=heads)
 
 
 @given(st.integers(0, 99), st.integers(0, 99))
@@ -17,7 +23,7 @@ def test_a_stretch_is_cut_at_the_borders_of_spans(one: int, other: int) -> None:
     """Its pieces follow each other, each in one span, each with the head of that; together they are the stretch."""
     first, last = sorted((one, other))
     blocks = stretch(CHAIN, first, last)
-    check_pieces(*blocks)
+    event_of(*blocks)
     depth = first
     for piece in unpacked(blocks):
         head = depth - depth % SPAN_BLOCKS
@@ -42,7 +48,7 @@ def test_a_prompt_of_whole_spans_costs_a_byte_for_each() -> None:
 def test_single_blocks_lie_nowhere() -> None:
     """They have no pieces, and are valid."""
     assert single([1, 2]) == Blocks(hashes_to_bytes([1, 2]))
-    check_pieces(*single([1, 2]))
+    event_of(*single([1, 2]))
     assert list(unpacked(single([1, 2]))) == []
     assert packed([]) == Blocks(b"")
 
@@ -60,11 +66,11 @@ def test_what_does_not_fit_together_is_refused(pieces: list[Piece], heads: bytes
     """Before anybody folds it."""
     blocks = packed(pieces)
     with pytest.raises(ValueError, match=wrong):
-        check_pieces(blocks.hashes, blocks.pieces, blocks.heads + heads)
+        event_of(blocks.hashes, blocks.pieces, blocks.heads + heads)
 
 
 def test_pieces_name_every_block() -> None:
     """None more, none less, and none without its block."""
     for hashes, pieces, heads in ((bytes(24), bytes([1]), b""), (bytes(8), bytes([1]), b""), (b"", b"", bytes(8))):
         with pytest.raises(ValueError, match="the pieces need"):
-            check_pieces(hashes, pieces, heads)
+            event_of(hashes, pieces, heads)

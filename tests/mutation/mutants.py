@@ -523,7 +523,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "chain-end-kept",
         "chains",
         f"{FOLDS}/source_fold.py",
-        "            self._digest = (self._digest - part.digest) & MASK64\n        self.unknown",
+        "            self.digest = (self.digest - part.digest) & MASK64\n        self.unknown",
         "            pass\n        self.unknown",
     ),
     # folds
@@ -1476,7 +1476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "clock-lead-of-wall",
         "clocks",
         "streams/broker_clock.py",
-        "return (self._lead_us + self.monotonic_us()) // 1000",
+        "return (self._lead_us + self.monotonic_ns() // 1000) // 1000",
         "return self._clock.wall_ms()",
         unlogged=CLOCK,
     ),

@@ -29,7 +29,7 @@ from tests.simulation.breaking import KEPT, Broken, does_nothing, replaces
 
 def _renumbers(pause: Any) -> Any:
     def new(self: SourceChain, now_us: int) -> None:
-        if self.sealed is not None and self._backlog:  # not answered: the n goes to the next message
+        if self.sealed is not None and self._backlog.events:  # not answered: the n goes to the next message
             self.sealed = None
         pause(self, now_us)
 
@@ -79,7 +79,7 @@ def _depends_on_the_order(apply: Any) -> Any:
     def new(self: State, stream: Any, seq: Any, subject: str, payload: bytes) -> Any:
         result = apply(self, stream, seq, subject, payload)
         if stream == ROUTING and LOAD in self.cursor and self.cursor[LOAD].seq % 2:
-            self.routing._digest = (self.routing._digest + 1) & MASK64
+            self.routing.digest = (self.routing.digest + 1) & MASK64
         return result
 
     return new

@@ -20,6 +20,8 @@ class BlockHolds:
     def __init__(self, keep_us: int) -> None:
         self.expired = 0
         """Requests with blocks that were not fetched in time."""
+        self.due_us: int | None = None
+        """When the next ones end."""
         self._keep_us = keep_us
         self._holds: dict[RequestId, _Hold] = {}
         """In the order in which they end: all are held equally long."""
@@ -32,11 +34,6 @@ class BlockHolds:
         """Requests whose blocks are held now. O(prefills of the last `keep_ms`)."""
         return sum(bool(hold.blocks) for hold in self._holds.values())
 
-    @property
-    def due_us(self) -> int | None:
-        """When the next ones end."""
-        return next(iter(self._holds.values())).until_us if self._holds else None
-
     def until_us(self, id: RequestId) -> int | None:
         """Until when these are held, or would have been if they had not been fetched before; None if they are not."""
         hold = self._holds.get(id)
@@ -46,6 +43,7 @@ class BlockHolds:
         """These blocks, which have a user for it, are held from now on; returns their ids."""
         assert id not in self._holds
         self._holds[id] = _Hold(blocks, now_us + self._keep_us)
+        self._set_due()
         return tuple(block.id for block in blocks)
 
     def free(self, id: RequestId, pool: BlockPool, *, fetched: bool) -> None:
@@ -58,16 +56,15 @@ class BlockHolds:
             self._holds[id] = hold._replace(blocks=[])
         else:
             del self._holds[id]
+            self._set_due()
 
-    def expire(self, now_us: int, pool: BlockPool) -> bool:
-        """Those whose time is over are held no more; returns whether there were any."""
-        some = False
-        while self._holds:
-            first, hold = next(iter(self._holds.items()))
-            if hold.until_us > now_us:
-                break
-            some = True
-            del self._holds[first]
+    def expire(self, now_us: int, pool: BlockPool) -> None:
+        """Those whose time is over are held no more."""
+        while self.due_us is not None and self.due_us <= now_us:
+            hold = self._holds.pop(next(iter(self._holds)))
+            self._set_due()
             pool.release(hold.blocks)
             self.expired += bool(hold.blocks)
-        return some
+
+    def _set_due(self) -> None:
+        self.due_us = next(iter(self._holds.values())).until_us if self._holds else None

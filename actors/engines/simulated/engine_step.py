@@ -163,7 +163,8 @@ def step(state: EngineState, now_us: int, inputs: Iterable[Input] = ()) -> StepR
 
 
 def _taken(state: EngineState) -> StepResult:
-    state.report_changes()
+    if state.pool.changes:
+        state.report_changes()
     if state.disk is not None and state.pool.host is not None:
         state.disk.write(state.changes, state.pool.host, state.now_us)
     outputs, state.outputs = state.outputs, []
@@ -184,7 +185,8 @@ def _due(state: EngineState) -> int | None:
 
 def _go_on(state: EngineState, at_us: int) -> None:
     """All work due at this time is done; nothing was due before it."""
-    if state.held.expire(at_us, state.pool):
+    if state.held.due_us is not None and state.held.due_us <= at_us:
+        state.held.expire(at_us, state.pool)
         _catch_up(state, at_us)
         _cut(state)
     work = state.work
@@ -239,7 +241,8 @@ def _land(state: EngineState, at_us: int) -> None:
         else:
             seq.load_in(state.pool)
         run(state, seq)
-    state.report_changes()
+    if state.pool.changes:
+        state.report_changes()
 
 
 def _end(state: EngineState, work: ScheduledPasses) -> None:
@@ -248,7 +251,8 @@ def _end(state: EngineState, work: ScheduledPasses) -> None:
     state.work = None
     state.steps += passes
     _skip(state, work, passes - 1)
-    state.report_changes(work)
+    if work.changes or state.pool.changes:
+        state.report_changes(work)
     for seq in work.members:
         if seq.computed == seq.length:
             _one_more(state, seq, at_us)

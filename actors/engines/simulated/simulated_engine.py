@@ -194,7 +194,7 @@ class SimulatedEngine:
 
     def now_us(self) -> int:
         """The engine's time."""
-        return int(self._clock.monotonic_ms() * 1000 * self.settings.time_scale)
+        return int(self._clock.monotonic_ns() // 1_000_000 * 1000 * self.settings.time_scale)
 
     async def _drive(self) -> None:
         try:

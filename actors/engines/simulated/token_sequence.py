@@ -220,31 +220,35 @@ class TokenSequence(EngineSequence):
         """With so many tokens before it, no token may end the answer."""
         return length - self.prompt_tokens < self.request.sampling.min_tokens
 
-    def _should_hold(self, number: int, until: int) -> int:
-        """The right content of this block, with all of its tokens before `until`."""
+    def _right_contents(self, first: int, end: int, until: int) -> list[int]:
+        """The right contents of the blocks [first, end), with all of their tokens before `until`."""
         size, right = self.size, self._right
-        for full in range(len(right), min(number + 1, until // size)):
+        for full in range(len(right), min(end, until // size)):
             raw = self.tokens[full * size : (full + 1) * size].tobytes()
             right.append(content_behind(right[-1] if right else self._root, raw))
-        if number < len(right):
-            return right[number]
-        assert number == len(right)
-        return content_behind(right[-1] if right else self._root, self.tokens[number * size : until].tobytes())
+        found = right[first:end]
+        if end > len(right):  # the last one is not full yet
+            assert end == len(right) + 1
+            raw = self.tokens[(end - 1) * size : until].tobytes()
+            found.append(content_behind(right[-1] if right else self._root, raw))
+        return found
 
     def _judge(self) -> None:
         """A block with nothing of it but the last token does not count: that is computed here in any case."""
         blocks = self.blocks[: -(-self.computed // self.size)]
         self._wrong = b""
-        if any(block.content != self._should_hold(number, self.length) for number, block in enumerate(blocks)):
+        right = self._right_contents(0, len(blocks), self.length)
+        if [block.content for block in blocks] != right:
             contents = b"".join(block.content.to_bytes(8, "little") for block in blocks)
             self._wrong = xxhash.xxh3_64_digest(contents, _WRONG_SEED)
 
     def _write(self, before: int) -> None:
         if before >= self.prompt_tokens and self.computed == before + 1 and self.computed % self.size > 1:
             return  # an answer's block is written when it is begun, and when it is full
-        for number in range(before // self.size, -(-self.computed // self.size)):
-            right = self._should_hold(number, self.computed)
-            self.blocks[number].content = content_behind(right, self._wrong) if self._wrong else right
+        first, end = before // self.size, -(-self.computed // self.size)
+        right = self._right_contents(first, end, self.computed)
+        for block, content in zip(self.blocks[first:end], right, strict=True):
+            block.content = content_behind(content, self._wrong) if self._wrong else content
 
     def _stored(self, first: int, full: int) -> CacheStored:
         size, names = self.size, self.names

@@ -88,11 +88,6 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """One choice that is nothing but text: its transcript can be read without deltas."""
 
     @property
-    def include_usage(self) -> bool:
-        """True if a stream ends with the usage."""
-        return self.options.include_usage
-
-    @property
     def finish(self) -> str | None:
         """The first choice's reason to end; None while a choice is under way."""
         if len(self.choices) == 1:

@@ -7,7 +7,7 @@ import socket
 import time
 
 from api.server.answer_delivery import AnswerDelivery, Delay
-from api.server.request_intake import RequestIntake
+from api.server.exchange import RequestIntake
 from api.server.tcp_probe import TcpProbe
 from tests.fixtures.eventually import eventually
 

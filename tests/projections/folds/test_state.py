@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from core.codec import encode_event
 from core.events import WorkerLeft
+from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING
 from projections.folds.state import GAPS_KEPT, POINTS_KEPT, Applied, DigestPoint, State
@@ -149,6 +151,15 @@ def test_workers_of_all_partitions_are_found() -> None:
     assert member is not None
     assert (member.ended, member.alive) == ("left: done", False)
     assert state.member(WorkerId("99" * 8)) is None
+
+
+def test_models_with_prefill_workers_are_known() -> None:
+    """From the join of the first of them to the end of the last; other models have none by that."""
+    state, prefill = opened(), Speaker(KV, B)
+    feed(state, [Speaker(KV, A).say(joined()), prefill.say(replace(joined("prefill-0", "other"), role=PREFILL))])
+    assert (state.has_prefill_workers("other"), state.has_prefill_workers("tiny")) == (True, False)
+    feed(state, [prefill.say(WorkerLeft(reason="done"))])
+    assert not state.has_prefill_workers("other")
 
 
 def test_points_say_where_a_stream_stood() -> None:

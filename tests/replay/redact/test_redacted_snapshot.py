@@ -53,7 +53,7 @@ def test_pools_are_renamed() -> None:
     state = staged()
     pool, source = "f0" * 8, WorkerId("51" * 8)
     state.kv[KV]._joined(state.kv[KV].members[WORKER], structs.replace(joined("acme"), pools=reads(pool, "acme-kind")))
-    state.kv[KV]._joined(state.kv[KV]._part(source), structs.replace(pool_joined(pool, A, "acme-kind"), name="acme"))
+    state.kv[KV]._joined(state.kv[KV]._begin(source), structs.replace(pool_joined(pool, A, "acme-kind"), name="acme"))
     again = redacted(state)
     assert again.pool_readers() == state.pool_readers() == [PoolReader(WORKER, source, 500)]
     (found,) = again.pools()

@@ -47,7 +47,7 @@ def test_what_was_put_is_left(tmp_path: Path) -> None:
     assert repr(journal).startswith(f"<Journal {SOURCE}.journal: 3 events, ")
     journal.close(delete=False)
     left = left_journal(path_in(tmp_path))
-    assert (left.source, left.standing, left.in_flight(), len(left)) == (SOURCE, standing, sealed, 3)
+    assert (left.source, left.standing, left.in_flight(), left.events) == (SOURCE, standing, sealed, 3)
     assert (left.standing.n_acked, left.standing.last_seq) == (1, 7)
     assert waiting(left) == ["6", "7", "8"]
     left.close(delete=True)
@@ -111,7 +111,7 @@ def test_the_ring_wraps(tmp_path: Path) -> None:
             assert journal.in_flight() == sealed
         first += sealed.events
         acknowledge(journal, sealed, turn + 1)
-        assert len(journal) == last - first
+        assert journal.events == last - first
     assert journal.standing.events_from > 10 * SMALL_BYTES
     assert [name[:5] for name in waiting(journal)] == [f"{i:05}" for i in range(first, last)]
     journal.close(delete=True)
@@ -130,7 +130,7 @@ def test_an_empty_ring_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     while journal.held.bytes < 4 * journal_file.EXTENT_BYTES:
         put(journal, "x" * 10_000)
     assert path_in(tmp_path).stat().st_blocks * 512 > 4 * journal_file.EXTENT_BYTES
-    while len(journal):
+    while journal.events:
         acknowledge(journal, seal_next(journal), 1)
     assert path_in(tmp_path).stat().st_blocks < 2 * blocks
     put(journal, "after")
@@ -159,7 +159,7 @@ def test_events_at_the_bound(tmp_path: Path, over: int) -> None:
     journal = new_journal(tmp_path, limits=OutboxLimits(journal_events_max=10))
     put(journal, *range(9 + over))
     assert journal.offer(said("one more")) == (not over)
-    assert len(journal) == 10
+    assert journal.events == 10
     journal.close(delete=True)
 
 
@@ -168,14 +168,14 @@ def test_a_message_that_finds_no_room(tmp_path: Path) -> None:
     journal = new_journal(tmp_path)
     while journal.restate(said("x" * 20)):
         pass
-    count = len(journal)
+    count = journal.events
     sealed = seal_next(journal)
     journal.close(delete=False)
     left = left_journal(path_in(tmp_path))
     assert left.in_flight() is None
-    assert len(left) == sealed.events == count
+    assert left.events == sealed.events == count
     acknowledge(left, seal_next(left), 1)
-    assert (len(left), left.held.bytes) == (0, 0)
+    assert (left.events, left.held.bytes) == (0, 0)
     left.close(delete=True)
 
 
@@ -217,7 +217,7 @@ async def test_an_outbox_over_a_journal(tmp_path: Path) -> None:
         outbox.put(said("after"))
         assert await outbox.drain(5)
     assert reasons(await messages(log)) == ["in flight", "restated", "after"]
-    assert (owner.restated, outbox.counts.dropped_events, len(journal), journal.held.bytes) == (1, 200, 0, 0)
+    assert (owner.restated, outbox.counts.dropped_events, journal.events, journal.held.bytes) == (1, 200, 0, 0)
     journal.close(delete=False)
     assert told_by(left_journal(path_in(tmp_path))) == []
 

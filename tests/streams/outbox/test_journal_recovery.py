@@ -43,7 +43,7 @@ async def offered(log: EventLog, sealed: SealedMessage) -> StreamSeq:
     """The process appended it while it lived."""
     last = await log.last(ROUTING, SUBJECT)
     expected = StreamSeq(0 if last is None else last.seq)
-    return await log.append(ROUTING, SUBJECT, sealed.payload, sealed.message_id(SOURCE), expected)
+    return await log.append(ROUTING, SUBJECT, sealed.payload, sealed.message_id, expected)
 
 
 async def append_sealed(journal: Journal, log: EventLog, *names: object) -> None:
