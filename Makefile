@@ -14,14 +14,20 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(PYTHON) -m pip --disable-pip-version-check -q -q
 # What goes to the command behind a target: make serve ARGS="--port 9000"
 ARGS :=
-# Tests of whole deployments wait more than they compute, and so do those that start engines or break parts: both run
-# beside all others.
-DEPLOYMENTS := tests/e2e tests/security
-ENGINES := tests/actors/engines/vllm tests/actors/engines/attached tests/actors/kv_pool/test_disk_pool.py tests/actors/kv_pool/test_small_disk.py \
-  tests/actors/kv_pool/test_shared_disk.py \
-  tests/e2e/test_vllm.py tests/e2e/test_attach.py tests/chaos
+# Many tests wait for processes more than they compute, so JOBS groups run at once. There are more groups than that: the
+# next one begins when one has ended, and all end at about the same time. Those of vLLM in the tests' own process stand
+# together, as one import and one engine serve them all.
+JOBS := 4
+ENGINES := tests/actors/engines/vllm tests/actors/kv_pool/test_disk_pool.py tests/actors/kv_pool/test_small_disk.py \
+  tests/actors/kv_pool/test_shared_disk.py tests/e2e/test_vllm.py
+FAULTS := tests/actors/engines/attached tests/api/test_attached_adapters.py tests/e2e/test_attach.py tests/chaos
+DEPLOYMENTS := tests/e2e
+SECURITY := tests/security
+API := tests/api tests/docs
 # Tests that compare times within a few per cent run when no other test does.
 TIMED := tests/e2e/test_stages.py
+# The longest first; `parts` has all tests that no other group has.
+GROUPS := $(addprefix test-,engines deployments parts faults api security)
 # Where each group notes what failed, and that it passed.
 NOTES := .pytest_cache
 # A group's run. With AGAIN it runs only if it has not passed: its failed tests, or all of them if it broke off.
@@ -29,7 +35,7 @@ group = $(if $(AGAIN),[ -e $(NOTES)/$(1)/passed ] ||,rm -rf $(NOTES)/$(1);) \
   { $(PYTHON) -m pytest $(AGAIN) -o cache_dir=$(NOTES)/$(1) $(2) && touch $(NOTES)/$(1)/passed; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup install serve test test-deployments test-engines test-parts test-timed test-page test-agents mutants bench check docs format clean
+.PHONY: help setup install serve test $(GROUPS) test-timed test-page test-agents mutants bench check docs format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -58,26 +64,35 @@ install:
 serve: setup ## serve the tiny model from one command, until Ctrl-C
 	@$(PYTHON) -P -m api.cli up $(ARGS)
 
-test: setup ## all tests, with real NATS, etcd and vLLM, in three groups at once, then what failed again, then those of times; with ARGS one after the other
+test: setup ## all tests, with real NATS, etcd and vLLM, in groups of which four run at once, then what failed again, then those of times; with ARGS one after the other
 ifdef ARGS
 	@$(PYTHON) -m pytest $(ARGS)
 else
-	@echo 'Three groups of tests: those of whole deployments, and of engines and faults, print when all of them have run, all others as they run. Then tests of times run alone.'
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-deployments test-engines test-parts || { \
+	@echo 'Six groups of tests, four at once: one prints as it runs, each other one when all of its tests have run. Then tests of times run alone.'
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) --output-sync=target --keep-going $(GROUPS) || { \
 	  echo 'What failed beside the other groups runs again, alone. Its failures above may be those of a busy machine, or rare.'; \
-	  $(MAKE) --no-print-directory AGAIN=--last-failed test-deployments test-engines test-parts; }
+	  $(MAKE) --no-print-directory --keep-going AGAIN=--last-failed $(GROUPS); }
 	@$(MAKE) --no-print-directory test-timed || $(MAKE) --no-print-directory AGAIN=--last-failed test-timed
 endif
 
-test-deployments: setup
-	@$(call group,deployments,$(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES) $(TIMED)))
-
 test-engines: setup
-	@$(call group,engines,$(ENGINES) $(addprefix --ignore=,$(TIMED)))
+	@$(call group,engines,$(ENGINES))
+
+test-faults: setup
+	@$(call group,faults,$(FAULTS))
+
+test-deployments: setup
+	@$(call group,deployments,$(DEPLOYMENTS) $(addprefix --ignore=,$(ENGINES) $(FAULTS) $(TIMED)))
+
+test-security: setup
+	@$(call group,security,$(SECURITY))
+
+test-api: setup
+	@$(call group,api,$(API) $(addprefix --ignore=,$(FAULTS)))
 
 # The plus, that of a nested make, lets it print as it goes.
 test-parts: setup
-	+@$(call group,parts,$(addprefix --ignore=,$(DEPLOYMENTS) $(ENGINES) $(TIMED)))
+	+@$(call group,parts,$(addprefix --ignore=,$(ENGINES) $(FAULTS) $(DEPLOYMENTS) $(SECURITY) $(API)))
 
 test-timed: setup
 	@$(call group,timed,$(TIMED))

@@ -21,7 +21,13 @@ _state = tempfile.TemporaryDirectory(prefix="contrail-state-")
 os.environ["XDG_STATE_HOME"] = _state.name  # deployments of tests are not the user's
 
 
+def pytest_configure() -> None:
+    """Collecting tests makes hardly any garbage, and many objects that stay."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Modules and collected tests live as long as the run: no garbage collection scans them."""
     gc.collect()
     gc.freeze()
+    gc.enable()

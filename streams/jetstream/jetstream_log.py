@@ -141,14 +141,40 @@ class JetStreamLog:
             f"{self._connection.api}.CONSUMER.CREATE.{name}", body, f"seeking in {stream}"
         )
         await self._connection.request(f"{self._connection.api}.CONSUMER.DELETE.{name}.{made['name']}")
-        return StreamSeq(int(made["delivered"]["stream_seq"]) + 1)
+        return await self._first_from(stream, StreamSeq(int(made["delivered"]["stream_seq"]) + 1), time_ms)
+
+    async def _first_from(self, stream: StreamName, start: StreamSeq, time_ms: int) -> StreamSeq:
+        """The first sequence from `start` on stored at or after that time, by the leader's messages.
+
+        In a cluster a consumer may stand on a follower that lacks the newest messages, and begin at the end of those.
+        Takes one call if `start` is right, else some log2 of the messages that the follower lacked.
+        """
+        record = await self._following(stream, start)
+        if record is None:
+            return start
+        if record.time_ms >= time_ms:
+            return record.seq
+        low, high = record.seq + 1, (await self.state(stream)).last_seq + 1
+        found = StreamSeq(high)
+        while low < high:
+            middle = StreamSeq((low + high) // 2)
+            record = await self._following(stream, middle)
+            if record is not None and record.time_ms < time_ms:
+                low = record.seq + 1
+            else:
+                high, found = middle, middle if record is None else record.seq
+        return found
+
+    async def _following(self, stream: StreamName, seq: StreamSeq) -> Record | None:
+        """The leader's first message from that sequence on."""
+        return await self._get(stream, {"seq": seq, "next_by_subj": ">"}, f"{stream} from {seq} on")
 
     async def read(self, stream: StreamName, start: StreamSeq) -> AsyncIterator[Record]:
         def make_pull(on_record: Callable[[Record, int], None], held: Callable[[], int]) -> PullConsumer:
             return PullConsumer(self._connection, stream, self._broker_name(stream), on_record, held)
 
         def following(seq: StreamSeq) -> Awaitable[Record | None]:
-            return self._get(stream, {"seq": seq, "next_by_subj": ">"}, f"{stream} from {seq} on")
+            return self._following(stream, seq)
 
         one = StreamReader(make_pull, lambda: self.state(stream), following, start)
         async with aclosing(one.records()) as records:

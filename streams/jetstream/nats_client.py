@@ -45,7 +45,9 @@ class ServerList:
         return ", ".join([*self._named, *(server.uri.geturl() for server in self._reported)])
 
     async def connect(self, client: Client, options: dict[str, Any]) -> None:
-        """The client is connected to one of them. Raises what the library raises."""
+        """The client is connected to one of them. Raises what the library raises; Refused if one is a WebSocket."""
+        if any(urlparse(server).scheme in {"ws", "wss"} for server in self._named):
+            raise Refused("NATS is spoken over TCP or TLS: give a nats:// or tls:// address")
         # the library adds what is named to this; as URLs these would lose the names that their certificates bear
         client._server_pool = [replace(server) for server in self._reported]  # noqa: SLF001
         await client.connect(self._named, **options)

@@ -131,8 +131,7 @@ class NatsProtocol(asyncio.Protocol):
 
 def _transport(client: Client) -> Any:
     writer = writer_of(client)
-    if writer is None:
-        raise Refused("NATS is spoken over TCP or TLS: give a nats:// or tls:// address")
+    assert writer is not None, "a client that is connected by TCP or TLS has one"
     return writer.transport
 
 

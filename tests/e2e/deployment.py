@@ -28,6 +28,7 @@ from streams.embedded.loopback_ports import free_port
 from streams.jetstream.broker_accounts import ADMIN
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.fixtures.eventually import eventually
+from tests.fixtures.tiny_folder import give_tiny_model
 
 CONTRAIL = (sys.executable, "-P", "-m", "api.cli")
 READY_S = 240.0
@@ -157,6 +158,7 @@ class Running:
 def start(data: Path, *words: str, port: int | None = None) -> Running:
     """`contrail up` with these words, in a session of its own; `wait_ready` waits for it."""
     port = port or free_port()
+    give_tiny_model(data)
     with data.with_suffix(".out").open("wb") as file:
         command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), *words]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)

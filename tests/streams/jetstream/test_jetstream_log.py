@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,6 +216,35 @@ async def consumers_are(log: JetStreamLog, count: int) -> None:
             if info["state"]["consumer_count"] == count:
                 return
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("lacks", [0, 1, 2, 7, 30])
+async def test_a_follower_that_lacks_the_newest_messages(
+    log: JetStreamLog, monkeypatch: pytest.MonkeyPatch, lacks: int
+) -> None:
+    """A time is found though the server of the consumer begins it at the end of the messages that it has."""
+    publisher = Publisher(log)
+    publisher.wanted = 30
+    await publisher.run()
+    for deleted in (12, 24, 29):
+        name = broker_stream(log.namespace, KV)
+        await log._connection.call(f"$JS.API.STREAM.MSG.DELETE.{name}", {"seq": deleted})
+    times = [(record.seq, record.time_ms) async for record in log.read(KV, StreamSeq(1))]
+    assert len(times) == 27
+    call = log._connection.call
+
+    async def behind(subject: str, body: dict[str, Any] | None = None, what: str = "") -> dict[str, Any]:
+        answer = await call(subject, body, what)
+        if ".CONSUMER.CREATE." in subject:
+            reached = answer["delivered"]["stream_seq"]
+            answer["delivered"]["stream_seq"] = min(reached, 30 - lacks)
+        return answer
+
+    monkeypatch.setattr(log._connection, "call", behind)
+    (_, oldest_ms), (_, newest_ms) = times[0], times[-1]
+    for time_ms in [oldest_ms - 10_000, *sorted({stored_ms for _, stored_ms in times}), newest_ms + 1]:
+        found = next((seq for seq, stored_ms in times if stored_ms >= time_ms), 31)
+        assert await log.seek(KV, time_ms) == found
 
 
 async def test_no_consumer_is_left_behind(server: EmbeddedNats, log: JetStreamLog) -> None:

@@ -28,7 +28,7 @@ from core.errors import CallerError, EngineDead
 from core.generation import GenerateRequest, Sampling
 from core.ids import new_id
 from core.prompt import TOKEN_BYTES
-from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, REPEATS, SIZE, Depth, Followed
+from tests.actors.engines.vllm.test_host_tier import BLOCK_BYTES, SIZE, Depth, Followed
 from tests.contracts.engine import Answer, answer_to, prompt, request
 from tests.fixtures.engines import RecordedEngine, adapter_ids
 from tests.fixtures.eventually import eventually
@@ -39,6 +39,8 @@ DISK_BYTES = 4 << 30
 BLOCKS = 10
 LENGTH = BLOCKS * SIZE + 5
 """Tokens of a prompt."""
+REPEATS = int(os.environ.get("CONTRAIL_DISK_TIER_PROMPTS", str(BLOCKS)))
+"""Prompts of each kind: a damaged file at each of a prompt's blocks. By hand, 20: set the variable of that name."""
 FILE_BYTES_MAX = 4096
 """Less than a block's, more than that of the tier's numbers."""
 
@@ -128,7 +130,7 @@ async def quiet(engine: RecordedEngine) -> Mapping[str, int]:
 
 
 async def test_text_from_the_disk_is_that_of_cold(tiered: RecordedEngine, folder: Path) -> None:
-    """Twenty prompts that left device and host: none is computed again; the index was promised nothing of them."""
+    """Prompts that left device and host: none is computed again; the index was promised nothing of them."""
     asked = [request(prompt(LENGTH), 16) for _ in range(REPEATS)]
     found = await stored(tiered, asked, folder)
     followed, loads = Followed(tiered), tiered.disk_counts()["loads"]
@@ -158,7 +160,7 @@ def swap(file: Path, other: Path) -> None:
 async def test_a_damaged_file_is_computed_again(
     tiered: RecordedEngine, folder: Path, reason: str, damage: Callable[[Path, Path], None]
 ) -> None:
-    """Twenty prompts with a damaged file each: the blocks before it are taken, and the text is that of cold."""
+    """Prompts with a damaged file each: the blocks before it are taken, and the text is that of cold."""
     asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
     found = await stored(tiered, asked, folder)
     refused = tiered.disk_counts()[f"refused_{reason}"]
@@ -170,7 +172,7 @@ async def test_a_damaged_file_is_computed_again(
 
 
 async def test_scopes_share_nothing(tiered: RecordedEngine, folder: Path) -> None:
-    """Ten prompts, each plain, salted and with an adapter: plain and salted ones are read as their own, and blocks of
+    """Prompts, each plain, salted and with an adapter: plain and salted ones are read as their own, and blocks of
     an adapter never reach the disk."""
     plain = [request(prompt(LENGTH), 8) for _ in range(REPEATS // 2)]
     salted = [msgspec.structs.replace(again(each), cache_salt="one") for each in plain]
