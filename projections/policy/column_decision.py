@@ -308,6 +308,9 @@ class _WaitsByWorker(Mapping[WorkerId, int]):
         self._ids, self._rows = table.ids, table.rows
         self._column = column
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
     def __getitem__(self, worker: WorkerId) -> int:
         if wait := self._column.item(self._rows[worker]):
             return wait
@@ -491,7 +494,8 @@ class _Order:
         order = self._up_to(np.partition(costs, count)[count] if count < len(costs) else costs.max())
         if self._chosen is None:
             return order
-        return np.concatenate(([self._chosen], order[order != self._chosen]))
+        with_chosen: Column = np.concatenate(([self._chosen], order[order != self._chosen]))
+        return with_chosen
 
     def _up_to(self, cost: int) -> Column:
         """The rows that cost no more, in the order of costs and ties."""

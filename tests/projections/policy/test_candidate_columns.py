@@ -64,10 +64,10 @@ def changed() -> Iterator[ScoredCandidate]:
     candidate = ONE.candidate
     yield ONE._replace(candidate=candidate._replace(worker=B))
     yield ONE._replace(candidate=candidate._replace(overlap=(1, 2, 3, 5)))
-    for name in ("capacity_blocks", "pending", "active_blocks", "active_requests", "prefill_tokens", "waiting"):
-        yield ONE._replace(candidate=candidate._replace(**{name: getattr(candidate, name) + 1}))
-    for name in ("cache_known", "draining"):
-        yield ONE._replace(candidate=candidate._replace(**{name: not getattr(candidate, name)}))
+    other = Candidate(A, "m", 16, 901, False, (1, 2, 3, 4), 6, 7, 8, 9, 10, True)
+    for at, value in enumerate(other):
+        if value != candidate[at]:
+            yield ONE._replace(candidate=Candidate._make((*candidate[:at], value, *candidate[at + 1 :])))
 
 
 def test_each_value_counts() -> None:
