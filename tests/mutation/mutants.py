@@ -350,9 +350,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "reuse-undigested",
         "costs",
-        f"{POLICY}/decide.py",
-        "    if any(reuse):\n        everything",
-        "    if False:\n        everything",
+        f"{POLICY}/candidate_columns.py",
+        "            numbers += reuse\n",
+        "            pass\n",
     ),
     Mutant(
         "reuse-stays",
@@ -1894,10 +1894,13 @@ MUTANTS: tuple[Mutant, ...] = (
                 "The examination reads a decision before the next event.",
             ),
             "columns-own-bound": ("if not -NUMBER_MAX <= min(numbers) <=", "if not min(numbers) <=", BOUNDED),
-            "columns-shared-negative": ("np.maximum(pending - self.levels[-1], 0)", "pending - self.levels[-1]"),
+            "columns-shared-negative": (
+                "np.maximum(self.pending_column() - self.levels[-1], 0)",
+                "self.pending_column() - self.levels[-1]",
+            ),
             "columns-shared-level": (
-                "np.maximum(pending - self.levels[-1], 0)",
-                "np.maximum(pending - self.levels[0], 0)",
+                "np.maximum(self.pending_column() - self.levels[-1], 0)",
+                "np.maximum(self.pending_column() - self.levels[0], 0)",
             ),
             "columns-pending-undigested": (
                 "*levels, prefixes.pending_column(), load",
