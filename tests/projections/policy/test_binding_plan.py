@@ -443,7 +443,7 @@ def test_room_among_many_workers_is_that_of_each(monkeypatch: pytest.MonkeyPatch
         routed("own", dice.choice(workers), prompt(*range(7000, 7100))), blocks=dice.choice((100, 600, 1 << 40))
     )
     many.pending_events.emit(own, None)
-    for blocks in (300, *range(660, 720), 989, 990, 995):
+    for blocks in (300, 395, *range(660, 720), 989, 990, 995):
         asked = needing_room(blocks)
         found = with_room(many.view, asked, GIVEN, NOW_MS)
         with monkeypatch.context() as one_by_one:
