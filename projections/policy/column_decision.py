@@ -469,7 +469,7 @@ class _Order:
         self._overlap = overlap
         self._keys, self._asked = keys, asked
         self._chosen: int | None = None
-        """The row that stands first whatever it costs; None for the cheapest one."""
+        """The row that stands first at any cost; None for the cheapest one."""
 
     def choose(self, settings: RoutingSettings, turn: int, seed: int) -> None:
         """The row that the policy chooses stands first."""
@@ -500,9 +500,9 @@ class _Order:
     def _up_to(self, cost: int) -> Column:
         """The rows that cost no more, in the order of costs and ties."""
         places = (self._costs <= cost).nonzero()[0]
-        costs, order = self._costs[places], self.rows[places]
-        ascending = costs.argsort()
-        costs, order = costs[ascending], order[ascending]
+        places = places[self._costs[places].argsort()]
+        costs = self._costs[places]
+        order: Column = self.rows[places]
         equal = costs[1:] == costs[:-1]
         flags: Flags = np.zeros(len(costs), bool)
         flags[1:] = equal
