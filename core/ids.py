@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NewType
 
 WorkerId = NewType("WorkerId", str)
@@ -61,6 +61,11 @@ def given_id(request: str) -> str:
 def to_column(ids: Sequence[str]) -> bytes:
     """The ids, 8 bytes each, in the order given."""
     return bytes.fromhex("".join(ids))
+
+
+def id_lines(ids: Iterable[str]) -> bytes:
+    """The ids as text, one a line, in the order given; there is at least one."""
+    return ("\n".join(ids) + "\n").encode()
 
 
 def from_column(column: bytes) -> list[str]:

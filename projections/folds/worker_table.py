@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from itertools import chain
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from core.events import LoadReported
-from core.ids import WorkerId
+from core.ids import WorkerId, id_lines
 from core.prompt import Prompt
+from projections.digest import MASK64
 from projections.folds.in_flight import NO_LOAD, InFlightLoad, OutstandingPrefill
 from projections.folds.kv_fold import Member, serving_adapter
 from projections.folds.load_fold import LoadFold
@@ -40,10 +40,6 @@ OUTSTANDING_COLUMNS = 4
 """Outstanding prefills of a worker that have columns; a row with more of them is in `crowded`."""
 
 _NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
-_encode = msgspec.msgpack.Encoder().encode
-_HEAD = b"\x93\x9c"
-"""An array of three, of which the first is one of twelve (msgpack): a candidate, its cost, its blocks to prefill."""
-
 Fixed = tuple[WorkerId, str, int, int, bool]
 """The first fields of a candidate: those that only a join or the loss of a cache changes."""
 
@@ -104,10 +100,12 @@ class WorkerTable:
         """The ids as bytes."""
         self.ids: Objects = np.empty(count, object)
         self.every_row: Column = np.arange(count)
-        self.heads: Objects = np.empty(count, object)
-        """`fixed` as a candidate's bytes begin (msgpack)."""
-        self.tails: Objects = np.empty(count, object)
-        """The numbers as a candidate's bytes end."""
+        self.id_lines = b""
+        """The ids, one a line."""
+        self.capacities: NDArray[np.uint64] = np.zeros(count, np.uint64)
+        """The blocks of each worker's cache, by their lowest 64 bits …"""
+        self.known: Column = column()
+        """… and 1 where it is known."""
         self.blocks, self.requests, self.prefill_tokens, self.waiting = column(), column(), column(), column()
         self.reuse: Column = column()
         self.draining: Flags = np.zeros(count, bool)
@@ -166,8 +164,10 @@ class WorkerTable:
             self.fixed.append(fixed)
             self.keys[row] = worker.encode()
             self.ids[row] = worker
-            self.heads[row] = msgspec.Raw(_HEAD + _encode(fixed)[1:])
+            self.capacities[row] = joined.capacity_blocks & MASK64
+            self.known[row] = member.cache_known
             self._write(row, worker, loads, in_flight)
+        self.id_lines = id_lines(self.rows) if self.rows else b""
 
     def _write(self, row: int, worker: WorkerId, loads: LoadFold, in_flight: InFlightLoad) -> None:
         load, report = in_flight.busy.get(worker, NO_LOAD), loads.reports.get(worker, _NO_REPORT)
@@ -178,7 +178,6 @@ class WorkerTable:
             return
         self.blocks[row], self.requests[row], self.prefill_tokens[row], self.waiting[row] = numbers
         self.draining[row], self.reuse[row] = report.draining, loads.reuse.get(worker, 0)
-        self.tails[row] = tail_bytes((*numbers, report.draining))
         if (prefills := in_flight.prefills.get(worker)) or self.outstanding.item(row):
             self._write_prefills(row, sorted(prefills.values()) if prefills else ())
 
@@ -193,9 +192,3 @@ class WorkerTable:
                 self.wide[row] = None
                 return
             self.begins_us[place][row], self.tokens[place][row] = begins_us, tokens
-
-
-def tail_bytes(numbers: tuple[int, int, int, int, bool]) -> msgspec.Raw:
-    """The bytes with which a candidate ends: its active blocks and requests, its prefill tokens, those that wait, and a
-    flag for draining."""
-    return msgspec.Raw(_encode(numbers)[1:])

@@ -131,7 +131,7 @@ class PrefixIndex:
         for tables in self._levels or self._leveled():
             levels.append(gallop(tables, prompt, self._sets.live) if tables else levels[-1] if levels else [])
         if levels[0] is levels[-1]:  # one tier is in use: all levels are equal
-            return self._depths(((reach.depth,) * len(TIERS), reach.mask) for reach in levels[0])
+            return self._depths([((depth,) * len(TIERS), mask) for depth, mask in levels[0]])
         each = [self._depths(level) for level in levels]
         workers = each[-1]
         columns = [map(depths.get, workers, repeat(0)) for depths in each]
@@ -256,7 +256,8 @@ class PrefixIndex:
         """Per worker the depth of the group that it is in; the least, if it should be in several."""
         found: dict[WorkerId, T] = {}
         for depth, mask in groups:
-            found.update(dict.fromkeys(self._sets.members(mask), depth))
+            for worker in self._sets.members(mask):
+                found[worker] = depth
         return found
 
     def _counts_of(self, worker: WorkerId, tier: str) -> TierCounts:

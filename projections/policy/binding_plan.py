@@ -35,7 +35,7 @@ from projections.folds.in_flight import OutstandingPrefill
 from projections.folds.state import NO_OVERLAP
 from projections.policy.candidates import find_candidates
 from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, most_reuse, score
-from projections.policy.decide import Decision, decide_newest
+from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide_newest
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog
@@ -427,8 +427,8 @@ def with_room(view: View, held: UnboundRequest, settings: RoutingSettings, now_m
     wait there, without the price of delays. Where no worker has room, a wait counts as no more than computing the whole
     prompt takes: then waits are long everywhere, and a request that gives up its prefix adds to them. The same request
     where every worker has room. O(workers)."""
-    request = held.request
-    if not held.blocks_needed:
+    request, needed = held.request, held.blocks_needed
+    if not needed or (len(view.state.serving()) >= COLUMNS_WORKERS_MIN and _all_have_room(view, needed)):
         return request
     waits, report = dict(request.held), view.state.loads.reports.get
     candidates = find_candidates(view, request, settings, now_ms).left
@@ -444,6 +444,12 @@ def with_room(view: View, held: UnboundRequest, settings: RoutingSettings, now_m
         if room_us:  # a decision gives each wait the price of delays
             waits[worker] = waits.get(worker, 0) + min(room_us, most_us) * MILLI // per_wait_m
     return request._replace(held=waits)
+
+
+def _all_have_room(view: View, needed: int) -> bool:
+    from projections.policy.column_decision import all_have_room  # noqa: PLC0415 - numpy, only for many workers
+
+    return all_have_room(view, needed)
 
 
 def _next_placed(

@@ -10,32 +10,21 @@ The rules stand in `projections.policy.rules`, and nowhere else are they to be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, overload
 
-import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from core.events.routing import DECIDE_VERSION
-from core.ids import WorkerId
+from core.ids import WorkerId, id_lines
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.folds.load_fold import REUSE_STEPS
-from projections.folds.worker_table import (
-    NUMBER_MAX,
-    OUTSTANDING_COLUMNS,
-    Column,
-    Fixed,
-    Flags,
-    Objects,
-    WorkerTable,
-    tail_bytes,
-)
+from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS, Column, Fixed, Flags, Objects, WorkerTable
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
@@ -57,6 +46,7 @@ from projections.policy.prefill_backlog import NO_BACKLOG, SLACK_M, PrefillBackl
 from projections.policy.prefill_time import MILLI, PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import EXCLUSION_REASONS, Candidate, RouteRequest, View
+from projections.policy.worker_room import FREE_PART
 
 TOKENS_MAX = 1 << 20
 """A longer prompt is decided on worker by worker, …"""
@@ -68,10 +58,10 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[5]
+RULES_BY_COLUMNS = RULES[6]
 """The rules that this module follows."""
-
-_encode = msgspec.msgpack.Encoder().encode
+BYTES = np.dtype("<i8")
+"""The form of a number in `projections.policy.candidate_columns`."""
 
 
 def decide_by_columns(
@@ -93,20 +83,38 @@ def decide_by_columns(
     return found or decide(view, request, settings, now_ms, seed, outstanding)
 
 
-class RankedCandidates(Sequence[ScoredCandidate]):
-    """All candidates as `Decision.ranked` has them; each is made when it is read."""
+def all_have_room(view: View, needed: int) -> bool:
+    """True if so many blocks more fit on every worker, or can be waited for on none (`worker_room.lacking_blocks`), by
+    the blocks of all prompts in flight there: no worker has more in use. False if they may not. O(workers), some 10 us
+    for a thousand."""
+    table = view.state.worker_table()
+    if table.wide:
+        return False
+    blocks = table.blocks.copy()
+    for worker, own in view.pending_events.in_flight_load.busy.items():
+        if abs(own.blocks) > NUMBER_MAX:
+            return False
+        if worker in table.rows:
+            blocks[table.rows[worker]] += own.blocks
+    capacities = table.capacities.view(np.int64)  # a negative one has more blocks than a prompt can need
+    most = capacities - capacities // FREE_PART
+    return not ((blocks > most - needed) & (needed <= most)).any()
 
-    def __init__(self, rows: _Rows, order: Column, encoded: msgspec.Raw) -> None:
+
+class RankedCandidates(Sequence[ScoredCandidate]):
+    """All candidates as `Decision.ranked` has them; each is made when it is read, and those behind the first ones stand
+    in their order when one of them is read."""
+
+    def __init__(self, rows: _Rows, order: _Order, first: int) -> None:
         self._rows = rows
         self._order = order
-        self.encoded = encoded
-        """The bytes of a list of them (msgpack)."""
+        self._sorted = order.first(first)
 
     def __repr__(self) -> str:
         return f"<RankedCandidates {len(self)}>"
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._order.rows)
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
@@ -118,9 +126,15 @@ class RankedCandidates(Sequence[ScoredCandidate]):
     @overload
     def __getitem__(self, at: slice) -> list[ScoredCandidate]: ...
     def __getitem__(self, at: int | slice) -> ScoredCandidate | list[ScoredCandidate]:
-        if isinstance(at, slice):
-            return [self._rows.candidate(row) for row in self._order[at].tolist()]
-        return self._rows.candidate(int(self._order[at]))
+        places = range(len(self))[at]
+        if isinstance(places, int):
+            return self._rows.candidate(self._row(places))
+        return [self._rows.candidate(self._row(place)) for place in places]
+
+    def _row(self, place: int) -> int:
+        if place >= len(self._sorted):
+            self._sorted = self._order.first(len(self))
+        return self._sorted.item(place)
 
 
 class _Load(NamedTuple):
@@ -132,15 +146,13 @@ class _Load(NamedTuple):
     waiting: Column
     draining: Flags
     reuse: Column
-    tails: Objects
-    """The bytes with which each candidate ends."""
 
     @staticmethod
     def of(table: WorkerTable, view: View) -> _Load | None:
         """None if a number is beyond the bound."""
         found = _Load(
             table.blocks.copy(), table.requests.copy(), table.prefill_tokens.copy(), table.waiting.copy(),
-            table.draining.copy(), table.reuse.copy(), table.tails.copy(),
+            table.draining.copy(), table.reuse.copy(),
         )  # fmt: skip
         for worker, own in view.pending_events.in_flight_load.busy.items():
             row = table.rows.get(worker)
@@ -157,7 +169,6 @@ class _Load(NamedTuple):
         if not -NUMBER_MAX <= min(numbers) <= max(numbers) <= NUMBER_MAX:
             return False
         self.blocks[row], self.requests[row], self.prefill_tokens[row], _ = numbers
-        self.tails[row] = tail_bytes((*numbers, self.draining.item(row)))
         return True
 
 
@@ -184,27 +195,18 @@ class _Prefixes(NamedTuple):
         levels = self.levels
         return (levels[0].item(row),) * len(TIERS) if len(levels) == 1 else tuple([each.item(row) for each in levels])
 
-    def encoded(self, prompt: Prompt) -> Objects:
-        """The bytes of each row's overlap and pending blocks."""
-        if len(self.levels) == 1:
-            found = _same_depths((prompt.blocks + 1).bit_length())[self.levels[0]]
-        else:
-            known: dict[tuple[int, ...], msgspec.Raw] = {}
-            found = np.empty(len(self.levels[0]), object)
-            for row, overlap in enumerate(zip(*[level.tolist() for level in self.levels], strict=True)):
-                found[row] = known.get(overlap) or known.setdefault(overlap, _prefix_bytes(overlap, 0))
-        for row, depth in self.pending.items():
-            found[row] = _prefix_bytes(self.overlap(row), depth)
-        return found
-
     def shared(self) -> Column | None:
         """Blocks that are being computed there and are not cached; None if nothing is being computed."""
         if not self.pending:
             return None
-        pending: Column = np.zeros(len(self.levels[0]), np.int64)
-        pending[[*self.pending]] = [*self.pending.values()]
-        shared: Column = np.maximum(pending - self.levels[-1], 0)
+        shared: Column = np.maximum(self.pending_column() - self.levels[-1], 0)
         return shared
+
+    def pending_column(self) -> Column:
+        """`pending` of every row."""
+        found: Column = np.zeros(len(self.levels[0]), np.int64)
+        found[[*self.pending]] = [*self.pending.values()]
+        return found
 
 
 def _levels(table: WorkerTable, cached: Mapping[WorkerId, tuple[int, ...]], *, one: bool) -> tuple[Column, ...]:
@@ -216,18 +218,6 @@ def _levels(table: WorkerTable, cached: Mapping[WorkerId, tuple[int, ...]], *, o
         column[rows] = [overlap[level] for overlap in known.values()]
         found.append(column)
     return tuple(found)
-
-
-def _prefix_bytes(overlap: tuple[int, ...], pending: int) -> msgspec.Raw:
-    return msgspec.Raw(_encode(overlap) + _encode(pending))
-
-
-@cache
-def _same_depths(bits: int) -> Objects:
-    """By depth, up to so many bits: the bytes of an overlap with that depth on each level and nothing pending."""
-    found = np.empty(1 << bits, object)
-    found[:] = [_prefix_bytes((depth,) * len(TIERS), 0) for depth in range(1 << bits)]
-    return found
 
 
 class _Rows(NamedTuple):
@@ -287,7 +277,7 @@ class _Waits(NamedTuple):
 
     @staticmethod
     def of(table: WorkerTable, view: View, request: RouteRequest, time: PrefillTime, now_ms: int) -> _Waits | None:
-        """None if a number is beyond the bounds, or if a worker prefills that has no row."""
+        """None if a number is beyond the bounds, or if a worker without a row prefills or is held for."""
         folded, own = view.state.routing.in_flight_load.prefills, view.pending_events.in_flight_load.prefills
         computed, rows = view.pending_events.computed, table.rows
         if len(folded) != table.prefilling or not own.keys() <= rows.keys():
@@ -303,15 +293,34 @@ class _Waits(NamedTuple):
             if wait > PRODUCT_MAX:
                 return None
             column[row] = wait
-        waiting = column.nonzero()[0]
-        waits: dict[WorkerId, int] = dict(zip(table.ids[waiting].tolist(), column[waiting].tolist(), strict=True))
-        backlog = PrefillBacklog(time, waits, reuse=view.reuse()).behind(request.held)
-        for worker in request.held:
-            if worker in rows:
-                if abs(backlog.waits_us[worker]) > PRODUCT_MAX:
-                    return None
-                column[rows[worker]] = backlog.waits_us[worker]
-        return _Waits(column, backlog)
+        for worker, held_us in request.held.items():
+            wait = column.item(rows[worker]) + held_us if worker in rows else PRODUCT_MAX + 1
+            if abs(wait) > PRODUCT_MAX:
+                return None
+            column[rows[worker]] = wait
+        return _Waits(column, PrefillBacklog(time, _WaitsByWorker(table, column), request.held, view.reuse()))
+
+
+class _WaitsByWorker(Mapping[WorkerId, int]):
+    """A column of waits as `PrefillBacklog.waits_us` has them."""
+
+    def __init__(self, table: WorkerTable, column: Column) -> None:
+        self._ids, self._rows = table.ids, table.rows
+        self._column = column
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __getitem__(self, worker: WorkerId) -> int:
+        if wait := self._column.item(self._rows[worker]):
+            return wait
+        raise KeyError(worker)
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(self._ids[self._column.nonzero()[0]].tolist())
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._column))
 
 
 def _waits_us(table: WorkerTable, time: PrefillTime, now_ms: int) -> Column:
@@ -431,13 +440,13 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
     if costs is None:
         return None
     overlap = seen.prefixes.levels[0] if settings.policy in OVERLAP_POLICIES else None
-    order = _order(table, kept.rows, costs.cost, overlap, request, settings, view.routed(request.model), seed)
-    encoded = _encoded(table, seen, costs, order, prompt)
-    ranked = RankedCandidates(_Rows(table.fixed, load, seen.prefixes, *costs), order, encoded)
+    order = _Order(kept.rows, costs.cost[kept.rows], overlap, table.keys, tie_key(request, settings))
+    order.choose(settings, view.routed(request.model), seed)
+    ranked = RankedCandidates(_Rows(table.fixed, load, seen.prefixes, *costs), order, settings.candidates_recorded_max)
     believed = retention(ranked[0].candidate, view, settings) if settings.policy == APPROXIMATE else None
     backlog = NO_BACKLOG if waits is None else waits.backlog
-    reuse = load.reuse[order].tolist() if backlog.reuse else ()
-    return conclude(ranked, kept.excluded, view, request, now_ms, seed, backlog, reuse, believed, DECIDE_VERSION)
+    parts = _digested(table, kept.rows, seen, costs)
+    return conclude(ranked, parts, kept.excluded, view, request, now_ms, seed, backlog, believed, DECIDE_VERSION)
 
 
 def _is_bounded(prompt: Prompt, settings: RoutingSettings) -> bool:
@@ -449,78 +458,84 @@ def _is_bounded(prompt: Prompt, settings: RoutingSettings) -> bool:
     return prompt.tokens <= TOKENS_MAX and prompt.blocks <= BLOCKS_MAX and weights_m <= WEIGHT_M_MAX
 
 
-def _order(
-    table: WorkerTable,
-    rows: Column,
-    cost: Column,
-    overlap: Column | None,
-    request: RouteRequest,
-    settings: RoutingSettings,
-    turn: int,
-    seed: int,
-) -> Column:
-    """The rows as `rank` orders them; equal costs by `overlap`, if it is given."""
-    asked, keys = tie_key(request, settings), table.keys
-    costs = cost[rows]
-    places = costs.argsort()
-    order: Column = rows[places]
-    ascending: Column = costs[places]
-    _break_ties(order, ascending, overlap, asked, keys)
-    match settings.policy:
-        case "round-robin":
-            chosen = rows.item(turn % len(rows))
-        case "random":
-            chosen = rows.item(seed % len(rows))
-        case "power-of-two":
-            chosen = rows.item(of_two(costs.tolist(), seed))
-        case policy if settings.temperature_m and policy in TEMPERATURE_POLICIES:
-            chosen = rows.item(draw_by_temperature(costs.tolist(), settings.temperature_m, seed))
-        case _ if settings.tie_margin_m:
-            highest = ascending.item(0) + settings.tie_margin_m
-            near = order[: ascending.searchsorted(highest, "right")]
-            chosen = near.item(int(_ties(asked, keys[near]).argmin()))  # the first of equal ones, as min() has it
-        case _:
+class _Order:
+    """The rows that can be chosen, as `rank` orders them. Equal costs stand by `overlap`, the largest first, if it is
+    given, then by their hashes, and by id if these are equal, too."""
+
+    def __init__(self, rows: Column, costs: Column, overlap: Column | None, keys: Objects, asked: bytes) -> None:
+        self.rows = rows
+        self._costs = costs
+        """Of these rows."""
+        self._overlap = overlap
+        self._keys, self._asked = keys, asked
+        self._chosen: int | None = None
+        """The row that stands first at any cost; None for the cheapest one."""
+
+    def choose(self, settings: RoutingSettings, turn: int, seed: int) -> None:
+        """The row that the policy chooses stands first."""
+        rows, costs = self.rows, self._costs
+        match settings.policy:
+            case "round-robin":
+                self._chosen = rows.item(turn % len(rows))
+            case "random":
+                self._chosen = rows.item(seed % len(rows))
+            case "power-of-two":
+                self._chosen = rows.item(of_two(costs.tolist(), seed))
+            case policy if settings.temperature_m and policy in TEMPERATURE_POLICIES:
+                self._chosen = rows.item(draw_by_temperature(costs.tolist(), settings.temperature_m, seed))
+            case _ if settings.tie_margin_m:
+                near = self._up_to(costs.min() + settings.tie_margin_m)
+                self._chosen = near.item(int(self._ties(near).argmin()))  # the first of equal ones, as min() has it
+
+    def first(self, count: int) -> Column:
+        """So many rows in their order, or some more. O(rows), and a hash for each that costs as much as another one
+        among the first."""
+        costs = self._costs
+        order = self._up_to(np.partition(costs, count)[count] if count < len(costs) else costs.max())
+        if self._chosen is None:
             return order
-    place = int((order == chosen).argmax())
-    order[1 : place + 1] = order[:place].copy()
-    order[0] = chosen
-    return order
+        with_chosen: Column = np.concatenate(([self._chosen], order[order != self._chosen]))
+        return with_chosen
+
+    def _up_to(self, cost: int) -> Column:
+        """The rows that cost no more, in the order of costs and ties."""
+        places = (self._costs <= cost).nonzero()[0]
+        places = places[self._costs[places].argsort()]
+        costs = self._costs[places]
+        order: Column = self.rows[places]
+        equal = costs[1:] == costs[:-1]
+        flags: Flags = np.zeros(len(costs), bool)
+        flags[1:] = equal
+        flags[:-1] |= equal
+        tied = flags.nonzero()[0]
+        if len(tied):
+            rows = order[tied]
+            depth = np.zeros(len(rows), np.int64) if self._overlap is None else -self._overlap[rows]
+            order[tied] = rows[np.lexsort((rows, self._ties(rows), depth, costs[tied]))]
+        return order
+
+    def _ties(self, rows: Column) -> NDArray[np.uint64]:
+        """The hashes that decide between equal costs."""
+        digest, asked = xxhash.xxh3_64_digest, self._asked
+        hashes = b"".join([digest(asked + key) for key in self._keys[rows].tolist()])
+        return np.frombuffer(hashes, ">u8").astype(np.uint64)
 
 
-def _break_ties(order: Column, costs: Column, overlap: Column | None, asked: bytes, keys: Objects) -> None:
-    """Rows of equal cost stand by their overlap, the largest first, if it is given, then by their hashes, and by id if
-    these are equal, too; `order` has them in any order."""
-    equal = costs[1:] == costs[:-1]
-    flags: Flags = np.zeros(len(costs), bool)
-    flags[1:] = equal
-    flags[:-1] |= equal
-    tied = flags.nonzero()[0]
-    if len(tied):
-        rows = order[tied]
-        depth = np.zeros(len(rows), np.int64) if overlap is None else -overlap[rows]
-        order[tied] = rows[np.lexsort((rows, _ties(asked, keys[rows]), depth, costs[tied]))]
-
-
-def _ties(asked: bytes, keys: Objects) -> NDArray[np.uint64]:
-    """The hashes that decide between equal costs, of the workers with these keys."""
-    digest = xxhash.xxh3_64_digest
-    return np.frombuffer(b"".join([digest(asked + key) for key in keys.tolist()]), ">u8").astype(np.uint64)
-
-
-def _encoded(table: WorkerTable, seen: _Seen, costs: _Costs, order: Column, prompt: Prompt) -> msgspec.Raw:
-    """The candidates in their order as msgpack: an array of arrays of candidate, cost and blocks to prefill."""
-    flat: list[object] = [None] * (5 * len(order))
-    flat[0::5] = table.heads[order].tolist()
-    flat[1::5] = seen.prefixes.encoded(prompt)[order].tolist()
-    flat[2::5] = seen.load.tails[order].tolist()
-    flat[3::5] = costs.cost[order].tolist()
-    flat[4::5] = costs.prefill_m[order].tolist()
-    content = memoryview(_encode(flat))[len(_array_header(len(flat))) :]
-    return msgspec.Raw(_array_header(len(order)) + content)
-
-
-def _array_header(count: int) -> bytes:
-    """The head of an array of so many in msgpack."""
-    if count < 16:
-        return bytes([0x90 | count])
-    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
+def _digested(table: WorkerTable, rows: Column, seen: _Seen, costs: _Costs) -> list[bytes | memoryview]:
+    """The parts of `candidate_columns` of these rows."""
+    load, prefixes = seen.load, seen.prefixes
+    levels = prefixes.levels if len(prefixes.levels) > 1 else prefixes.levels * len(TIERS)
+    columns = [
+        table.known, load.draining, *levels, prefixes.pending_column(), load.blocks, load.requests,
+        load.prefill_tokens, load.waiting, costs.cost, costs.prefill_m,
+    ]  # fmt: skip
+    if seen.waits is not None:
+        columns.append(seen.waits.column)
+        if load.reuse[rows].any():
+            columns.append(load.reuse)
+    if rows is table.every_row:
+        ids, capacities = table.id_lines, table.capacities
+    else:
+        ids, capacities = id_lines(table.ids[rows].tolist()), table.capacities[rows]
+        columns = [column[rows] for column in columns]
+    return [ids, capacities.astype("<u8", copy=False).data, *[each.astype(BYTES, copy=False).data for each in columns]]

@@ -199,10 +199,12 @@ class _Credits(dict[tuple[int, ...], int]):
         self._credits_m = credits_m
 
     def __missing__(self, overlap: tuple[int, ...]) -> int:
-        credit = before = 0
-        for depth, credit_m in zip(overlap, self._credits_m, strict=True):
-            credit += (depth - before) * credit_m
-            before = depth
+        before = overlap[0]
+        credit = before * self._credits_m[0]
+        if overlap.count(before) < len(overlap):  # slower tiers have more
+            for depth, credit_m in zip(overlap[1:], self._credits_m[1:], strict=True):
+                credit += (depth - before) * credit_m
+                before = depth
         self[overlap] = credit
         return credit
 

@@ -6,9 +6,8 @@ integer costs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -22,6 +21,7 @@ from core.ids import WorkerId, to_column
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.approximate_index import APPROXIMATE_BLOCKS_MAX, CacheRetention
 from projections.folds.in_flight import OutstandingPrefill
+from projections.policy.candidate_columns import candidate_columns
 from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pending_beyond
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_choice import NO_PREFERENCE, REMOTE, PrefillInputs
@@ -33,7 +33,7 @@ from projections.policy.view import Candidate, RouteRequest, View, recorded_loca
 COLUMNS_WORKERS_MIN = 16
 """Fewer workers are decided on one by one: that costs less than columns."""
 
-_canonical = msgspec.msgpack.Encoder(enc_hook=attrgetter("encoded"))  # of a ranking by columns
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Decision(NamedTuple):
@@ -52,7 +52,8 @@ class Decision(NamedTuple):
     """Tokens that the chosen worker is expected to compute."""
     predicted_cached_tokens: int
     digest: str
-    """Of all of this with every candidate: 16 hex digits; equal digests mean equal decisions."""
+    """Of all of this with every candidate: 16 hex digits; equal digests mean equal decisions. Since version 6 of the
+    rules the order of the candidates is not part of it, but for the chosen one: it follows from the others."""
     prefer: str = ""
     """The prefill worker that holds more of the prompt than the chosen one; empty if none does."""
     prefer_tokens: int = 0
@@ -87,6 +88,7 @@ def decide(
     rules = RULES[version]
     left, excluded = rules.find_candidates(view, request, settings, now_ms)
     ranked: list[ScoredCandidate] = []
+    scored = ranked
     fetches: Mapping[WorkerId, PlannedFetch] = {}
     backlog = NO_BACKLOG
     if settings.policy in ESTIMATING_POLICIES:
@@ -102,9 +104,9 @@ def decide(
             scored, fetches = with_fetches(scored, view, request, settings, backlog)
         ranked = rules.rank(scored, request, settings, view.routed(request.model), seed)
     believed = retention(ranked[0].candidate, view, settings) if ranked and settings.policy == APPROXIMATE else None
-    reuse = [backlog.reuse.get(each.candidate.worker, 0) for each in ranked] if backlog.reuse else ()
+    columns = [candidate_columns(scored, backlog)] if rules.by_columns else None
     fetch = fetches.get(ranked[0].candidate.worker) if ranked else None
-    return conclude(ranked, excluded, view, request, now_ms, seed, backlog, reuse, believed, version, fetch)
+    return conclude(ranked, columns, excluded, view, request, now_ms, seed, backlog, believed, version, fetch)
 
 
 def decide_newest(
@@ -132,19 +134,19 @@ def retention(chosen: Candidate, view: View, settings: RoutingSettings) -> Cache
 
 def conclude(
     ranked: Sequence[ScoredCandidate],
+    columns: Iterable[bytes | memoryview] | None,
     excluded: dict[str, list[WorkerId]],
     view: View,
     request: RouteRequest,
     now_ms: int,
     seed: int,
     backlog: PrefillBacklog,
-    reuse: Sequence[int],
     believed: CacheRetention | None,
     version: int,
     fetch: PlannedFetch | None = None,
 ) -> Decision:
-    """The decision for the first candidate of the ranking, or for no worker, with its digest. `reuse` is that
-    of the candidates in this order, if any was read."""
+    """The decision for the first candidate of the ranking, or for no worker, with its digest. `columns`
+    are the bytes of `candidate_columns`, in any number of parts; None where the version has none."""
     prompt = request.prompt
     prefer = NO_PREFERENCE
     fetched = None if request.fetching is None else recorded_fetch(request.fetching, fetch, prompt.block_size)
@@ -155,9 +157,10 @@ def conclude(
     if chosen and fetch is not None:
         predicted = (chosen.overlap[HOST] + fetch.blocks) * prompt.block_size
     cursor, local = view.cursor, recorded_local(view.local)
+    candidates = ranked if columns is None else (prompt.block_size, len(ranked), chosen.worker if chosen else None)
     everything: tuple[object, ...] = (
         version, request.id, request.attempt, request.model, prompt.tokens, now_ms, seed, cursor, local,
-        sorted(excluded.items()), ranked,
+        sorted(excluded.items()), candidates,
     )  # fmt: skip
     if prefer.worker:  # else the bytes are those of times without prefill workers
         everything = (*everything, prefer)
@@ -166,9 +169,8 @@ def conclude(
     if request.adapter:
         everything = (*everything, "adapter", request.adapter)
     if backlog is not NO_BACKLOG:
-        everything = (*everything, backlog.time, [*backlog.waits_us.items()])  # by id
-    if any(reuse):
-        everything = (*everything, reuse)
+        listed = _listed_waits(ranked, backlog) if columns is None else ()
+        everything = (*everything, backlog.time, *listed)
     if believed is not None:
         everything = (*everything, believed)
     if fetched is not None:
@@ -183,7 +185,7 @@ def conclude(
         seed=seed,
         prefill_tokens=prompt.tokens - predicted,
         predicted_cached_tokens=predicted,
-        digest=xxhash.xxh3_64_hexdigest(_canonical.encode(everything)),
+        digest=_digest(everything, columns or ()),
         prefer=prefer.worker,
         prefer_tokens=prefer.tokens,
         backlog=backlog,
@@ -192,6 +194,21 @@ def conclude(
         version=version,
         fetch=fetched,
     )
+
+
+def _digest(everything: tuple[object, ...], columns: Iterable[bytes | memoryview]) -> str:
+    found = xxhash.xxh3_64(_encode(everything))
+    for part in columns:
+        found.update(part)
+    return found.hexdigest()
+
+
+def _listed_waits(ranked: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> Iterator[object]:
+    """The expected waits by id, and the reuse in the order of the candidates if any has some: as digests before version
+    6 cover them."""
+    yield [*backlog.waits_us.items()]
+    if backlog.reuse and any(reuse := [backlog.reuse.get(each.candidate.worker, 0) for each in ranked]):
+        yield reuse
 
 
 def record(

@@ -43,6 +43,9 @@ class Rules(NamedTuple):
     """The greatest reuse of these candidates, by which delays have their price."""
     preferred_worker: Callable[[View, RouteRequest, int], Preferred]
     prefill_reason: Callable[[PrefillInputs], str]
+    by_columns: bool = True
+    """True if the digest of a decision covers its candidates as columns (`projections.policy.candidate_columns`), False
+    if as a list."""
 
 
 def _find_without_pools(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
@@ -72,12 +75,13 @@ DELAYS_VERSION = 3
 POOLS_VERSION = 4
 """The first version that counts blocks in pools."""
 RULES: dict[int, Rules] = {
-    1: Rules(_find_without_pools, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason),
-    2: Rules(_find_without_pools, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason),
-    3: Rules(_find_without_pools, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
-    4: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
-    5: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
+    1: Rules(_find_without_pools, score, _rank_by_hash, _no_reuse, _no_delays, preferred_worker, prefill_reason, False),
+    2: Rules(_find_without_pools, score, rank, View.reuse, _no_delays, preferred_worker, prefill_reason, False),
+    3: Rules(_find_without_pools, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, False),
+    4: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, False),
+    5: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, False),
+    6: Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason),
 }
 """By the version that a decision records (`RequestRouted.decide_version`). Versions 4 and 5 differ by requests for
-adapters, which no record of version 4 has: the functions are the same."""
+adapters, which no record of version 4 has: the functions are the same. Versions 5 and 6 differ by the digest alone."""
 assert max(RULES) == DECIDE_VERSION

@@ -21,6 +21,7 @@ from core.subjects import ROUTING
 from projections.folds.state import DISK, NO_OVERLAP
 from projections.policy import policies
 from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, score
+from projections.policy.decide import decide
 from projections.policy.policies import TEMPERATURE_POLICIES, rank
 from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, prefill_reason
 from projections.policy.rules import RULES
@@ -70,6 +71,16 @@ def check(version: int) -> None:
 def test_every_decision_is_what_it_was(version: int) -> None:
     """By the version of the rules that made it."""
     check(version)
+
+
+def test_version_6_differs_by_the_digest_alone() -> None:
+    """Each decision of version 5 is the same by version 6, but for the bytes that its digest covers."""
+    with Recording.open(FILES[5], KEY) as recording:
+        for at in Playback(recording, gaps=Gaps()):
+            asked = at.view, at.request, at.settings, at.event.now_ms, at.event.seed
+            before, after = (decide(*asked, version=version) for version in (5, 6))
+            assert before._replace(version=6, digest="") == after._replace(digest="")
+            assert before.digest == at.event.digest != after.digest
 
 
 def test_the_program_names_the_version_of_its_package() -> None:
@@ -214,7 +225,7 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
     monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[6\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+    with pytest.raises(AssertionError, match=r"RULES\[7\], raise DECIDE_VERSION and PROGRAM_VERSION"):
         check(DECIDE_VERSION)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from copy import deepcopy
 
 import pytest
@@ -25,12 +26,13 @@ from projections.policy.binding_plan import (
     plan,
     with_room,
 )
+from projections.policy.column_decision import all_have_room
 from projections.policy.decide import Decision, decide, record
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from projections.policy.worker_room import WAIT_PERCENT, RunningPrompts
-from tests.projections.facts import finished, load, prefilled, prompt, routed, worker_id
-from tests.projections.site import Site
+from tests.projections.facts import finished, joined, load, prefilled, prompt, routed, worker_id
+from tests.projections.site import KV, Site
 
 A, B, C = (WorkerId(worker_id(number)) for number in (1, 2, 3))
 NOW_MS = 1_000_000
@@ -423,6 +425,32 @@ def test_a_request_with_room_is_decided_on_as_it_is(
     """So the records of before are made again, byte by byte."""
     full.say(ROUTING, OTHER, *events)
     assert with_room(full.view, asked, GIVEN, NOW_MS) == asked.request
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_room_among_many_workers_is_that_of_each(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """By columns where all have room, else worker by worker: at each bound, with this replica's own requests, and with
+    workers of unknown size and of another model."""
+    dice, many = random.Random(seed), Site()
+    workers = [worker_id(number) for number in range(1, 21)]
+    many.join(*workers[1:])
+    many.say(KV, workers[0], replace(joined("w"), capacity_blocks=dice.choice((0, 1000, 2**63 + 1))))
+    many.join(worker_id(21), model="other", block_size=4)
+    for number in range(dice.randrange(1, 8)):
+        event = routed(f"x{number}", dice.choice(workers), prompt(*range(6000, 6000 + dice.randrange(100, 400))))
+        many.say(ROUTING, OTHER, event, prefilled(f"x{number}"))
+    own = replace(
+        routed("own", dice.choice(workers), prompt(*range(7000, 7100))), blocks=dice.choice((100, 600, 1 << 40))
+    )
+    many.pending_events.emit(own, None)
+    for blocks in (300, 395, *range(660, 720), 989, 990, 995):
+        asked = needing_room(blocks)
+        found = with_room(many.view, asked, GIVEN, NOW_MS)
+        with monkeypatch.context() as one_by_one:
+            one_by_one.setattr(plan_module, "COLUMNS_WORKERS_MIN", 1000)
+            judge = with_room(many.view, asked, GIVEN, NOW_MS)
+        assert found == judge
+        assert all_have_room(many.view, asked.blocks_needed) == (not judge.held) or own.blocks == 1 << 40
 
 
 def test_the_room_is_added_to_the_waits_that_are_known(full: Site) -> None:

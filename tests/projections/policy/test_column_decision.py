@@ -238,3 +238,29 @@ def test_fleets_with_pools_are_among_them() -> None:
             state, cached = fleet.site.state, settings.policy != "approximate"
             pooled += cached and state.reported(request.prompt) != state.reported(request.prompt, pools=False)
     assert pooled > FLEETS
+
+
+def test_only_the_first_of_a_ranking_are_sorted(site: Site) -> None:
+    """As many as a record has, and those that cost as much as the next one; all of them once a further one is read."""
+    for number, worker in enumerate(WORKERS):
+        site.say(LOAD, worker, load(min(number, 20)))
+    decision = decide_by_columns(
+        site.view, RouteRequest(RequestId("r"), 0, "tiny", ASKED), RoutingSettings(policy="least-loaded"), 1000, 2**63
+    )
+    assert isinstance(ranked := decision.ranked, RankedCandidates)
+    assert [each.candidate.waiting for each in ranked[:8]] == [*range(8)]
+    assert len(ranked._sorted) == 9
+    assert ranked[8].cost == 8000
+    assert len(ranked._sorted) == 9
+    assert ranked[9].cost == 9000
+    assert len(ranked._sorted) == len(WORKERS)
+
+
+def test_a_worker_without_a_row_that_is_held_for(site: Site) -> None:
+    """Its wait is in the backlog: the rules themselves find it."""
+    for worker, by_columns in ((WORKERS[3], True), (WorkerId(worker_id(77)), False)):
+        request = RouteRequest(RequestId("r"), 0, "tiny", ASKED, held={worker: 5000})
+        decision = decided(site, RoutingSettings(policy="time"), request)
+        assert is_by_columns(decision) == by_columns
+        assert dict(decision.backlog.waits_us) == {worker: 5000}
+        assert len(decision.backlog.waits_us) == 1

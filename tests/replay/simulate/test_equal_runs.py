@@ -36,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "2a2684fc26703454928e1d64c5277802",
-    "two that lag": "dacaf5133ca5646deb7c25363b78d54a",
-    "workers that fail": "1b4ac2d184bfff88f6fa971c11b00ef2",
-    "twenty workers": "a8a15cfab739b4b6da9845fb6c55e6e6",
-    "prefill workers": "ff4df3f79e6bc52c745672b142287836",
-    "closed loop": "512b332e054e22c3615fc8b9adc4771f",
-    "kv": "ce74ff841457607ee232a4712c7ee09d",
-    "host tier": "63010d3ffbb53b3ac9f099f87de0feb3",
-    "approximate": "e8a3c189ee0b5bdb7cd2fb5d6ca564e8",
-    "least loaded": "149040910022d80eededf42f9320b89e",
+    "time": "c3116bee33e5efc5c3fb57c709b71b4c",
+    "two that lag": "9fc45edd54048b61206696d5d994ec1c",
+    "workers that fail": "3fd1143842859ccb7af3a880192d6831",
+    "twenty workers": "c92044237aae07d84eb25c2fbad33f39",
+    "prefill workers": "3afe0cb559a5a33542421a7fe82a5699",
+    "closed loop": "7e9fc3de86fc921a162056300c5c4b3d",
+    "kv": "941001674b0be100e0e2b48fa97edaa7",
+    "host tier": "65e280449c91c9ce2d41efb2d4a0be8f",
+    "approximate": "fa5bea24413836e27a1bbb2360446885",
+    "least loaded": "65effc3785a5a4b51b2f00cf24aa0d9a",
 }
 
 
