@@ -83,7 +83,7 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
             metrics.watch_forecasts(lambda: service.forecast_failures)
             metrics.watch_judge(service.judge.outcomes)
             hands = {
-                fleet.planned.label: _hand(resource, service, fleet, both.registry)
+                fleet.planned.label: kubernetes_hand(resource, service, fleet, both.registry)
                 for resource, fleet in zip(resources, service.fleets, strict=False)  # none, or one for each
             }
             ready, state = partial(_ready, service, hands), partial(_state, service, hands)
@@ -185,9 +185,10 @@ def _own_namespace() -> str:
         raise CallerError(f"planner.kubernetes.namespace: give it, since this is no pod: {error}") from error
 
 
-def _hand(
+def kubernetes_hand(
     resource: KubernetesOptions, service: PlannerService, fleet: ModelFleet, registry: EtcdRegistry
 ) -> KubernetesHand:
+    """The hand that gives the fleet's group as many pods as its target says, while the service leads."""
     it = fleet.planned
 
     def may_act() -> bool:
