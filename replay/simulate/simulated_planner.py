@@ -9,7 +9,6 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from actors.engines.simulated.engine_profile import profile as exact
 from actors.planning.fleet_planner import (
     FleetPeriodEnded,
     FleetPlanner,
@@ -43,6 +42,7 @@ from core.machine import Machine
 from core.subjects import ROUTING, SCALE
 from projections.scaling.fleet_demand import FleetDemand
 from projections.scaling.judge_plan import JudgePlan
+from projections.scaling.prefill_speed_model import PrefillSpeedModel
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
 from replay.simulate.options import Options
@@ -70,12 +70,17 @@ class SimulatedPeriods:
         settings: Mapping[str, ScaleSettings],
         agenda: Agenda,
         log: SimulatedLog,
-        on_end: Callable[[DemandRolled, CapacityLearned | None], None],
+        on_end: Callable[[DemandRolled, Mapping[str, CapacityLearned]], None],
     ) -> None:
-        """Settings by fleet, those of decode workers among them."""
+        """Settings by fleet, those of decode workers among them. So are the speeds that are learned, as far as they
+        are known."""
         engine = options.engine
         self._period_s = settings[NO_MODEL].period_s
-        self._speed = SpeedModel(MODEL, options.profile) if options.learns else None
+        self._speeds: dict[str, SpeedModel | PrefillSpeedModel] = {}
+        """By fleet; empty if the planner is told the speed."""
+        for fleet in settings if options.learns else ():
+            kind = PrefillSpeedModel if model_and_role(fleet)[1] == PREFILL else SpeedModel
+            self._speeds[fleet] = kind(MODEL, options.profile)
         self._bounds = EngineBounds(
             engine.capacity_blocks * engine.block_size, engine.max_seqs, engine.batched_tokens_max
         )
@@ -98,14 +103,15 @@ class SimulatedPeriods:
             if frame.stream == ROUTING and frame.message is not None:
                 for event in frame.message.events:
                     self._demand.apply(event)
-                    if self._speed is not None:
-                        self._speed.apply(event)
+                    for speed in self._speeds.values():
+                        speed.apply(event)
 
     def _end(self) -> None:
         self._count()
         cursor: dict[str, tuple[int, int]] = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
         rolled = self._demand.roll(NO_MODEL, self._log.now_ms, self._period_s, cursor)
-        self._on_end(rolled, None if self._speed is None else self._speed.learned(self._bounds, self._log.now_ms))
+        found = {fleet: speed.learned(self._bounds, self._log.now_ms) for fleet, speed in self._speeds.items()}
+        self._on_end(rolled, {fleet: each for fleet, each in found.items() if each is not None})
         self._put()
 
 
@@ -139,9 +145,9 @@ class SimulatedPlanner:
     def __repr__(self) -> str:
         return f"<SimulatedPlanner, {self._periods!r}>"
 
-    def _on_period(self, rolled: DemandRolled, speed: CapacityLearned | None) -> None:
+    def _on_period(self, rolled: DemandRolled, learned: Mapping[str, CapacityLearned]) -> None:
         answer, self._answer = self._answer, None
-        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts(), speed, answer=answer))
+        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts(), learned.get(NO_MODEL), answer=answer))
 
     def _execute(self, command: PlannerCommand) -> None:
         match command:
@@ -175,12 +181,11 @@ class SimulatedRolePlanner:
         log: SimulatedLog,
         fleet: SimulatedFleet,
     ) -> None:
-        """The options have settings of a planner, and prefill workers. `speed` is that of decode workers at first; a
-        prefill worker has the measured profile of the options, or else the engine's own."""
+        """The options have settings of a planner, and prefill workers. `speed` is that of workers of both roles at
+        first; None if there is none until requests have taught one."""
         assert options.planner is not None
         self._settings = dict(zip(FLEETS, (options.planner, options.prefill_planner), strict=True))
-        prefill = exact(options.engine) if options.profile is None else options.profile
-        profiles = (speed, replace(prefill, role=PREFILL))
+        profiles = (speed, None if speed is None else replace(speed, role=PREFILL))
         planners = [
             Planner(settings, known, role=role)
             for settings, known, role in zip(self._settings.values(), profiles, ROLES, strict=True)
@@ -195,10 +200,10 @@ class SimulatedRolePlanner:
     def __repr__(self) -> str:
         return f"<SimulatedRolePlanner, {self._periods!r}>"
 
-    def _on_period(self, rolled: DemandRolled, speed: CapacityLearned | None) -> None:
+    def _on_period(self, rolled: DemandRolled, learned: Mapping[str, CapacityLearned]) -> None:
         periods = {
-            fleet: PeriodEnded(rolled, *self._fleet.counts(role), each)
-            for fleet, role, each in zip(FLEETS, ROLES, (speed, None), strict=True)
+            fleet: PeriodEnded(rolled, *self._fleet.counts(role), learned.get(fleet))
+            for fleet, role in zip(FLEETS, ROLES, strict=True)
         }
         self._feed(FleetPeriodEnded(periods))
 
