@@ -306,9 +306,8 @@ def test_prefill_workers_have_settings_of_their_own(tmp_path: Path) -> None:
     assert by_option[1].profile == replace(replace(PROFILE, seconds=1.0).capacity(), role=PREFILL)
 
     pods = {"hand": "kubernetes", "kubernetes": {**RESOURCE, "namespace": "prod"}}
-    own = {"kubernetes": {"resource": "statefulset/prefill"}}
-    found = deployed(tmp_path, {**BOTH, **pods, "prefill": own}, SIMULATED, PREFILL_GROUP)
-    assert [str(each) for each in kubernetes_resources(found)] == [
+    apart = {**BOTH, **pods, "prefill": {"kubernetes": {"resource": "statefulset/prefill"}}}
+    assert [str(each) for each in kubernetes_resources(deployed(tmp_path, apart, SIMULATED, PREFILL_GROUP))] == [
         "deployment/decode in the namespace prod",
         "statefulset/prefill in the namespace prod",
     ]
