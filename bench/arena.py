@@ -31,7 +31,7 @@ from core.errors import CallerError
 from core.events.scale import DemandCell, DemandRolled
 from projections.scaling.request_demand import size_classes
 from projections.scaling.scale_settings import ScaleSettings
-from replay.simulate.simulated_fleet import PlannerMachine
+from replay.simulate.simulated_planner import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 
 DYNAMO = "dynamo"

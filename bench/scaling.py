@@ -35,7 +35,7 @@ from projections.scaling.scale_settings import ON, ScaleSettings
 from replay.simulate.options import Options, ServiceBounds
 from replay.simulate.report import ScalingReport
 from replay.simulate.setup import Setup
-from replay.simulate.simulated_fleet import PlannerMachine
+from replay.simulate.simulated_planner import PlannerMachine
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace
 

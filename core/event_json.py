@@ -83,7 +83,7 @@ def _prefill(value: PrefillReport | None) -> dict[str, Any] | None:
     if value is None:
         return None
     shown = msgspec.structs.asdict(value)
-    return shown if value.remote_cached_tokens else {key: shown[key] for key in shown if key != "remote_cached_tokens"}
+    return {key: shown[key] for key in shown if shown[key] or key not in LATER_OF_REPORTS}
 
 
 def _counts(value: DecisionCounts | msgspec.UnsetType) -> dict[str, int] | None:
@@ -163,6 +163,8 @@ _SHOWN: dict[str, Callable[[Any], Any]] = {
     "fetch": msgspec.structs.asdict,
 }
 """Fields with another form in the log than in JSON."""
+LATER_OF_REPORTS = frozenset({"compute_ms", "remote_cached_tokens"})
+"""Keys of a report on a prompt that JSON leaves out where they are 0: earlier programs did not write them."""
 ABSENT = frozenset(
     {
         "adapter",

@@ -150,7 +150,9 @@ class PrefillReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     rules: int = 1
     """Version of the rules of the verdict, as `RequestRouted.decide_version`."""
     remote_cached_tokens: int = 0
-    """Of a pulled prompt: its tokens that the prefill worker took from its own cache."""
+    """Of a pulled prompt: its tokens that the prefill worker took from its own cache …"""
+    compute_ms: int = 0
+    """… and the time in which it computed the others."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

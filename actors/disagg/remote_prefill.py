@@ -516,6 +516,7 @@ class RemotePrefill:
             wait_ms=(job.answered_us - job.asked_us) // 1000,
             pull_ms=(self._now_us - job.answered_us) // 1000,
             remote_cached_tokens=0 if job.answer is None else job.answer.cached_tokens,
+            compute_ms=0 if job.answer is None else job.answer.compute_ms,
         )
         self.pulled_blocks += blocks
         self.transports[address.transport] += 1

@@ -9,7 +9,16 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 
 from core.events.kv import DECODE
-from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, ScaleEvent, ScaleFailed, model_of, role_of
+from core.events.scale import (
+    NO_MODEL,
+    DemandRolled,
+    ScaleDecided,
+    ScaleEvent,
+    ScaleFailed,
+    model_and_role,
+    model_of,
+    role_of,
+)
 
 DECODE_ROLE = ""
 """The label of decode workers."""
@@ -18,8 +27,8 @@ DECODE_ROLE = ""
 class PlannerMetrics:
     """Numbers of the events that the log has taken from this planner; those of others are in their own metrics."""
 
-    def __init__(self, models: Iterable[str] = (NO_MODEL,)) -> None:
-        """Of a planner of these models."""
+    def __init__(self, fleets: Iterable[str] = (NO_MODEL,)) -> None:
+        """Of a planner of the fleets with these keys (`core.events.scale.fleet_key`)."""
         it = self.registry = CollectorRegistry()
         ProcessCollector(namespace="contrail", registry=it)
         self._leads = Gauge("contrail_planner_leads", "1 while this planner leads, 0 while it stands by", registry=it)
@@ -51,8 +60,8 @@ class PlannerMetrics:
             ["model", "role"],
             registry=it,
         )
-        for model in models:
-            self._failures.labels(model, DECODE_ROLE)  # 0 from the start: an alert sees the first one
+        for model, role in map(model_and_role, fleets):
+            self._failures.labels(model, _role_label(role))  # 0 from the start: an alert sees the first one
 
         self._forecasts_failed = Gauge(
             "contrail_planner_forecast_failures",
@@ -82,8 +91,7 @@ class PlannerMetrics:
 
     def note(self, event: ScaleEvent) -> None:
         """The log has the event."""
-        model, role = model_of(event), role_of(event)
-        role = DECODE_ROLE if role == DECODE else role
+        model, role = model_of(event), _role_label(role_of(event))
         match event:
             case DemandRolled():
                 self._waiting.labels(model).set(event.waiting)
@@ -97,6 +105,10 @@ class PlannerMetrics:
                     self._workers.labels(model, role, state).set(getattr(event, state))
             case ScaleFailed():
                 self._failures.labels(model, role).inc()
+
+
+def _role_label(role: str) -> str:
+    return DECODE_ROLE if role == DECODE else role
 
 
 def _count_of(outcomes: Mapping[str, int], outcome: str) -> float:

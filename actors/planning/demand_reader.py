@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from core.codec import decode_message
 from core.errors import Corrupt
-from core.events.scale import DemandRolled
+from core.events.scale import DemandRolled, model_and_role
 from core.ids import StreamSeq
 from core.subjects import ROUTING
 from projections.scaling.fleet_demand import FleetDemand
+from projections.scaling.prefill_speed_model import PrefillSpeedModel
 from projections.scaling.request_demand import OPEN_MS
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import SpeedModel
@@ -32,10 +33,10 @@ class DemandReader:
         self,
         log: EventLog,
         settings: Mapping[str, ScaleSettings],
-        speeds: Sequence[SpeedModel],
+        speeds: Sequence[SpeedModel | PrefillSpeedModel],
         now_ms: Callable[[], int],
     ) -> None:
-        """Settings by model; under NO_MODEL the requests of all models are one demand. The speeds are taught by the
+        """Settings by fleet; under NO_MODEL the requests of all models are one demand. The speeds are taught by the
         same requests."""
         self._speeds = speeds
         self._log = log
@@ -59,10 +60,10 @@ class DemandReader:
         return f"<DemandReader at {self._seq}, {self._demand!r}>"
 
     def use(self, settings: Mapping[str, ScaleSettings]) -> None:
-        """By model, the bounds of service of the periods from here on; to be called right after `roll`."""
+        """By fleet, the bounds of service of the periods from here on; to be called right after `roll`."""
         self._settings.update(settings)
-        for model, each in settings.items():
-            self._demand.use(model, each)
+        for fleet, each in settings.items():
+            self._demand.use(fleet, each)
 
     @property
     def cursor(self) -> dict[str, tuple[int, int]]:
@@ -94,12 +95,13 @@ class DemandReader:
             await self._tail.stop()
 
     def roll(self, at_ms: int) -> dict[str, DemandRolled]:
-        """By model, the period from the last one's end until now; empty while messages of earlier periods are read
-        again. O(open requests)."""
+        """By model, the period from the last one's end until now, which is that of both roles; empty while messages of
+        earlier periods are read again. O(open requests)."""
         if self._skip_to is not None:
             return {}
         period_s = max(1, round((at_ms - self._began_ms) / 1000))
-        rolled = {model: self._demand.roll(model, at_ms, period_s, self.cursor) for model in self._settings}
+        models = dict.fromkeys(model_and_role(fleet)[0] for fleet in self._settings)
+        rolled = {model: self._demand.roll(model, at_ms, period_s, self.cursor) for model in models}
         if self._since is not None:
             rolled = {model: replace(each, since=int(self._since)) for model, each in rolled.items()}
         self._rolled, self._began_ms, self._since = (self._epoch, self._seq, at_ms), at_ms, None

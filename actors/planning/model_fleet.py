@@ -1,4 +1,4 @@
-"""ModelFleet: the fleet of one model as the registry shows it, and the target that a planner gives it.
+"""ModelFleet: a model's workers of one role as the registry shows them, and the target that a planner gives them.
 
 A worker is ready while it is registered. A worker that appears is taken for the oldest order that is not ready.
 """
@@ -18,8 +18,9 @@ from actors.planning.planner import PeriodEnded, Planner, WorkerReady
 from actors.planning.planner_settings import PlannerSettings
 from actors.planning.quiet_periods import is_at_rest
 from core.errors import PeerError
-from core.events.kv import DECODE
-from core.events.scale import MEASURED, CapacityLearned, DemandRolled, ScaleDecided
+from core.events.kv import DECODE, PREFILL
+from core.events.scale import MEASURED, CapacityLearned, DemandRolled, ScaleDecided, model_and_role
+from projections.scaling.prefill_speed_model import PrefillSpeedModel
 from projections.scaling.scale_fold import ScaleFold
 from projections.scaling.scale_settings import ScaleSettings
 from projections.scaling.speed_model import EngineBounds, SpeedModel
@@ -32,19 +33,26 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedModel:
-    """One model, and the worker group that serves it."""
+    """One model's workers of one role, and the worker group that they are."""
 
     group: str
     model: str
     """Its name for clients."""
+    role: str = DECODE
     settings: ScaleSettings
     """Those of the deployment file."""
     profile: CapacityLearned | None
-    """Speed of a worker at first; None if there is none until requests have taught one."""
+    """Speed of a worker at first; None if there is none until requests have taught one. Of prefill workers it names
+    the role."""
     pass_tokens: int
     """Prompt tokens that one pass of the engine computes at most, where the speed is learned."""
     devices: int = 1
     """Of each worker."""
+
+    @property
+    def label(self) -> str:
+        """The name of its workers for people."""
+        return self.model if self.role == DECODE else f"{self.model}/{self.role}"
 
     @property
     def learns(self) -> bool:
@@ -55,13 +63,21 @@ class PlannedModel:
 class ModelFleet:
     """See the module's text."""
 
-    def __init__(self, planned: PlannedModel, acts: bool, name: str) -> None:
-        """`acts` is false if the deployment file lets the planner order nothing. The name is that in events: NO_MODEL
-        of the only model, whose keys in the registry name no group, either."""
+    def __init__(
+        self,
+        planned: PlannedModel,
+        acts: bool,
+        name: str,
+        keys: FleetKeys = ONLY_GROUP,
+        *,
+        has_prefill: bool = False,
+    ) -> None:
+        """`acts` is false if the deployment file lets the planner order nothing. The name is the key of the fleet in
+        events (`core.events.scale.fleet_key`). `has_prefill` says that prefill workers of the model are sized, too."""
         self.planned = planned
         self.name = name
-        self.keys = FleetKeys.of(planned.group) if name else ONLY_GROUP
-        self.settings = PlannerSettings(planned.settings, acts, self.name)
+        self.keys = keys
+        self.settings = PlannerSettings(planned.settings, acts, name, has_prefill=has_prefill)
         self.forecasts = ForecastProcess()
         """Idle while the settings name no library's forecaster."""
         self.last: ScaleDecided | None = None
@@ -80,7 +96,7 @@ class ModelFleet:
         """In the registry, until an event has it."""
 
     def __repr__(self) -> str:
-        return f"<ModelFleet of {self.planned.model}, {len(self._ready)} workers>"
+        return f"<ModelFleet of {self.planned.model}, {len(self._ready)} {self.planned.role} workers>"
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
@@ -119,19 +135,27 @@ class ModelFleet:
         await self.settings.follow(registry)
 
     def lead(self, fold: ScaleFold, now_ms: int) -> Planner:
-        """The model's planner goes on where the fold of its events ends."""
+        """The fleet's planner goes on where the fold of its events ends."""
         target = self.target if self.settings.acts else None
         coming = 0 if target is None else max(0, target.workers - self.ready)
         self._counted = set(self._ready)
         it = self.planned
         self.machine = Planner(
-            self.settings.current, it.profile, fold, coming=coming, now_ms=now_ms, has_hand=True, model=self.name
+            self.settings.current,
+            it.profile,
+            fold,
+            coming=coming,
+            now_ms=now_ms,
+            has_hand=True,
+            model=model_and_role(self.name)[0],
+            role=it.role,
         )
         return self.machine
 
-    def speed_model(self) -> SpeedModel:
+    def speed_model(self) -> SpeedModel | PrefillSpeedModel:
         """An empty one of its requests."""
-        return SpeedModel(self.planned.model, self.planned.profile)
+        kind = PrefillSpeedModel if self.planned.role == PREFILL else SpeedModel
+        return kind(self.planned.model, self.planned.profile)
 
     def appeared(self, at_ms: int) -> list[WorkerReady]:
         """The orders that workers are taken for which were not there in the period before."""
@@ -141,7 +165,7 @@ class ModelFleet:
         return [WorkerReady(order, at_ms) for order in self.machine.oldest_orders(count)]
 
     def period(
-        self, earlier: tuple[DemandRolled, ...], rolled: DemandRolled, speed: SpeedModel, fence: int
+        self, earlier: tuple[DemandRolled, ...], rolled: DemandRolled, speed: SpeedModel | PrefillSpeedModel, fence: int
     ) -> PeriodEnded:
         """The period that ends now, with all that is known of the fleet, and those before it that were held back."""
         machine = self.machine
@@ -200,7 +224,7 @@ class ModelFleet:
     def _on_registered(self, change: Change) -> None:
         worker = change.key.removeprefix(WORKERS)
         found = registration_of(change)
-        if found is None or found.role != DECODE or found.model != self.planned.model:
+        if found is None or (found.role, found.model) != (self.planned.role, self.planned.model):
             self._ready.pop(worker, None)
             return
         self._ready[worker] = found.capacity_blocks * found.block_size, found.slots

@@ -1,11 +1,12 @@
-"""PlannerService: a planner beside live fleets, of one model or of several. Of several planners, one leads; the others
-stand by.
+"""PlannerService: a planner beside live fleets, of one model or of several, and of both roles. Of several planners, one
+leads; the others stand by.
 
 1. The leading planner holds a claim in the registry. It folds the scale stream, follows the routing stream, and ends a
    period every `period_s` by the broker's clock.
 2. The events of a period are one message. Only when the log has it, the target goes to the registry: so no order
    precedes its decision. The log refuses a planner whose successor has written.
-3. Each model has its fleet (`actors.planning.model_fleet`): its workers, its settings, its target.
+3. Each model has its fleet (`actors.planning.model_fleet`): its workers, its settings, its target. Where its prefill
+   workers are sized, too, these are a fleet of their own, with the model's demand.
 4. Forecasters of other libraries answer beside the loop (`actors.planning.forecast_process`). Their newest answer is an
    input of the decision, in which its output stands.
 5. A hand acknowledges each target in the registry. The newest answer to a target of this lead is an event of the next
@@ -27,6 +28,7 @@ from msgspec import UNSET
 
 from actors.planning.demand_reader import DemandReader
 from actors.planning.fleet_planner import FleetPeriodEnded, FleetPlanner, ModelCommand, ModelWorkerReady
+from actors.planning.fleet_target import ONLY_GROUP, FleetKeys
 from actors.planning.judge_process import JudgeProcess
 from actors.planning.model_fleet import ModelFleet, PlannedModel
 from actors.planning.planner import AskJudge, PeriodEnded, RecordEvent
@@ -34,9 +36,11 @@ from actors.planning.quiet_periods import QuietPeriods
 from actors.planning.scale_writer import ScaleWriter
 from core.clock import Clock
 from core.errors import ContrailError, PeerError
-from core.events.scale import NO_MODEL, ScaleDecided, ScaleEvent, model_of
+from core.events.kv import PREFILL
+from core.events.scale import NO_MODEL, ScaleDecided, ScaleEvent, fleet_key, fleet_of, model_and_role
 from core.keys import DeploymentKey
 from core.subjects import ROUTING
+from projections.scaling.prefill_speed_model import PrefillSpeedModel
 from projections.scaling.speed_model import SpeedModel
 from streams.broker_clock import BrokerClock
 from streams.log import EventLog
@@ -56,21 +60,22 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerOptions:
-    """One planner, and the models that it sizes."""
+    """One planner, and the fleets that it sizes."""
 
     namespace: str
     name: str
     models: tuple[PlannedModel, ...]
-    """One at least."""
+    """One at least. Prefill workers of a model come behind its decode workers."""
     acts: bool
     """The deployment file lets the planner order workers."""
     judge: tuple[str, ...]
     """The command of the program that simulates (`replay.simulate.scale_judge`)."""
 
     @property
-    def names(self) -> list[str]:
-        """The models in events: the only one has no name there."""
-        return [NO_MODEL] if len(self.models) == 1 else [each.model for each in self.models]
+    def fleets(self) -> list[str]:
+        """Their keys in events (`core.events.scale.fleet_key`): the only model has no name there."""
+        is_only = len({each.model for each in self.models}) == 1
+        return [fleet_key(NO_MODEL if is_only else each.model, each.role) for each in self.models]
 
 
 class PlannerService:
@@ -87,8 +92,18 @@ class PlannerService:
     ) -> None:
         """`on_event` is called for each event that the log has taken from this planner."""
         self.options = options
-        named = zip(options.models, options.names, strict=True)
-        self.fleets = [ModelFleet(each, options.acts, name) for each, name in named]
+        is_only = len(options.models) == 1
+        helped = {each.model for each in options.models if each.role == PREFILL}
+        self.fleets = [
+            ModelFleet(
+                each,
+                options.acts,
+                fleet,
+                ONLY_GROUP if is_only else FleetKeys.of(each.group),
+                has_prefill=each.model in helped,
+            )
+            for each, fleet in zip(options.models, options.fleets, strict=True)
+        ]
         """In the order of the options."""
         self.judge = JudgeProcess(options.judge)
         """Idle while the settings ask for no judge."""
@@ -110,14 +125,19 @@ class PlannerService:
 
     def describe(self) -> dict[str, Any]:
         """Facts for `/state`."""
-        first, *others = self.fleets
-        several = {"models": {each.planned.model: each.describe() for each in self.fleets}}
+        first = self.fleets[0]
+        models: dict[str, dict[str, Any]] = {}
+        for each in self.fleets:
+            if each.planned.role == PREFILL:
+                models[each.planned.model]["prefill"] = each.describe()
+            else:
+                models[each.planned.model] = each.describe()
         return {
             "name": self.options.name,
             "leads": self.fence is not None,
             "acts": first.settings.acts,
             "fault": self.fault,
-            **(several if others else first.describe()),
+            **({"models": models} if len(models) > 1 else models[first.planned.model]),
             "judge": {"outcomes": self.judge.outcomes, "fault": self.judge.fault},
             "clock": self.clock.describe(),
         }
@@ -223,14 +243,16 @@ class PlannerService:
             name = fleet.name
             for ready in fleet.appeared(now_ms):
                 lead.machine.step(ModelWorkerReady(name, ready), now_us)
-            period = fleet.period(earlier[name], rolled[name], lead.speeds[name], self.fence)
+            model, _ = model_and_role(name)
+            period = fleet.period(earlier[model], rolled[model], lead.speeds[name], self.fence)
             periods[name] = period._replace(answer=self.judge.take(name))
         commands = lead.machine.step(FleetPeriodEnded(periods), now_us)
         events = [command.event for _, command in commands if isinstance(command, RecordEvent)]
         seq = await lead.writer.append(events)
-        decided = {model_of(event): event for event in events if isinstance(event, ScaleDecided)}
+        decided = {fleet_of(event): event for event in events if isinstance(event, ScaleDecided)}
         for fleet in self.fleets:
-            fleet.rolled, fleet.last = rolled[fleet.name], decided.get(fleet.name, fleet.last)
+            fleet.rolled = rolled[model_and_role(fleet.name)[0]]
+            fleet.last = decided.get(fleet.name, fleet.last)
         for event in events:
             self._on_event(event)
         self._ask_judge(commands)
@@ -258,12 +280,12 @@ class _Lead(NamedTuple):
     machine: FleetPlanner
     reader: DemandReader
     writer: ScaleWriter
-    speeds: dict[str, SpeedModel]
+    speeds: dict[str, SpeedModel | PrefillSpeedModel]
     quiet: QuietPeriods
 
 
 class OrderBounds(NamedTuple):
-    """Of one model's orders."""
+    """Of one fleet's orders."""
 
     most: int
     """Workers that its settings allow."""
@@ -272,16 +294,16 @@ class OrderBounds(NamedTuple):
 
 
 def orders_max(decided: Mapping[str, ScaleDecided], bounds: Mapping[str, OrderBounds]) -> dict[str, int]:
-    """By model, the workers that may be ordered, those that are overdue included: they may hold their devices. Where
-    models share devices, overdue workers have those that no target takes; models come in the order of the decisions."""
-    found = {model: bounds[model].most for model in decided}
+    """By fleet, the workers that may be ordered, those that are overdue included: they may hold their devices. Where
+    fleets share devices, overdue workers have those that no target takes; fleets come in the order of the decisions."""
+    found = {fleet: bounds[fleet].most for fleet in decided}
     budgets = [event.budget for event in decided.values() if event.budget is not UNSET]
     if not budgets:
         return found
-    left = min(budgets) - sum(event.target * bounds[model].devices for model, event in decided.items())
-    for model, event in decided.items():
-        devices = max(1, bounds[model].devices)
-        more = min(event.overdue, max(0, found[model] - event.target), max(0, left) // devices)
+    left = min(budgets) - sum(event.target * bounds[fleet].devices for fleet, event in decided.items())
+    for fleet, event in decided.items():
+        devices = max(1, bounds[fleet].devices)
+        more = min(event.overdue, max(0, found[fleet] - event.target), max(0, left) // devices)
         left -= more * devices
-        found[model] = event.target + more
+        found[fleet] = event.target + more
     return found

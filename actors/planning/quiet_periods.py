@@ -70,4 +70,5 @@ def is_at_rest(fold: ScaleFold, ready: int, coming: int) -> bool:
 def _is_quiet(rolled: DemandRolled) -> bool:
     """No request is known of it. A count that began anew says so in a period of its own."""
     counts = (rolled.arrivals, rolled.queued, rolled.refused, rolled.waiting, rolled.running, rolled.ended)
-    return not any(counts) and not rolled.cells and rolled.since is UNSET
+    waits_for_prefill = rolled.prefill_demand is not UNSET and rolled.prefill_demand.waiting
+    return not any(counts) and not waits_for_prefill and not rolled.cells and rolled.since is UNSET

@@ -22,7 +22,8 @@ from api.process.planner import PlannerArguments, run_planner
     "profiles",
     multiple=True,
     metavar="[MODEL=]FILE",
-    help="Begin with the speed that `contrail profile` measured; with several models, one for each.  "
+    help="Begin with the speed that `contrail profile` measured; with several models, one for each, "
+    "and of prefill workers that of `prefill` or `MODEL/prefill`.  "
     "[default: the file's planner.profile]",
 )
 @OPS_OPTION
@@ -47,16 +48,16 @@ def planner(
         ops=ops,
         operations=operations_section(connection.deployment.operations, ops_token),
         home=connection.data if supervised else None,
-        profiles=_profiles(profiles, {each.section.model for each in connection.deployment.planned_groups}),
+        profiles=_profiles(profiles, {each.section.label for each in connection.deployment.planned_groups}),
     )
     uvloop.run(run_planner(connection, arguments))
 
 
-def _profiles(given: tuple[str, ...], models: set[str]) -> dict[str, Path]:
-    """Files by model; the only model of a deployment has no name. A model's name may have an equals sign, and so may a
-    file's."""
+def _profiles(given: tuple[str, ...], labels: set[str]) -> dict[str, Path]:
+    """Files by the label of a fleet; decode workers of the only model have none. A label may have an equals sign, and
+    so may a file's name."""
     found: dict[str, Path] = {}
     for each in given:
-        model = next((name for name in models if name and each.startswith(f"{name}=")), "")
-        found[model] = Path(each.removeprefix(f"{model}=") if model else each)
+        label = next((name for name in labels if name and each.startswith(f"{name}=")), "")
+        found[label] = Path(each.removeprefix(f"{label}=") if label else each)
     return found

@@ -41,7 +41,7 @@ from core.ids import NAME
 from core.served_names import check_names
 from core.settings import RESERVATION_EXPIRES_S, RESERVATIONS_MAX, TEXT_CACHE_BYTES, RoutingSettings
 from core.subjects import check_namespace
-from projections.scaling.scale_settings import ScaleSettings
+from projections.scaling.scale_settings import JUDGE, ON, PREFILL_WORKERS, ScaleSettings
 
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Count = Annotated[int, Meta(ge=0, le=1024)]
@@ -691,8 +691,7 @@ def kubernetes_section(planned: PlannedSection) -> KubernetesSection:
     try:
         return msgspec.convert(planned.kubernetes, KubernetesSection)
     except msgspec.ValidationError as error:
-        of = f"{MODELS}.{planned.model}." if planned.model else ""
-        raise ValueError(f"planner.{of}{KUBERNETES}: {error}") from error
+        raise ValueError(f"{planned.place}.{KUBERNETES}: {error}") from error
 
 
 class PlannedGroup(NamedTuple):
@@ -705,6 +704,11 @@ class PlannedGroup(NamedTuple):
     def settings(self) -> ScaleSettings:
         """Of the planner for this group."""
         return self.section.settings
+
+    @property
+    def fleet(self) -> str:
+        """The key of the group's workers (`core.events.scale.fleet_key`)."""
+        return self.section.fleet
 
 
 class Deployment(Section, frozen=True, kw_only=True):
@@ -723,7 +727,7 @@ class Deployment(Section, frozen=True, kw_only=True):
     routing: dict[str, Any] = {}
     """Fields of `core.settings.RoutingSettings`; the others keep their defaults."""
     planner: dict[str, Any] = {}
-    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), `models`, and fields of
+    """`mode`, `hand`, `kubernetes` (a KubernetesSection), `profile` (a file), `models`, `prefill`, and fields of
     `projections.scaling.scale_settings.ScaleSettings`; without a mode there is no planner."""
 
     def __post_init__(self) -> None:
@@ -743,41 +747,58 @@ class Deployment(Section, frozen=True, kw_only=True):
         mode = self.planner_mode
         if mode not in PLANNER_MODES:
             raise ValueError(f"planner.mode {mode!r}: there are {', '.join(PLANNER_MODES)}")
-        if self.planner_hand not in HANDS:
-            raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
-        planned = planned_sections(self.planner)
-        for section in planned:
-            if self.planner_hand == KUBERNETES or section.kubernetes:
-                kubernetes_section(section)  # raises if it cannot be
+        self._check_hand()
         if mode == OFF:
             return
         if MODELS in self.planner:
             self._check_models()
-        elif len(self.workers) > 1:
+        elif any(self._count_of_role(role) > 1 for role in ROLES):
             raise ValueError(
-                "planner: it sizes one kind of workers, and needs a file with one worker group, or the names of "
-                f"several models below `planner.{MODELS}`"
+                "planner: it sizes one worker group of each role; give a file without others, or the names of several "
+                f"models below `planner.{MODELS}`"
             )
         if not self.planned_groups:
             raise ValueError("planner: there is no worker group that answers requests")
+        self._check_prefill_sections()
         for each in self.planned_groups:
             self._check_planned(each)
+        if len(self.planned_groups) > 1:
+            self._check_devices()
+
+    def _check_hand(self) -> None:
+        if self.planner_hand not in HANDS:
+            raise ValueError(f"planner.hand {self.planner_hand!r}: there are {', '.join(HANDS)}")
+        for section in planned_sections(self.planner):
+            if section.role == DECODE and (self.planner_hand == KUBERNETES or section.kubernetes):
+                kubernetes_section(section)  # raises if it cannot be
+
+    def _check_prefill_sections(self) -> None:
+        there = [each.section for each in self.planned_groups]
+        given = [each for each in planned_sections(self.planner) if each.is_given and each not in there]
+        is_unused = PREFILL_WORKERS in self.planner and all(each.role == DECODE for each in there)
+        if is_unused or given:
+            place = f"planner.{PREFILL_WORKERS}" if is_unused else given[0].place
+            raise ValueError(f"{place}: there is no prefill group; add one, or leave it out")
+
+    def _count_of_role(self, role: str) -> int:
+        return sum(group.role == role for group in self.workers)
 
     def _check_models(self) -> None:
-        """Each named model has one worker group, and their least workers fit into the devices."""
-        if any(group.role == PREFILL for group in self.workers):
-            raise ValueError(f"planner.{MODELS}: it sizes no prefill workers; give a file without them")
-        served = [group.client_name for group in self.workers]
+        """Each named model has one group of decode workers, and one of prefill workers at most."""
+        served = {role: [group.client_name for group in self.workers if group.role == role] for role in ROLES}
         for section in planned_sections(self.planner):
-            if served.count(section.model) != 1:
-                groups = "no worker group serves" if section.model not in served else "several worker groups serve"
-                raise ValueError(
-                    f"planner.{MODELS}.{section.model}: {groups} it; there are {', '.join(sorted(set(served)))}"
-                )
+            count = served[section.role].count(section.model)
+            if count > 1 or (not count and section.role == DECODE):
+                groups = "several worker groups serve" if count else "no worker group serves"
+                there = ", ".join(sorted(set(served[DECODE])))
+                raise ValueError(f"planner.{MODELS}.{section.model}: {groups} it; there are {there}")
+
+    def _check_devices(self) -> None:
+        """The least workers of all groups fit into the devices, and so do those with which they begin."""
         devices = self.scale_settings.devices_max
         least = sum(each.settings.min * each.group.gpus for each in self.planned_groups)
         if devices and least > devices:
-            raise ValueError(f"planner.devices_max: the least workers of all models take {least}, not {devices}")
+            raise ValueError(f"planner.devices_max: the least workers of all groups take {least}, not {devices}")
         begin = sum(each.group.count * each.group.gpus for each in self.planned_groups)
         if devices and begin > devices and self.planner_mode == ACT and self.planner_hand == SUPERVISOR:
             raise ValueError(f"planner.devices_max: the groups begin with {begin} (`count`), not {devices}")
@@ -789,9 +810,15 @@ class Deployment(Section, frozen=True, kw_only=True):
             raise ValueError("planner.mode: nobody here can start the servers of `attach`; take `advise`")
         if by_us and not max(1, settings.min) <= group.count <= settings.max:
             raise ValueError(
-                f"planner: the group begins with {group.count} workers (`count`), which must lie between min, at least "
-                f"1, and max: {settings.min} and {settings.max}"
+                f"{planned.section.place}: the group {group.name} begins with {group.count} workers (`count`), which "
+                f"must lie between min, at least 1, and max: {settings.min} and {settings.max}"
             )
+        if group.role == PREFILL:
+            if self.planner_hand == KUBERNETES:
+                kubernetes_section(planned.section)  # raises if it cannot be
+            if settings.judge == ON:
+                raise ValueError(f"planner.{JUDGE}: a judge simulates no prefill workers; leave it out")
+            return
         least_ms = (settings.startup_s + settings.period_s) * 1000
         is_from_zero = group.client_name in self.models_from_zero
         if is_from_zero and self.routing_settings.queue_wait_max_ms < least_ms:
@@ -818,11 +845,11 @@ class Deployment(Section, frozen=True, kw_only=True):
 
     @property
     def planned_groups(self) -> tuple[PlannedGroup, ...]:
-        """The worker groups that a planner sizes, each with its part of the section: the first decode group, or those
-        of the models that are named."""
+        """The worker groups that a planner sizes, each with its part of the section: the first group of each role, or
+        those of the models that are named. Prefill workers come behind the decode workers of their model."""
         found: list[PlannedGroup] = []
         for section in planned_sections(self.planner):
-            groups = (group for group in self.workers if group.role == DECODE)
+            groups = (group for group in self.workers if group.role == section.role)
             group = next((group for group in groups if section.model in {"", group.client_name}), None)
             found += [] if group is None else [PlannedGroup(group, section)]
         return tuple(found)
@@ -832,7 +859,8 @@ class Deployment(Section, frozen=True, kw_only=True):
         """Models that may have no worker, since a planner starts the first one."""
         if self.planner_mode != ACT:
             return frozenset()
-        return frozenset(each.group.client_name for each in self.planned_groups if not each.settings.min)
+        decode = [each for each in self.planned_groups if each.group.role == DECODE]
+        return frozenset(each.group.client_name for each in decode if not each.settings.min)
 
     @property
     def routing_settings(self) -> RoutingSettings:

@@ -140,7 +140,7 @@ def planner_spec(deployment: Deployment, data: DataFolder) -> ProcessSpec:
     planned = deployment.planned_groups
     what = f"{deployment.planner_mode} on {', '.join(each.group.name for each in planned)}"
     words = tuple(
-        f"--profile={f'{each.section.model}=' if each.section.model else ''}{Path(file).expanduser().resolve()}"
+        f"--profile={f'{each.section.label}=' if each.section.label else ''}{Path(file).expanduser().resolve()}"
         for each in planned
         if (file := each.section.profile)
     )

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.metrics.planner_metrics import PlannerMetrics
@@ -38,6 +40,7 @@ from api.process.operations import OPERATIONS_GRACE_S, operations_server
 from api.process.planes import open_planes
 from core.clock import SystemClock
 from core.errors import CallerError
+from core.events.kv import DECODE
 from core.events.scale import CapacityLearned
 from core.readiness import Readiness
 from streams.etcd.etcd_registry import EtcdRegistry
@@ -61,8 +64,8 @@ class PlannerArguments:
     home: Path | None
     """Data folder of the `contrail up` that supervises us."""
     profiles: Mapping[str, Path] = field(default_factory=dict)
-    """Files of measured profiles by model, instead of those that the deployment names; under an empty name that of the
-    only model."""
+    """Files of measured profiles by the labels of fleets (`PlannedSection.label`), instead of those that the deployment
+    names."""
 
 
 async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) -> None:
@@ -72,7 +75,7 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
     resources = kubernetes_resources(connection)
     with stop_requested(arguments.home) as ending:
         async with open_planes(connection, REPLICA) as both:
-            metrics = PlannerMetrics(options.names)
+            metrics = PlannerMetrics(options.fleets)
             service = PlannerService(
                 options, both.log, both.registry, SystemClock(), connection.key, on_event=metrics.note
             )
@@ -80,14 +83,14 @@ async def run_planner(connection: DeploymentRef, arguments: PlannerArguments) ->
             metrics.watch_forecasts(lambda: service.forecast_failures)
             metrics.watch_judge(service.judge.outcomes)
             hands = {
-                fleet.planned.model: _hand(resource, service, fleet, both.registry)
+                fleet.planned.label: kubernetes_hand(resource, service, fleet, both.registry)
                 for resource, fleet in zip(resources, service.fleets, strict=False)  # none, or one for each
             }
             ready, state = partial(_ready, service, hands), partial(_state, service, hands)
             ops = operations_server(arguments.operations, arguments.ops, ready, metrics.registry, state)
             await ops.start()
             running: list[asyncio.Future[Any]] = [asyncio.create_task(service.run(), name="planner")]
-            running += (asyncio.create_task(hand.run(), name=f"hand of {model}") for model, hand in hands.items())
+            running += (asyncio.create_task(hand.run(), name=f"hand of {label}") for label, hand in hands.items())
             announce_if_supervised(arguments.home, arguments.name, ops.address)
             try:
                 await asyncio.wait([*running, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -111,14 +114,14 @@ def planner_options(connection: DeploymentRef, name: str, profiles: Mapping[str,
     if deployment.planner_mode == OFF:
         raise CallerError("the deployment has no planner: give its file `planner: {mode: advise}`, or `act`")
     planned = deployment.planned_groups
-    named = [each.section.model for each in planned]
+    named = [each.section.label for each in planned]
     if unknown := sorted(profiles.keys() - set(named)):
         there = f"give --profile=MODEL=FILE, with one of {', '.join(named)}" if named[0] else "give --profile=FILE"
         raise CallerError(f"--profile: {unknown[0] or 'no model'!r} is no model that the planner sizes; {there}")
     return PlannerOptions(
         namespace=connection.namespace,
         name=name,
-        models=tuple(_model(each, profiles.get(each.section.model)) for each in planned),
+        models=tuple(_model(each, profiles.get(each.section.label)) for each in planned),
         acts=deployment.planner_mode == ACT,
         judge=JUDGE_COMMAND,
     )
@@ -131,6 +134,7 @@ def _model(planned: PlannedGroup, file: Path | None) -> PlannedModel:
         group=group.name,
         model=group.client_name,
         settings=section.settings,
+        role=group.role,
         profile=_profile(group, file or (Path(section.profile) if section.profile else None)),
         pass_tokens=int(group.engine_args.get("max_num_batched_tokens") or PASS_TOKENS),
         devices=group.gpus,
@@ -139,24 +143,26 @@ def _model(planned: PlannedGroup, file: Path | None) -> PlannedModel:
 
 def _profile(group: WorkerGroup, file: Path | None) -> CapacityLearned | None:
     """The speed that was measured, or that of a simulated engine; that of others is learned."""
-    if file is not None:
-        return read_profile(file).capacity(group.gpus)
-    if group.engine != "simulated":
-        return None
     given: dict[str, Any] = {"model_path": group.model} | group.engine_args
-    return profile(SimulatedSettings.parse(given))
+    if file is not None:
+        found = read_profile(file).capacity(group.gpus)
+    elif group.engine == "simulated":
+        found = profile(SimulatedSettings.parse(given))
+    else:
+        return None
+    return found if group.role == DECODE else replace(found, role=group.role)
 
 
 def kubernetes_resources(connection: DeploymentRef) -> list[KubernetesOptions]:
-    """The resources that a planner that acts sizes, in the order of the models; none if another hand carries its
-    targets out. CallerError if a namespace is not given, and this is no pod, or if two models have one resource."""
+    """The resources that a planner that acts sizes, in the order of the groups; none if another hand carries its
+    targets out. CallerError if a namespace is not given, and this is no pod, or if two groups have one resource."""
     deployment = connection.deployment
     if deployment.planner_mode != ACT or deployment.planner_hand != KUBERNETES:
         return []
     found = [_resource(kubernetes_section(each.section)) for each in deployment.planned_groups]
     twice = next((each for each in found if [str(other) for other in found].count(str(each)) > 1), None)
     if twice is not None:
-        raise CallerError(f"planner.kubernetes.resource: {twice} is that of several models; give each its own")
+        raise CallerError(f"planner.kubernetes.resource: {twice} is that of several models or roles; give each its own")
     return found
 
 
@@ -179,9 +185,10 @@ def _own_namespace() -> str:
         raise CallerError(f"planner.kubernetes.namespace: give it, since this is no pod: {error}") from error
 
 
-def _hand(
+def kubernetes_hand(
     resource: KubernetesOptions, service: PlannerService, fleet: ModelFleet, registry: EtcdRegistry
 ) -> KubernetesHand:
+    """The hand that gives the fleet's group as many pods as its target says, while the service leads."""
     it = fleet.planned
 
     def may_act() -> bool:
@@ -192,7 +199,7 @@ def _hand(
 
 
 def _state(service: PlannerService, hands: Mapping[str, KubernetesHand]) -> dict[str, Any]:
-    described = [(model, hand.describe()) for model, hand in hands.items()]
+    described = [(label, hand.describe()) for label, hand in hands.items()]
     if len(service.fleets) > 1:
         return service.describe() | ({"hands": dict(described)} if described else {})
     return service.describe() | ({"hand": described[0][1]} if described else {})

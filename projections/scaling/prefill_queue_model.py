@@ -24,7 +24,7 @@ from projections.scaling.queue_model import (
     BUSY_MAX_BP,
     MILLI,
     US_PER_S,
-    interpolate,
+    prompt_times,
     sampled_arrivals,
     size_classes,
 )
@@ -45,13 +45,13 @@ class PrefillQueueModel:
         self._capacity = capacity
         transfer_us = 0 if capacity.transfer_us is UNSET else capacity.transfer_us
         self._bound_us = max(0, settings.ttft_ms * MILLI - transfer_us)
-        self._offsets_us, self._span_us, self._thinned_bp = sampled_arrivals(demand)
-        self._sizes = size_classes(cells, len(self._offsets_us))
+        self._arrivals = sampled_arrivals(demand)
+        self._sizes = size_classes(cells, len(self._arrivals.offsets_us))
         self._works: dict[int, list[int]] = {}
         """By the hit rate that the prompts would have."""
 
     def __repr__(self) -> str:
-        return f"<PrefillQueueModel of {len(self._offsets_us)} arrivals>"
+        return f"<PrefillQueueModel of {len(self._arrivals.offsets_us)} arrivals>"
 
     @property
     def is_known(self) -> bool:
@@ -70,14 +70,12 @@ class PrefillQueueModel:
         busy_bp = rate_m * sum(work_us) * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
             return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
-        part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
-        span_us = count * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        part, _, times_us = self._arrivals.times(workers, rate_m)
         free_us, attained = [0] * part, 0
-        for offset_us, each_us in zip(self._offsets_us, work_us, strict=True):
+        for at_us, each_us in zip(times_us, work_us, strict=True):
             if not each_us:
                 attained += 1
                 continue
-            at_us = offset_us * span_us // self._span_us
             done_us = max(at_us, free_us[0]) + each_us
             heapreplace(free_us, done_us)
             attained += done_us - at_us <= self._bound_us
@@ -87,16 +85,7 @@ class PrefillQueueModel:
     def _work(self, hit_bp: int, now_hit_bp: int) -> list[int]:
         """Duration of each request's passes, at another hit rate; 0 without a prompt for prefill workers."""
         if hit_bp not in self._works:
-            by_class = [
-                0 if not uncached else self._computed_us(uncached, prompt, ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp))
-                for uncached, prompt in zip(self._sizes.uncached, self._sizes.prompts, strict=True)
-            ]
+            times = prompt_times(self._sizes, self._capacity, hit_bp, now_hit_bp)
+            by_class = [it.us if uncached else 0 for it, uncached in zip(times, self._sizes.uncached, strict=True)]
             self._works[hit_bp] = [by_class[number] for number in self._sizes.drawn]
         return self._works[hit_bp]
-
-    def _computed_us(self, uncached: int, prompt: int, missed_bp: int, now_missed_bp: int) -> int:
-        it = self._capacity
-        tokens = max(1, min(prompt, uncached * missed_bp // now_missed_bp))
-        full, rest = divmod(tokens, it.pass_tokens)
-        whole_us = interpolate(it.pass_tokens, it.prefill_tokens, it.prefill_us)
-        return full * whole_us + (interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0)

@@ -122,6 +122,23 @@ class SampleTimes(NamedTuple):
     """Rising, below `span_us`."""
 
 
+class SampledArrivals(NamedTuple):
+    """Arrivals of the last periods."""
+
+    offsets_us: list[int]
+    """Rising."""
+    span_us: int
+    """The time that they span."""
+    thinned_bp: int
+    """The share of all arrivals that they are."""
+
+    def times(self, workers: int, rate_m: int) -> SampleTimes:
+        """Their times for so many workers, at so many arrivals a second in thousandths."""
+        part = max(1, min(workers, -(-workers * self.thinned_bp // ALL_BP)))
+        span_us = len(self.offsets_us) * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
+        return SampleTimes(part, span_us, [offset_us * span_us // self.span_us for offset_us in self.offsets_us])
+
+
 class SampleSizes(NamedTuple):
     """Sizes of the sample's requests, in the order of their arrivals."""
 
@@ -142,6 +159,15 @@ class SizeClasses(NamedTuple):
     """The class of each request …"""
     outputs: list[int]
     """… and its tokens of the answer."""
+
+
+class PromptTime(NamedTuple):
+    """The work of computing a prompt."""
+
+    us: int
+    """Duration of its passes …"""
+    passes: int
+    """… and their number."""
 
 
 class _Work(NamedTuple):
@@ -172,8 +198,8 @@ class QueueModel:
         self._goes_round_whole = goes_round_whole
         self._capacity = capacity
         self._settings = settings
-        self._offsets_us, self._span_us, self._thinned_bp = sampled_arrivals(demand)
-        self._sizes = size_classes(cells, len(self._offsets_us))
+        self._arrivals = sampled_arrivals(demand)
+        self._sizes = size_classes(cells, len(self._arrivals.offsets_us))
         sizes = self._sizes
         self._held = sum(
             output * (sizes.prompts[number] + output // 2)
@@ -190,7 +216,7 @@ class QueueModel:
         """By the hit rate that the prompts would have."""
 
     def __repr__(self) -> str:
-        return f"<QueueModel of {len(self._offsets_us)} arrivals>"
+        return f"<QueueModel of {len(self._arrivals.offsets_us)} arrivals>"
 
     @property
     def is_known(self) -> bool:
@@ -235,9 +261,7 @@ class QueueModel:
 
     def times(self, workers: int, rate_m: int) -> SampleTimes:
         """The sample's arrivals for so many workers, at so many arrivals a second in thousandths."""
-        part = max(1, min(workers, -(-workers * self._thinned_bp // ALL_BP)))
-        span_us = len(self._offsets_us) * US_PER_S * MILLI * workers // (max(1, rate_m) * part)
-        return SampleTimes(part, span_us, [offset_us * span_us // self._span_us for offset_us in self._offsets_us])
+        return self._arrivals.times(workers, rate_m)
 
     @property
     def sizes(self) -> SampleSizes:
@@ -250,18 +274,9 @@ class QueueModel:
         """Of each request, the duration of its passes and their number, at another hit rate."""
         if hit_bp in self._works:
             return self._works[hit_bp]
-        it, chunk = self._capacity, self._capacity.pass_tokens
-        missed, now_missed = ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp)
-        whole_us = interpolate(chunk, it.prefill_tokens, it.prefill_us)
-        classes_us, classes_passes = [], []
-        for uncached, prompt in zip(self._sizes.uncached, self._sizes.prompts, strict=True):
-            tokens = max(1, min(prompt, uncached * missed // now_missed))
-            full, rest = divmod(tokens, chunk)
-            rest_us = interpolate(rest, it.prefill_tokens, it.prefill_us) if rest else 0
-            classes_us.append(full * whole_us + rest_us)
-            classes_passes.append(full + (rest > 0))
-        computed_us = [classes_us[number] for number in self._sizes.drawn]
-        passes = [classes_passes[number] for number in self._sizes.drawn]
+        classes = prompt_times(self._sizes, self._capacity, hit_bp, now_hit_bp)
+        computed_us = [classes[number].us for number in self._sizes.drawn]
+        passes = [classes[number].passes for number in self._sizes.drawn]
         found = self._works[hit_bp] = _Work(computed_us, passes, sum(computed_us))
         return found
 
@@ -313,8 +328,8 @@ class QueueModel:
         return found
 
 
-def sampled_arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, int]:
-    """Arrivals of the last periods, as rising offsets; the time that they span; and the share of all that they are.
+def sampled_arrivals(demand: Sequence[DemandRolled]) -> SampledArrivals:
+    """A sample of the arrivals of the last periods.
 
     Each period is as long as it would be at a steady rate: it keeps its bursts, and loses the trend around it.
     """
@@ -334,7 +349,7 @@ def sampled_arrivals(demand: Sequence[DemandRolled]) -> tuple[list[int], int, in
         numbers = range(ends[place] * kept // total, ends[place + 1] * kept // total)
         offsets_us += sorted(start_us + (mixed(number) * length_us >> 64) for number in numbers)
         start_us += length_us
-    return offsets_us, max(1, start_us), max(1, kept * ALL_BP // max(1, total))
+    return SampledArrivals(offsets_us, max(1, start_us), max(1, kept * ALL_BP // max(1, total)))
 
 
 def _last_periods(demand: Sequence[DemandRolled]) -> list[DemandRolled]:
@@ -362,6 +377,19 @@ def size_classes(cells: Sequence[DemandCell], count: int) -> SizeClasses:
         drawn,
         [max(1, cells[number].output_tokens // cells[number].count) for number in drawn],
     )
+
+
+def prompt_times(sizes: SizeClasses, capacity: CapacityLearned, hit_bp: int, now_hit_bp: int) -> Sequence[PromptTime]:
+    """Of each class, the time of its prompt. The prompts were cached to `now_hit_bp`, and would be to `hit_bp`."""
+    chunk, places, values = capacity.pass_tokens, capacity.prefill_tokens, capacity.prefill_us
+    missed, now_missed = ALL_BP - hit_bp, max(1, ALL_BP - now_hit_bp)
+    whole_us = interpolate(chunk, places, values)
+    found: list[PromptTime] = []
+    for uncached, prompt in zip(sizes.uncached, sizes.prompts, strict=True):
+        full, rest = divmod(max(1, min(prompt, uncached * missed // now_missed)), chunk)
+        rest_us = interpolate(rest, places, values) if rest else 0
+        found.append(PromptTime(full * whole_us + rest_us, full + (rest > 0)))
+    return found
 
 
 @lru_cache(maxsize=SAMPLE)

@@ -12,6 +12,9 @@
 
 Prompts that the worker computed in between the steps of an answer are taken out of its sample, by the durations that
 are known of prompts. Passes that several prompts share stay in: under load prompts seem slower than they are.
+
+Prompts of prefill workers teach the speed of these (`projections.scaling.prefill_speed_model`). Where decode workers
+compute too few themselves, these stand for theirs, too.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from core.events.scale import LEARNED, CapacityLearned
 from projections.policy.prefill_time import PrefillTime, PrefillTimeSample, median_sample, theil_sen
 from projections.scaling.measured_profile import rising
 from projections.scaling.queue_model import ALL_BP, DecodeSteps, interpolate
-from projections.scaling.request_demand import OPEN_MAX, SERVED
+from projections.scaling.request_demand import OPEN_MAX, PULLED, SERVED, US_PER_MS
 
 SAMPLES_KEPT = 31
 """Samples of one class: older ones go."""
@@ -87,7 +90,16 @@ class _Computed(NamedTuple):
     tokens: int = 0
 
 
-class _Line:
+def remote_sample(event: RequestPrefilled, prompt_tokens: int) -> PrefillTimeSample | None:
+    """The time in which a prefill worker computed the prompt; None if it did not, or if its time is not known."""
+    report = event.prefill
+    if report is None or report.outcome != PULLED or not report.compute_ms:
+        return None
+    tokens = max(1, prompt_tokens - report.remote_cached_tokens)
+    return PrefillTimeSample(tokens, report.compute_ms * US_PER_MS)
+
+
+class SpeedLine:
     """Samples of a duration over tokens. Memory is bounded by the classes, some 20."""
 
     def __init__(self, classes_min: int) -> None:
@@ -110,7 +122,15 @@ class _Line:
             [tokens for tokens, _ in middles], [us * ALL_BP // max(1, profile_us(tokens)) for tokens, us in middles]
         )
 
+    def taken_over(self, start: CapacityLearned) -> tuple[int, ...] | None:
+        """The profile's durations of passes, multiplied by these ratios; None with too few samples."""
+        ratios = self.takeover(lambda tokens: interpolate(tokens, start.prefill_tokens, start.prefill_us))
+        if ratios is None:
+            return None
+        return tuple(rising([tuple(map(ratios.over, start.prefill_tokens, start.prefill_us))])[0])
+
     def note(self, tokens: int, us: int) -> None:
+        """One more sample."""
         self._classes.setdefault(tokens.bit_length(), deque(maxlen=SAMPLES_KEPT)).append(PrefillTimeSample(tokens, us))
         self._noted += 1
 
@@ -134,7 +154,9 @@ class SpeedModel:
         """`start` is a measured profile, which stands until the takeover."""
         self._model = model
         self._start = start
-        self._prefill, self._decode = _Line(1), _Line(2)
+        self._prefill, self._decode = SpeedLine(1), SpeedLine(2)
+        self._remote = SpeedLine(1)
+        """Prompts of prefill workers."""
         self._open: dict[tuple[str, int], _Open] = {}
         """By request and attempt, in the order of the decisions."""
         self._held: dict[str, int] = {}
@@ -165,7 +187,8 @@ class SpeedModel:
         if self._start is not None:
             return self._taken_over(self._start, bounds, at_ms)
         room = max(2, bounds.room_tokens)
-        prefill, decode = self._prefill.through(1, bounds.pass_tokens), self._decode.through(1, room)
+        decode = self._decode.through(1, room)
+        prefill = self._prefill.through(1, bounds.pass_tokens) or self._remote.through(1, bounds.pass_tokens)
         if prefill is None or decode is None:
             return None
         return CapacityLearned(
@@ -186,25 +209,22 @@ class SpeedModel:
 
     def _taken_over(self, start: CapacityLearned, bounds: EngineBounds, at_ms: int) -> CapacityLearned | None:
         steps = DecodeSteps(start, max(1, self._ended_tokens // max(1, self._ended)))
-        prefill = self._prefill.takeover(lambda tokens: interpolate(tokens, start.prefill_tokens, start.prefill_us))
+        prefill_us = self._prefill.taken_over(start)
         decode = self._decode.takeover(steps.us)
-        if prefill is None and decode is None:
+        if prefill_us is None and decode is None:
             return None
-        prefill_us = start.prefill_us
         requests = (1,) if start.decode_requests is UNSET else start.decode_requests
         rows = (start.decode_us,) if start.decode_rows_us is UNSET else start.decode_rows_us
-        if prefill is not None:
-            prefill_us = tuple(map(prefill.over, start.prefill_tokens, prefill_us))
         if decode is not None:
             rows = tuple(
                 tuple(decode.over(number * tokens, us) for tokens, us in zip(start.decode_tokens, row, strict=True))
                 for number, row in zip(requests, rows, strict=True)
             )
-        prefill_us, rows = tuple(rising([prefill_us])[0]), tuple(map(tuple, rising(rows)))
+        rows = tuple(map(tuple, rising(rows)))
         return replace(
             start,
             at_ms=at_ms,
-            prefill_us=prefill_us,
+            prefill_us=start.prefill_us if prefill_us is None else prefill_us,
             decode_us=rows[0],
             decode_rows_us=UNSET if start.decode_rows_us is UNSET else rows,
             room_tokens=bounds.room_tokens or start.room_tokens,
@@ -224,7 +244,11 @@ class SpeedModel:
         if it is None:
             return
         now = self._computed.get(it.worker, _Computed())
-        if event.cached_tokens != CACHED_UNKNOWN:
+        remote = remote_sample(event, it.tokens)
+        if remote is not None:
+            self._remote.note(*remote)
+        is_here = event.prefill is None or event.prefill.outcome != PULLED
+        if is_here and event.cached_tokens != CACHED_UNKNOWN:
             now = _Computed(now.prompts + 1, now.tokens + max(1, it.tokens - event.cached_tokens))
         self._computed[it.worker], self._open[key] = now, it._replace(computed=now)
 

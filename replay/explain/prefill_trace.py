@@ -91,7 +91,7 @@ def prefill_outcome(report: PrefillReport, worker: str, names: Participants) -> 
         "worker": report.worker or None,
         "name": there if report.worker else None,
     }
-    del fields["job"], fields["rules"], fields["remote_cached_tokens"]
+    del fields["job"], fields["rules"], fields["remote_cached_tokens"], fields["compute_ms"]
     return PrefillOutcome(**fields, text=verdict_text(report, here), came=_outcome_sentence(report, here, there))
 
 

@@ -35,7 +35,7 @@ from replay.simulate.report import (
     scaling,
 )
 from replay.simulate.scale_judge import judge
-from replay.simulate.simulated_fleet import MakePlanner
+from replay.simulate.simulated_planner import MakePlanner
 from replay.simulate.simulation import SimulationResult, simulate
 from replay.simulate.trace_file import TraceFile
 from replay.simulate.workload import Pace

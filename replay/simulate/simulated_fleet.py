@@ -1,6 +1,6 @@
 """SimulatedFleet: the workers of a simulation, each in its place; those that end come back as others after a while.
 
-SimulatedPlanner sizes the fleet: it drives the planner's machine in virtual time, and carries its orders out at once.
+A planner may size it (`replay.simulate.simulated_planner`).
 """
 
 from __future__ import annotations
@@ -23,36 +23,18 @@ from actors.membership.failure_detector import (
     Observed,
     WriteEnd,
 )
-from actors.planning.planner import (
-    AskJudge,
-    CancelStart,
-    DrainWorker,
-    PeriodEnded,
-    PlannerCommand,
-    PlannerEvent,
-    RecordEvent,
-    StartWorker,
-    WorkerReady,
-)
-from actors.planning.scale_writer import PLANNER
 from core.events.kv import DECODE, PREFILL
-from core.events.scale import CapacityLearned, ScaleJudgement
 from core.ids import WorkerId
-from core.machine import Machine
-from core.subjects import JOBS, ROUTING, SCALE, answered_token, asked_token, job_kind
-from projections.scaling.judge_plan import JudgePlan
-from projections.scaling.request_demand import RequestDemand
-from projections.scaling.scale_settings import ScaleSettings
-from projections.scaling.speed_model import EngineBounds, SpeedModel
+from core.subjects import JOBS, answered_token, asked_token, job_kind
 from replay.simulate.options import FOREVER, Options, WorkerLife
 from replay.simulate.report import PrefillVerdict
 from replay.simulate.simulated_decode_role import SimulatedDecodeRole
-from replay.simulate.simulated_log import EPOCH, KV, SimulatedLog, SimulatedSource
+from replay.simulate.simulated_log import KV, SimulatedLog, SimulatedSource
 from replay.simulate.simulated_pool import SimulatedPool
 from replay.simulate.simulated_prefill_role import SimulatedPeers, SimulatedPrefillQueue, SimulatedPrefillRole
 from replay.simulate.simulated_request import MODEL
 from replay.simulate.simulated_worker import OnOutput, SimulatedWorker
-from replay.simulate.virtual_time import Agenda, VirtualShell
+from replay.simulate.virtual_time import Agenda
 
 SHARED_POOL = -1
 """In the place of a worker's place."""
@@ -390,90 +372,3 @@ class SimulatedFleet:
         self._absent.remove(worker.id)
         worker.write_loss(self._reporter())
         self._detector.step(EndWritten(end.streams[0], end.source), self._agenda.now_us)
-
-
-PlannerMachine = Machine[PlannerEvent, PlannerCommand]
-MakePlanner = Callable[[ScaleSettings, CapacityLearned | None], PlannerMachine]
-Judge = Callable[[JudgePlan], ScaleJudgement]
-US_PER_S = 1_000_000
-JUDGE_US = 10_000_000
-"""Virtual time from a question to a judge until its answer."""
-
-
-class SimulatedPlanner:
-    """Ends each period, feeds the machine, and executes its commands."""
-
-    def __init__(
-        self,
-        options: Options,
-        machine: PlannerMachine,
-        agenda: Agenda,
-        log: SimulatedLog,
-        fleet: SimulatedFleet,
-        judge: Judge | None,
-    ) -> None:
-        """The options have settings of a planner. The machine has the `judge`'s answer JUDGE_US of virtual time
-        after its question; without a judge it has none."""
-        settings = options.planner
-        assert settings is not None
-        engine = options.engine
-        self._settings = settings
-        self._speed = SpeedModel(MODEL, options.profile) if options.learns else None
-        self._bounds = EngineBounds(
-            engine.capacity_blocks * engine.block_size, engine.max_seqs, engine.batched_tokens_max
-        )
-        self._agenda = agenda
-        self._log = log
-        self._fleet = fleet
-        self._shell: VirtualShell[PlannerEvent, PlannerCommand] = VirtualShell(machine, agenda, self._execute)
-        self._source = SimulatedSource(log, SCALE, PLANNER)
-        self._demand = RequestDemand(settings)
-        self._ask_judge = judge
-        self._answer: ScaleJudgement | None = None
-        """Of the judge, for the next period."""
-        self._reader = log.reader(0, self._count)
-        self._put_period()
-
-    def __repr__(self) -> str:
-        return f"<SimulatedPlanner, {self._demand!r}>"
-
-    def _put_period(self) -> None:
-        self._agenda.put(self._agenda.now_us + self._settings.period_s * US_PER_S, self._end_period)
-
-    def _count(self) -> None:
-        """All messages that are written by now are counted."""
-        for frame in self._reader.until(self._agenda.now_us):
-            if frame.stream == ROUTING and frame.message is not None:
-                for event in frame.message.events:
-                    self._demand.apply(event)
-                    if self._speed is not None:
-                        self._speed.apply(event)
-
-    def _end_period(self) -> None:
-        self._count()
-        cursor: dict[str, tuple[int, int]] = {ROUTING: (EPOCH, self._log.last_seq(ROUTING))}
-        rolled = self._demand.roll(self._log.now_ms, self._settings.period_s, cursor)
-        speed = None if self._speed is None else self._speed.learned(self._bounds, self._log.now_ms)
-        answer, self._answer = self._answer, None
-        self._shell.feed(PeriodEnded(rolled, *self._fleet.counts(), speed, answer=answer))
-        self._put_period()
-
-    def _execute(self, command: PlannerCommand) -> None:
-        match command:
-            case RecordEvent(event):
-                self._source.append([event])
-            case StartWorker(start):
-                self._fleet.start_worker(start, self._settings.startup_s * US_PER_S, self._on_ready)
-            case CancelStart(start):
-                self._fleet.cancel_start(start)
-            case DrainWorker():
-                self._fleet.drain_worker()
-            case AskJudge(plan):
-                if self._ask_judge is not None:
-                    self._agenda.put(self._agenda.now_us + JUDGE_US, partial(self._on_answer, self._ask_judge(plan)))
-
-    def _on_answer(self, answer: ScaleJudgement) -> None:
-        self._answer = answer
-
-    def _on_ready(self, start: int) -> None:
-        self._shell.feed(WorkerReady(start, self._log.now_ms))

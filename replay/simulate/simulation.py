@@ -48,11 +48,11 @@ from projections.scaling.scale_settings import ScaleSettings
 from replay.parallel import Progress, collector_paused
 from replay.simulate.options import Options
 from replay.simulate.report import TOO_LONG, PrefillVerdict, ServedRequest
-from replay.simulate.simulated_fleet import Judge, MakePlanner, SimulatedFleet, SimulatedPlanner, WorkerLifetime
+from replay.simulate.simulated_fleet import SimulatedFleet, WorkerLifetime
 from replay.simulate.simulated_log import KEY, NAMESPACE, START_MS, SimulatedLog
+from replay.simulate.simulated_planner import Judge, MakePlanner, SimulatedPlanner, SimulatedRolePlanner
 from replay.simulate.simulated_replica import SimulatedReplica
 from replay.simulate.simulated_request import SimulatedRequest
-from replay.simulate.simulated_role_planner import SimulatedRolePlanner
 from replay.simulate.simulated_worker import SimulatedWorker
 from replay.simulate.virtual_time import Agenda
 from replay.simulate.workload import Arrival, FollowUp

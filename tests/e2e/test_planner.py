@@ -51,9 +51,13 @@ and its first report."""
 class Load:
     """Streams at a steady rate, each of a prompt of its own."""
 
-    def __init__(self, running: Running, model: str = "tiny") -> None:
+    def __init__(
+        self, running: Running, model: str = "tiny", prompt_tokens: int = PROMPT_TOKENS, output_tokens: int = 20
+    ) -> None:
         self.served = 0
         self._model = model
+        self._prompt_tokens = prompt_tokens
+        self._output_tokens = output_tokens
         self.failed: list[object] = []
         self._running = running
         self._random = random.Random(3)
@@ -69,8 +73,14 @@ class Load:
                 await asyncio.sleep(self._random.expovariate(RATE))
 
     async def _one(self, client: httpx.AsyncClient) -> None:
-        prompt = [self._random.randrange(20, 2000) for _ in range(PROMPT_TOKENS)]
-        body = {"model": self._model, "prompt": prompt, "max_tokens": 20, "stream": True, "ignore_eos": True}
+        prompt = [self._random.randrange(20, 2000) for _ in range(self._prompt_tokens)]
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": self._output_tokens,
+            "stream": True,
+            "ignore_eos": True,
+        }
         async with client.stream("POST", f"{self._running.url}/v1/completions", json=body) as answer:
             lines = [line async for line in answer.aiter_lines() if line]
         if answer.status_code == 200 and lines[-1] == "data: [DONE]" and not any('"error":' in line for line in lines):

@@ -122,8 +122,10 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     "roles": (
         "tests/projections/scaling/test_prefill_queue_model.py",
+        "tests/projections/scaling/test_prefill_speed_model.py",
         "tests/projections/scaling/test_request_demand.py",
         "tests/actors/planning/test_role_planners.py",
+        "tests/actors/planning/test_planner_service_roles.py",
     ),
     "planner": (
         "tests/actors/planning/test_demand_reader.py",
@@ -3090,8 +3092,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "planner",
         "actors/planning/model_fleet.py",
         {
-            "planner-counts-prefill-workers": ("found.role != DECODE or ", "", NO_SCALE),
-            "successor-orders-again": ("coming=coming, now_ms", "coming=0, now_ms", NO_SCALE),
+            "planner-counts-prefill-workers": (
+                "(found.role, found.model) != (self.planned.role, self.planned.model)",
+                "found.model != self.planned.model",
+                NO_SCALE,
+            ),
+            "successor-orders-again": ("coming=coming,", "coming=0,", NO_SCALE),
             "order-beyond-the-limit": (" + machine.coming, most)", " + machine.coming, most * 99)", NO_SCALE),
             "answer-to-another-recorded": (
                 "if answer is None or target is None or not answer.fence == target.fence == fence:",
@@ -3214,6 +3220,24 @@ MUTANTS: tuple[Mutant, ...] = (
         "roles",
         "projections/scaling/request_demand.py",
         {"decode-workers-compute-all": ("uncached = 0 if remote else uncached", "pass", NO_SCALE)},
+    ),
+    *_mutants(
+        "roles",
+        "projections/scaling/speed_model.py",
+        {
+            "pulled-prompts-slow-steps": ("if is_here and event", "if event", NO_SCALE),
+            "cached-tokens-take-time": (" - report.remote_cached_tokens)", ")", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "roles",
+        "actors/planning/planner_service.py",
+        {"roles-share-a-target": ("ONLY_GROUP if is_only else", "ONLY_GROUP if True else", NO_SCALE)},
+    ),
+    *_mutants(
+        "roles",
+        "actors/planning/planner_settings.py",
+        {"most-workers-of-both-roles": (" if key not in PREFILL_KEYS} | own", "} | own", NO_SCALE)},
     ),
     *_mutants(
         "several models",

@@ -33,8 +33,8 @@ from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
 from core.event_json import time_text
-from core.events.kv import DECODE
-from core.events.scale import DemandRolled, ScaleDecided, model_of, role_of
+from core.events.kv import DECODE, PREFILL
+from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, fleet_key, model_of, role_of
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
@@ -95,8 +95,9 @@ def show(connection: DeploymentRef, last: int, model: str | None, role: str | No
 @scale.command("set", context_settings={"ignore_unknown_options": True})  # -1 is a value, however wrong
 @deployment_options
 @MODEL_OPTION
+@ROLE_OPTION
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY VALUE [KEY VALUE ...]")
-def set_command(connection: DeploymentRef, model: str | None, pairs: tuple[str, ...]) -> None:
+def set_command(connection: DeploymentRef, model: str | None, role: str | None, pairs: tuple[str, ...]) -> None:
     """Change settings of the planner, all of them or none; they count from the next decision on.
 
     Keys are those of the section `planner`: mode, min, max, ttft_ms, itl_ms, attainment and so on. `max` is at most
@@ -106,16 +107,22 @@ def set_command(connection: DeploymentRef, model: str | None, pairs: tuple[str, 
     contrail scale set max 4
     contrail scale set mode=advise
     contrail scale set --model coder priority 5 min 2
+    contrail scale set --role prefill max 2
+
+    Without --role, numbers of workers and their times are those of decode workers.
     """
-    asyncio.run(_change(connection, pairs_of(words_of(pairs), "contrail scale set"), frozenset(), model))
+    asyncio.run(_change(connection, pairs_of(words_of(pairs), "contrail scale set"), frozenset(), model, role))
 
 
 @scale.command()
 @deployment_options
 @MODEL_OPTION
+@ROLE_OPTION
 @click.argument("keys", nargs=-1, metavar="KEY [KEY ...]")
 @click.option("--all", "everything", is_flag=True, help="Every setting.")
-def unset(connection: DeploymentRef, model: str | None, keys: tuple[str, ...], everything: bool) -> None:
+def unset(
+    connection: DeploymentRef, model: str | None, role: str | None, keys: tuple[str, ...], everything: bool
+) -> None:
     """Let settings of the planner be as the deployment file says again.
 
     \b
@@ -124,32 +131,42 @@ def unset(connection: DeploymentRef, model: str | None, keys: tuple[str, ...], e
     """
     if everything == bool(keys):
         raise CallerError("name the settings to unset, or give --all")
-    asyncio.run(_change(connection, {}, None if everything else frozenset(keys), model))
+    asyncio.run(_change(connection, {}, None if everything else frozenset(keys), model, role))
 
 
 async def _change(
-    connection: DeploymentRef, given: Mapping[str, Any], removed: frozenset[str] | None, model: str | None
+    connection: DeploymentRef,
+    given: Mapping[str, Any],
+    removed: frozenset[str] | None,
+    model: str | None,
+    role: str | None,
 ) -> None:
-    """The registry has the settings with this change, of all models or of one, or CallerError says what is wrong with
-    them."""
+    """The registry has the settings with this change, of all models or of one, or of prefill workers, or CallerError
+    says what is wrong with them."""
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
         raise CallerError(NO_PLANNER)
-    names = [each.section.model for each in deployment.planned_groups]
+    planned = deployment.planned_groups
+    names = [each.section.model for each in planned if each.group.role == DECODE]
+    fleet = fleet_key(model or NO_MODEL, role or DECODE)
+    helped = {each.section.model for each in planned if each.group.role == PREFILL}
+    if role == PREFILL and not (helped if model is None else model in helped):
+        raise CallerError("the planner sizes no prefill workers: leave --role out")
     if model is not None and model not in names:
         there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
         raise CallerError(f"--model {model}: {there}")
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         found = [change for change in await registry.get(PLANNER_SETTINGS_KEY) if change.key == PLANNER_SETTINGS_KEY]
-        everything = parsed(found[0].value) if found and (removed is not None or model) else {}
-        before = everything if model is None else own_settings(model, everything)
+        everything = parsed(found[0].value) if found and (removed is not None or fleet) else {}
+        before = own_settings(fleet, everything)
         if unknown := sorted((removed or frozenset()) - before.keys()):
             raise CallerError(f"{unknown[0]}: not set live; live are {', '.join(before) or 'none'}")
         kept = {} if removed is None else {key: value for key, value in before.items() if key not in removed}
         after: dict[str, Any] = {**kept, **given}
-        live = after if model is None else with_own_settings(model, everything, after)
-        for each in deployment.planned_groups:
-            merged(each.settings, deployment.planner_mode == ACT, given_for(each.section.model, live))
+        live = with_own_settings(fleet, everything, after)
+        for each in planned:
+            may_act, has_prefill = deployment.planner_mode == ACT, each.section.model in helped
+            merged(each.settings, may_act, given_for(each.fleet, live), each.group.role, has_prefill=has_prefill)
         await registry.put(PLANNER_SETTINGS_KEY, orjson.dumps(live))
     click.echo(f"live: {', '.join(f'{key} {value}' for key, value in after.items()) or 'nothing'}")
 

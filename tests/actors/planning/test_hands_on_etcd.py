@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actors.planning import planner_service
 from actors.planning.kubernetes_hand import KubernetesHand
@@ -16,9 +17,11 @@ from actors.planning.kubernetes_scale import KubernetesOptions, KubernetesScale
 from actors.planning.model_fleet import PlannedModel
 from actors.planning.planner_service import PlannerOptions, PlannerService
 from actors.transport.server_client import ServerAddress
+from api.process.planner import kubernetes_hand
 from core.clock import SystemClock
 from core.codec import decode_message
-from core.events.scale import ScaleApplied, ScaleDecided, ScaleFailed
+from core.events.kv import DECODE, PREFILL
+from core.events.scale import ScaleApplied, ScaleDecided, ScaleFailed, role_of
 from core.ids import StreamSeq
 from core.subjects import SCALE
 from projections.scaling.scale_settings import ScaleSettings
@@ -35,17 +38,21 @@ SETTINGS = ScaleSettings(min=3, max=4, period_s=1, startup_s=5)
 
 
 class Orchestrator:
-    """Reads `planner/target`, starts workers, and answers at `planner/acknowledged`. It has room for two at first."""
+    """Reads `planner/target`, starts workers, and answers at `planner/acknowledged`; of several groups it reads and
+    answers at the keys of one. It has room for two workers at first."""
 
-    def __init__(self, registry: EtcdRegistry) -> None:
+    def __init__(self, registry: EtcdRegistry, group: str = "", role: str = DECODE) -> None:
         self.room = 2
         self.workers = 0
         self.targets: list[dict[str, object]] = []
         self._registry = registry
+        self._suffix = f"/{group}" if group else ""
+        self._worker = {**WORKER, "role": role}
+        self._name = group or "w"
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        await self._registry.watch("planner/target", self._on_target)
+        await self._registry.watch(f"planner/target{self._suffix}", self._on_target)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -55,12 +62,12 @@ class Orchestrator:
         target = self.targets[-1]
         asked = int(str(target["workers"]))
         while self.workers < min(asked, self.room):
-            await self._registry.put(f"workers/w{self.workers}", json.dumps(WORKER).encode())
+            await self._registry.put(f"workers/{self._name}{self.workers}", json.dumps(self._worker).encode())
             self.workers += 1
         answer = {"fence": target["fence"], "decision": target["decision"], "workers": self.workers}
         if self.workers < asked:
             answer["error"] = "no machine is free"
-        await self._registry.put("planner/acknowledged", json.dumps(answer).encode())
+        await self._registry.put(f"planner/acknowledged{self._suffix}", json.dumps(answer).encode())
 
     def _on_target(self, change: Change) -> None:
         if change.value is not None:
@@ -68,13 +75,26 @@ class Orchestrator:
             self._changed.set()
 
 
+ONLY = PlannedModel(group="decode", model="m", settings=SETTINGS, profile=CAPACITY, pass_tokens=2048)
+AHEAD = PlannedModel(
+    group="ahead",
+    model="m",
+    role=PREFILL,
+    settings=replace(SETTINGS, min=2),
+    profile=replace(CAPACITY, role=PREFILL),
+    pass_tokens=2048,
+)
+
+
 @asynccontextmanager
-async def planned(etcd: EmbeddedEtcd, name: str, log: PlannedLog) -> AsyncIterator[tuple[EtcdRegistry, PlannerService]]:
+async def planned(
+    etcd: EmbeddedEtcd, name: str, log: PlannedLog, *models: PlannedModel
+) -> AsyncIterator[tuple[EtcdRegistry, PlannerService]]:
     """A planner that leads, in a namespace of its own of the registry."""
     options = PlannerOptions(
         namespace=NAMESPACE,
         name="planner-0",
-        models=(PlannedModel(group="decode", model="m", settings=SETTINGS, profile=CAPACITY, pass_tokens=2048),),
+        models=models or (ONLY,),
         acts=True,
         judge=(),
     )
@@ -125,6 +145,75 @@ async def test_an_orchestrator_of_others_is_a_hand(etcd_server: EmbeddedEtcd, mo
     applied = [event for _, event in found if isinstance(event, ScaleApplied)]
     assert [(each.reason, each.decision) for each in failed] == [("no machine is free", decided[0])]
     assert [(each.target, each.started, each.decision) for each in applied] == [(3, 3, decided[0])]
+
+
+async def test_an_orchestrator_has_a_target_for_each_role(
+    etcd_server: EmbeddedEtcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same JSON, at the keys of its group. One that has no room does not stop the other."""
+    monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
+    log = await PlannedLog().made()
+    async with planned(etcd_server, "hands-roles", log, ONLY, AHEAD) as (registry, service):
+        decode, ahead = Orchestrator(registry, "decode"), Orchestrator(registry, "ahead", PREFILL)
+        running = [asyncio.create_task(each.run()) for each in (decode, ahead)]
+        await eventually(lambda: [each.ready for each in service.fleets] == [2, 2], "workers of both")
+        seen = [each.last for each in service.fleets]
+        await eventually(lambda: all(each.last not in seen for each in service.fleets), "the period with the answers")
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+    assert [(each.targets[0]["group"], each.targets[0]["workers"]) for each in (decode, ahead)] == [
+        ("decode", 3),
+        ("ahead", 2),
+    ]
+    found = [event for _, event in await answers_in(log)]
+    failed = [(role_of(each), each.reason) for each in found if isinstance(each, ScaleFailed)]
+    applied = [(role_of(each), each.target) for each in found if isinstance(each, ScaleApplied)]
+    assert (failed, applied) == ([(DECODE, "no machine is free")], [(PREFILL, 2)])
+
+
+async def test_a_role_has_pods_of_its_own(
+    etcd_server: EmbeddedEtcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner process has a hand for each group, which changes the scale of its own resource."""
+    monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
+    token = tmp_path / "token"
+    token.write_text("secret")
+    log = await PlannedLog().made()
+    servers = [KubernetesServer("statefulset", 1), KubernetesServer("deployment", 1)]
+    for server in servers:
+        await server.open()
+    async with planned(etcd_server, "hands-pods", log, ONLY, AHEAD) as (registry, service):
+        hands = [
+            kubernetes_hand(
+                KubernetesOptions(
+                    kind=server.kind,
+                    name="decode",
+                    namespace="prod",
+                    server=ServerAddress.parse(server.url),
+                    token_file=token,
+                    authority=None,
+                ),
+                service,
+                fleet,
+                registry,
+            )
+            for server, fleet in zip(servers, service.fleets, strict=True)
+        ]
+        running = [asyncio.create_task(hand.run()) for hand in hands]
+        await eventually(lambda: [server.replicas for server in servers] == [3, 2], "the pods of both")
+        seen = [each.last for each in service.fleets]
+        await eventually(lambda: all(each.last not in seen for each in service.fleets), "the period with the answers")
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+    for server in servers:
+        await server.close()
+
+    found = [event for _, event in await answers_in(log)]
+    applied = [(role_of(each), each.target) for each in found if isinstance(each, ScaleApplied)]
+    assert sorted(applied) == [(DECODE, 3), (PREFILL, 2)]
 
 
 async def test_a_decision_becomes_pods(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors.planning import forecast_process
@@ -17,13 +18,16 @@ from api.deployment.preflight import check_workers
 from api.deployment.process_specs import planner_spec
 from api.process.planner import PASS_TOKENS, kubernetes_resources, planner_options
 from core.errors import CallerError
+from core.events.kv import DECODE, PREFILL
 from core.events.scale import PROFILE as EXACT
+from core.events.scale import fleet_key
 from core.keys import DeploymentKey
 from core.subjects import SCALE
 from tests.projections.scaling.profiles import PROFILE
 
 RESOURCE = {"resource": "deployment/decode"}
 SIMULATED = {"engine": "simulated", "count": 2, "engine_args": {"decode_us_per_step": 7000}}
+PREFILL_GROUP = {"engine": "simulated", "count": 2, "role": "prefill", "engine_args": {"prefill_us_per_token": 300}}
 
 
 def deployed(folder: Path, planner: dict[str, Any], *workers: dict[str, Any]) -> DeploymentRef:
@@ -97,7 +101,23 @@ def test_pods_are_sized_where_the_file_says_so(tmp_path: Path) -> None:
         ({"mode": "act", "maximum": 3}, [], "planner.maximum: no such setting"),
         ({"slo": {"ttft_ms": 0}}, [], "planner.ttft_ms"),
         ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "name": "two"}], "one worker group"),
-        ({"mode": "advise"}, [SIMULATED, {**SIMULATED, "role": "prefill"}], "one worker group"),
+        ({"mode": "advise"}, [SIMULATED, PREFILL_GROUP, {**PREFILL_GROUP, "name": "two"}], "one worker group of each"),
+        ({"mode": "advise", "prefill": {"max": 3}}, [], "planner.prefill: there is no prefill group"),
+        ({"mode": "advise", "prefill": 3}, [SIMULATED, PREFILL_GROUP], "planner.prefill: 3 has no keys"),
+        ({"prefill": {"itl_ms": 3}}, [], "planner.prefill.itl_ms: prefill workers have no such setting"),
+        ({"prefill": {"profile": 3}}, [], "planner.prefill.profile: 3 is no name of a file"),
+        (
+            {"mode": "act", "prefill": {"min": 3}},
+            [SIMULATED, PREFILL_GROUP],
+            "planner.prefill: the group",
+        ),
+        ({"mode": "act", "devices_max": 3}, [SIMULATED, PREFILL_GROUP], "planner.devices_max: the groups begin with 4"),
+        ({"mode": "advise", "judge": True}, [SIMULATED, PREFILL_GROUP], "planner.judge: a judge simulates no prefill"),
+        (
+            {"mode": "act", "hand": "kubernetes", "kubernetes": RESOURCE},
+            [SIMULATED, PREFILL_GROUP],
+            "planner.prefill.kubernetes: .*resource",
+        ),
         ({"mode": "advise", "profile": 3}, [], "planner.profile: 3 is no name of a file"),
         ({"hand": "robot"}, [], "there are supervisor, kubernetes, virtual"),
         ({"hand": "kubernetes"}, [], "planner.kubernetes: .*resource"),
@@ -225,7 +245,7 @@ def test_each_model_has_its_profile_and_its_pods(tmp_path: Path) -> None:
         ({"models": {"tiny": {"max": 1}}}, "begins with 2 workers"),
         (
             {"models": {"tiny": {}, "coder": {"min": 2}}, "devices_max": 2},
-            "least workers of all models take 3, not 2",
+            "least workers of all groups take 3, not 2",
         ),
         ({"models": {"tiny": {}, "coder": {}}, "devices_max": 3}, "the groups begin with 4"),
         ({"priority": 3}, "planner.priority: it is of several models"),
@@ -238,10 +258,75 @@ def test_models_that_cannot_be_planned_are_one_sentence(tmp_path: Path, planner:
 
 
 def test_a_planned_model_has_one_group(tmp_path: Path) -> None:
-    """And no prefill workers; groups of other models keep their workers."""
+    """Of each role; groups of other models keep their workers."""
     models = {**BOTH, "models": {"tiny": {}}}
     assert len(deployed(tmp_path, models, SIMULATED, SECOND).deployment.planned_groups) == 1
     with pytest.raises(CallerError, match="several worker groups serve it"):
         deployed(tmp_path, models, SIMULATED, {**SIMULATED, "name": "two"})
-    with pytest.raises(CallerError, match="no prefill workers"):
-        deployed(tmp_path, models, SIMULATED, {**SIMULATED, "name": "first", "role": "prefill"})
+    roles = [SIMULATED, PREFILL_GROUP]
+    assert [each.group.name for each in deployed(tmp_path, models, *roles).deployment.planned_groups] == [
+        "decode",
+        "prefill",
+    ]
+    with pytest.raises(CallerError, match="several worker groups serve it"):
+        deployed(tmp_path, models, *roles, {**PREFILL_GROUP, "name": "two"})
+
+
+def test_prefill_workers_have_settings_of_their_own(tmp_path: Path) -> None:
+    """Over those of decode workers, with a speed, a profile and pods of their own. They never make a front end wait for
+    the first worker."""
+    own = {"min": 0, "max": 3, "startup_s": 7}
+    options = planner_options(deployed(tmp_path, {**BOTH, "prefill": own}, SIMULATED, PREFILL_GROUP), "planner-0")
+    decode, prefill = options.models
+
+    assert options.fleets == ["", fleet_key("", PREFILL)]
+    assert [(each.group, each.role, each.label) for each in options.models] == [
+        ("decode", DECODE, "tiny"),
+        ("prefill", PREFILL, "tiny/prefill"),
+    ]
+    assert (decode.settings.max, decode.settings.startup_s, decode.settings.ttft_ms) == (6, 60, 900)
+    assert (prefill.settings.min, prefill.settings.max, prefill.settings.ttft_ms) == (0, 3, 900)
+    assert decode.profile is not None
+    assert prefill.profile is not None
+    assert (decode.profile.role, prefill.profile.role) == (UNSET, PREFILL)
+    assert prefill.profile.prefill_us[-1] == 300 * prefill.profile.prefill_tokens[-1]
+    found = deployed(tmp_path, {**BOTH, "prefill": own}, SIMULATED, PREFILL_GROUP).deployment
+    assert not found.models_from_zero
+
+    file, mine = tmp_path / "m.json", tmp_path / "p.json"
+    file.write_bytes(PROFILE.encode())
+    mine.write_bytes(replace(PROFILE, seconds=1.0).encode())
+    given = {**BOTH, "profile": str(file), "prefill": {"profile": str(mine)}}
+    found = deployed(tmp_path, given, SIMULATED, PREFILL_GROUP).deployment
+    assert {f"--profile={file}", f"--profile=prefill={mine}"} <= set(planner_spec(found, DataFolder(tmp_path)).command)
+    shared = deployed(tmp_path, {**BOTH, "profile": str(file)}, SIMULATED, PREFILL_GROUP)
+    assert planner_options(shared, "planner-0").models[1].profile == replace(PROFILE.capacity(), role=PREFILL)
+    by_option = planner_options(shared, "planner-0", {"prefill": mine}).models
+    assert by_option[0].profile == PROFILE.capacity()
+    assert by_option[1].profile == replace(replace(PROFILE, seconds=1.0).capacity(), role=PREFILL)
+
+    pods = {"hand": "kubernetes", "kubernetes": {**RESOURCE, "namespace": "prod"}}
+    apart = {**BOTH, **pods, "prefill": {"kubernetes": {"resource": "statefulset/prefill"}}}
+    assert [str(each) for each in kubernetes_resources(deployed(tmp_path, apart, SIMULATED, PREFILL_GROUP))] == [
+        "deployment/decode in the namespace prod",
+        "statefulset/prefill in the namespace prod",
+    ]
+    twice = deployed(tmp_path, {**BOTH, **pods, "prefill": {"kubernetes": RESOURCE}}, SIMULATED, PREFILL_GROUP)
+    with pytest.raises(CallerError, match="is that of several models or roles"):
+        kubernetes_resources(twice)
+
+
+def test_models_have_prefill_workers_of_their_own(tmp_path: Path) -> None:
+    """Some of them. Settings of one model's prefill workers lie over those of all models' prefill workers."""
+    models = {"tiny": {"prefill": {"max": 2}}, "coder": {}}
+    planner = {**BOTH, "prefill": {"max": 4, "min": 2}, "devices_max": 9, "models": models}
+    groups = [SIMULATED, SECOND, PREFILL_GROUP, {**PREFILL_GROUP, "name": "ahead", "served_name": "coder"}]
+    options = planner_options(deployed(tmp_path, planner, *groups), "planner-0")
+
+    assert [each.group for each in options.models] == ["decode", "prefill", "code", "ahead"]
+    assert options.fleets == ["tiny", fleet_key("tiny", PREFILL), "coder", fleet_key("coder", PREFILL)]
+    assert [(each.settings.min, each.settings.max) for each in options.models] == [(1, 6), (2, 2), (1, 6), (2, 4)]
+    assert planner_options(deployed(tmp_path, planner, *groups[:3]), "planner-0").fleets == [*options.fleets[:3]]
+    models["coder"] = {"prefill": {"max": 3}}
+    with pytest.raises(CallerError, match=r"planner\.models\.coder\.prefill: there is no prefill group"):
+        deployed(tmp_path, planner, *groups[:3])

@@ -43,7 +43,7 @@ def test_a_prompt_has_its_passes_and_the_transfer() -> None:
 def test_prompts_wait_for_each_other_and_other_requests_for_none() -> None:
     """Of four requests at once, two have prompts for prefill workers: the second one waits on one worker only."""
     found = queue(cell(2, output=1), DemandCell(2, 0, 0, 0))
-    found._offsets_us = [0] * 4
+    found._arrivals = found._arrivals._replace(offsets_us=[0] * 4)
 
     one, two = (found.predict(workers, 4_000, 0, 0) for workers in (1, 2))
 
@@ -103,7 +103,7 @@ def test_a_prediction_costs_the_same_at_any_rate() -> None:
     demand = [rolled(number, 5_000) for number in range(60)]
     found = PrefillQueueModel(demand, (cell(1, output=1),), WORKER, ScaleSettings(ttft_ms=99))
 
-    assert len(found._offsets_us) == SAMPLE
+    assert len(found._arrivals.offsets_us) == SAMPLE
     enough, few = found.predict(150, 1_000_000, 0, 0), found.predict(101, 1_000_000, 0, 0)
     assert enough.attainment_bp > few.attainment_bp
 

@@ -206,8 +206,8 @@ def test_a_decision_costs_the_same_at_any_rate() -> None:
     """A thousand requests a second are thinned, in proportion to the workers."""
     found = model([rolled(number, 5_000) for number in range(60)])
 
-    assert len(found._offsets_us) == SAMPLE
-    assert found._offsets_us == sorted(found._offsets_us)
+    assert len(found._arrivals.offsets_us) == SAMPLE
+    assert found._arrivals.offsets_us == sorted(found._arrivals.offsets_us)
     enough, few = found.predict(150, 1_000_000, 0, 0), found.predict(101, 1_000_000, 0, 0)
     assert enough.attainment_bp > few.attainment_bp
 

@@ -144,6 +144,23 @@ def test_a_prediction_of_prefill_workers_knows_the_transfer(tmp_path: Path) -> N
     assert all(isinstance(each.prefill_demand, PrefillDemand) for each in demand)
 
 
+def test_both_roles_are_decided_once_their_speed_is_learned(tmp_path: Path) -> None:
+    """From requests of decode workers and from the jobs of prefill workers: a prompt of 2 560 tokens takes 256 ms."""
+    options = Options(workers=1, prefill_workers=1, engine=ENGINE, planner=SETTINGS, learns=True)
+    requests = arrivals((20, 2), (25, 12), prompt_blocks=40)
+    simulate(options, requests, archive=tmp_path / "log")
+
+    events = [event for message in messages(tmp_path / "log") for event in message]
+    learned = [event for event in events if isinstance(event, CapacityLearned) and role_of(event) == PREFILL]
+    tokens = 40 * ENGINE.block_size
+    assert learned[0].prefill_us[0] == pytest.approx(256_000 // tokens, rel=0.05)
+    prefill = [each.target for each in decisions(tmp_path / "log", PREFILL)]
+    assert 0 < len(prefill) < sum(isinstance(event, DemandRolled) for event in events)
+    assert max(prefill) >= 3
+    assert len(decisions(tmp_path / "log", DECODE)) > 0
+    assert verified(tmp_path / "log").differ == 0
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
