@@ -177,6 +177,8 @@ ABSENT = frozenset(
         "fence",
         "fetch",
         "judged",
+        "load_time",
+        "load_times",
         "model",
         "pools",
         "prefill_demand",

@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.engines.engine import BlockTransfer, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
@@ -108,7 +110,8 @@ class AggregatedRole(WorkerRole):
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """The engine's own."""
-        return self._engine().generate(frame.request)
+        request, skip_tiers = frame.request, frame.hint.skip_tiers
+        return self._engine().generate(replace(request, skip_tiers=skip_tiers) if skip_tiers else request)
 
 
 class TransferRole(WorkerRole):
