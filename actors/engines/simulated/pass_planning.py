@@ -165,7 +165,7 @@ def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int
     seq.contents = tuple(contents)
     seq.read_blocks += len(contents)
     seq.read_to = depth + len(contents)
-    read_us = len(contents) * state.settings.disk_us_per_block
+    read_us = len(contents) * disk.us_per_block
     seq.loads, seq.load_began_us = {DISK: TierLoads(len(contents), read_us)}, end_us - read_us
     insort(state.reading, (end_us, state.arrivals[seq.request.id], seq))
     return True

@@ -7,14 +7,13 @@ import random
 from collections.abc import AsyncIterator
 from itertools import pairwise
 
-import msgspec
 import pytest
 
-from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheRemoved, TierLoads
+from actors.engines.engine import CacheChange, CacheCopied, CacheEmptied, CacheRemoved
 from actors.engines.simulated.engine_state import Abort, Forget
 from actors.engines.simulated.engine_step import load_of
 from actors.engines.simulated.simulated_engine import SimulatedEngine
-from actors.engines.simulated.simulated_host_tier import SlowerTier
+from actors.engines.simulated.simulated_host_tier import HostTier
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_mirror import LEVELS, CacheMirror
 from core.errors import CallerError
@@ -43,7 +42,7 @@ class TestSimulatedEngineWithHostTier(EngineContract):
 
 
 def test_the_tail_of_what_was_used_least_goes_first() -> None:
-    tier = SlowerTier(5)
+    tier = HostTier(5)
     assert tier.keep([1, 2, 3], [10, 20, 30]) == [CacheCopied((1, 2, 3), "host")]
     tier.use([1, 2, 3])
     assert tier.keep([4, 5, 1], [40, 50, 11]) == [CacheCopied((4, 5), "host")]
@@ -51,7 +50,7 @@ def test_the_tail_of_what_was_used_least_goes_first() -> None:
     assert tier.keep([6, 7], [60, 70]) == [CacheCopied((6, 7), "host"), CacheRemoved((3, 2), "host")]
     assert tier.find([1, 2, 3]) == [11]
     assert tier.find([4, 5, 6, 9]) == [40, 50, 60]
-    assert (len(tier), repr(tier)) == (5, "<SlowerTier host 5 of 5 blocks>")
+    assert (len(tier), repr(tier)) == (5, "<HostTier 5 of 5 blocks>")
     assert tier.keep([], []) == []
     tier.clear()
     assert tier.find([1]) == []
@@ -156,54 +155,3 @@ def test_settings() -> None:
         SimulatedSettings.parse({"host_us_per_block": -1})
     with pytest.raises(CallerError, match="fetched into a host, and from one: give host_blocks, too"):
         SimulatedSettings.parse({"fetch_mb_per_s": 1})
-
-
-DISK = dataclasses.replace(TIERED, host_blocks=20, disk_blocks=400, disk_us_per_block=50)
-"""The host has two of the documents, the disk all of them."""
-
-
-def test_what_left_the_host_is_read_from_the_disk_through_it() -> None:
-    """With the same text, after the time of the disk and of the host for each block; a mirror predicts it."""
-    run, plain, mirror = Run(DISK), Run(), CacheMirror(DISK.block_size, 7)
-    texts = [run.ask(request(f"cold {number}", document)) for number, document in enumerate(DOCUMENTS[:6])]
-    for change in run.changes:
-        mirror.apply(change)
-    whole = Prompt(request("again", DOCUMENTS[0]).tokens, DISK.block_size, 7)
-    tiers = {tier: set(mirror.held(tier)) for tier in ("device", "host", "disk")}
-    assert [sum(whole.key(depth) in held for depth in range(1, 10)) for held in tiers.values()] == [0, 0, 9]
-    asked_us = run.now_us
-    assert run.ask(request("again", DOCUMENTS[0])) == texts[0] == plain.ask(request("cold", DOCUMENTS[0]))
-    assert run.cached["again"] == 36
-    assert run.first_us["again"] - asked_us == 9 * (50 + 7) + 4 * 10
-    assert run.state.loads == {"disk": TierLoads(9, 9 * 50), "host": TierLoads(9, 9 * 7)}
-
-
-@pytest.mark.parametrize(("skip", "cached"), [((), 36), (("remote",), 36), (("disk",), 0), (("host",), 0)])
-def test_a_tier_that_is_to_be_skipped_is_not_read(skip: tuple[str, ...], cached: int) -> None:
-    """All is computed, with the same text, and others load what they like. Without the host there is no disk."""
-    run = Run(DISK)
-    texts = [run.ask(request(f"cold {number}", document)) for number, document in enumerate(DOCUMENTS[:6])]
-    asked = msgspec.structs.replace(request("skips", DOCUMENTS[0]), skip_tiers=skip)
-    assert (run.ask(asked), run.cached["skips"]) == (texts[0], cached)
-    assert (run.ask(request("loads", DOCUMENTS[1])), run.cached["loads"]) == (texts[1], 36)
-
-
-def test_a_load_is_counted_while_it_goes_on() -> None:
-    """So that a slow disk is known before the load's end: by the time that has passed, the disk before the host."""
-    run = Run(dataclasses.replace(DISK, disk_us_per_block=100))
-    for number, document in enumerate(DOCUMENTS[:6]):
-        run.ask(request(f"cold {number}", document))
-    run.submit(request("again", DOCUMENTS[0]))
-    begun_us = run.now_us
-    at = {after: run.state.loads_by(begun_us + after) for after in (0, 250, 900, 907, 2000)}
-    assert at[0] == {"disk": TierLoads(0, 0), "host": TierLoads(0, 0)}
-    assert at[250] == {"disk": TierLoads(2, 250), "host": TierLoads(0, 0)}
-    assert at[907] == {"disk": TierLoads(9, 900), "host": TierLoads(1, 7)}
-    assert at[2000] == {"disk": TierLoads(9, 900), "host": TierLoads(9, 63)}
-    run.to_end()
-    assert run.state.loads == run.state.loads_by(run.now_us) == at[2000]
-
-
-def test_a_disk_without_a_host_is_refused() -> None:
-    with pytest.raises(CallerError, match="disk_blocks are read through the host: set host_blocks, too"):
-        SimulatedSettings(disk_blocks=1)
