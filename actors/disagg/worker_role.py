@@ -19,7 +19,7 @@ from core.clock import Clock
 from core.errors import Unavailable
 from core.events.jobs import JobEvent
 from core.failure import log_failure
-from core.generation import Output
+from core.generation import GenerateRequest, Hint, Output
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from streams.log import EventLog
@@ -110,8 +110,13 @@ class AggregatedRole(WorkerRole):
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """The engine's own."""
-        request, skip_tiers = frame.request, frame.hint.skip_tiers
-        return self._engine().generate(replace(request, skip_tiers=skip_tiers) if skip_tiers else request)
+        return self._engine().generate(without_slow_tiers(frame.request, frame.hint))
+
+
+def without_slow_tiers(request: GenerateRequest, hint: Hint) -> GenerateRequest:
+    """The request as this worker's engine gets it: from tiers that the router found slower than computing nothing is
+    loaded."""
+    return replace(request, skip_tiers=hint.skip_tiers) if hint.skip_tiers else request
 
 
 class TransferRole(WorkerRole):

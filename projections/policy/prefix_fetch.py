@@ -11,7 +11,8 @@ fetches under way, then by id. How many are under way is the replica's own knowl
 (`RouteRequest.fetching`). Requests for an adapter fetch nothing: engines name its blocks by a path.
 
 A pool and a fetch are two ways to the same blocks. With a fetch the candidate takes those behind its own host from the
-source, and none from a pool; without one it has the pool's. The cheaper way counts.
+source, and none from a pool; without one it has the pool's. The cheaper way counts. With learned load times its levels
+end at its host then, so that no load from the pool counts.
 
 The index has one copy of a block, the nearest. What it says of a source's device stands in the source's host as well,
 because an engine that has blocks fetched has a host tier of at least the size of its device.
@@ -159,6 +160,8 @@ def _scored(
     if backlog.loading is not None:
         credits_m = backlog.loading.credits_m
         us += fetch.blocks * backlog.loading.times_m[HOST] // MILLI
+        kept = candidate.overlap[: HOST + 1]  # else the load of what the pool has would count, too
+        candidate = candidate._replace(overlap=kept + kept[HOST:] * (len(candidate.overlap) - len(kept)))
     for depth, credit_m in zip(candidate.overlap[: HOST + 1], credits_m, strict=False):
         credit += (depth - before) * credit_m
         before = depth

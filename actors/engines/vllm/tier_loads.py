@@ -70,9 +70,9 @@ class HostLoads:
 
 
 def skip_parameters(skip: Collection[str], slower: str) -> dict[str, Any]:
-    """vLLM's transfer parameters of a request for which nothing is loaded from these tiers; `slower` is the tier behind
+    """vLLM's transfer parameters of a request for which nothing is loaded from these tiers; `slower` is the disk behind
     the host, empty if there is none. vLLM's filter is for tiers behind the host alone, which is the way of their
-    blocks."""
+    blocks. It leaves the hosts of other engines, from which blocks may be fetched all the same."""
     if HOST in skip:
         return {"max_load_tokens": 0}
-    return {"kv_load_tiers": []} if slower in skip else {}
+    return {"kv_load_tiers": [{"medium": "cpu"}]} if slower in skip else {}
