@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.disagg import remote_prefill as machine
 from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import Kind
-from actors.disagg.remote_prefill import HOST, MARGIN_PARTS, RemotePrefill
+from actors.disagg.remote_prefill import MARGIN_PARTS, RemotePrefill
 from actors.engines.engine import EngineLoad, TransferFailed
 from actors.transport.frames import (
     Claim,
