@@ -8,7 +8,6 @@ from actors.engines.engine import TierLoads
 from actors.kv_blocks.disk_counts import NAMES
 from actors.metrics.worker_metrics import CALLS_FAILED, DISK_LEVELS, DISK_TOTALS, REFUSED, WorkerMetrics
 
-
 BY_TIER = {"load_blocks", "load_us"}
 """Shown with the loads of other tiers."""
 
