@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from core.events import PromptBase, RequestRejected, RequestRouted
 from core.events.routing import COLUMNS, LEVEL_COLUMNS, REUSE, TIMED_COLUMNS, WAIT, PrefixFetch
@@ -248,7 +248,7 @@ def _column(event: RequestRouted, term: str) -> tuple[int, ...]:
     level is that of all tiers, where load times were read."""
     found: tuple[int, ...] | None = event.columns.get(term)
     if found is None and term in LEVEL_COLUMNS:
-        return () if event.load_time is UNSET else _column(event, "overlap_all")
+        return _column(event, "overlap_all") if event.load_time else ()
     if found is None:
         found = (0,) * len(event.columns["cost"]) if term == REUSE and WAIT in event.columns else ()
     return found

@@ -202,7 +202,6 @@ REUSE = (
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
 NO_LOADS = "Workers of the log report no load times, so no decision has any."
 VERSION = "No verdict and no fold rests on the version of a record."
-READ_ALIKE = "Readers ask whether the base of a decision is a PromptBase; None is none, as UNSET is."
 ONE_PARTITION = "The log has one stream of caches, so its cursors have four streams."
 NO_LATER = "The log has no map of a later version."
 NO_MIXTURE = "No message of the log has an unknown event beside a first token."
@@ -473,7 +472,7 @@ MUTANTS: tuple[Mutant, ...] = (
         {
             "load-slow-counted": (
                 "if self.slow[level] and overlap[level] > before:",
-                "if not self.slow[level] > before:",
+                "if self.slow[level] and overlap[level] < before:",
                 NO_LOADS,
             ),
             "load-tier-order": ("            before = depth\n", "", NO_LOADS),
@@ -2291,7 +2290,6 @@ MUTANTS: tuple[Mutant, ...] = (
             "short-base-none": (
                 "    values[last:] = [UNSET if each is None else each for each in values[last:]]\n",
                 "",
-                READ_ALIKE,
             ),
             "short-read-as-before": (
                 "RequestRouted(*_with_unset(values), v=SHORT_VERSION)",
@@ -3564,6 +3562,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "fetch-sources-unbounded": ("busy.get(worker, 0) < FETCHES_MAX", "True", NO_FETCHES),
             "fetch-takes-no-time": ("max(0, needed_m - credit) + moving_m", "max(0, needed_m - credit)", NO_FETCHES),
             "fetch-behind-the-pool": ("has = candidate.overlap[HOST]", "has = candidate.overlap[-1]", NO_FETCHES),
+            "fetch-loads-the-pool": ("overlap=kept + kept[HOST:] * (", "overlap=candidate.overlap or (", NO_FETCHES),
         },
     ),
     *_mutants(
