@@ -28,6 +28,8 @@ POLICY = "time"
 """The policy that reads load times."""
 LEARN_EVERY_US = 250_000
 """Reports are looked at this often at most: a look takes all workers."""
+MODELS_MAX = 256
+"""Models whose times a replica keeps; beyond them the first one is looked for again."""
 
 
 class LoadTime(NamedTuple):
@@ -103,7 +105,7 @@ class LoadPrices(NamedTuple):
 
 
 class LoadTimeModel:
-    """The load times of each model, by what its workers report. Memory is bounded by the models and block sizes."""
+    """The load times of each model, by what its workers report, of MODELS_MAX models and block sizes at most."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int], tuple[int, LoadTime | None]] = {}
@@ -122,6 +124,8 @@ class LoadTimeModel:
         if known is not None and found == known[1]:
             found = known[1]  # the same object: requests that are held keep their input
         self._found[kind] = now_us, found
+        if len(self._found) > MODELS_MAX:
+            del self._found[next(iter(self._found))]
         return found
 
 

@@ -17,7 +17,7 @@ from core.subjects import LOAD
 from projections.policy.binding_plan import PlacementInputs, UnboundRequest
 from projections.policy.cost import estimate
 from projections.policy.decide import Decision, decide, record
-from projections.policy.load_time import LEARN_EVERY_US, LoadPrices, LoadTime, LoadTimeModel, learned_times
+from projections.policy.load_time import LEARN_EVERY_US, MODELS_MAX, LoadPrices, LoadTime, LoadTimeModel, learned_times
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from tests.projections.facts import joined, load, pool_joined, prompt, reads, stored, worker_id
@@ -225,3 +225,16 @@ def test_reports_are_looked_at_now_and_then(site: Site) -> None:
     assert model.time(site.view, "tiny", 4, 3 * LEARN_EVERY_US) is changed
     assert model.time(site.view, "other", 4, 0) is None
     assert repr(model).startswith("<LoadTimeModel {('tiny', 4): LoadTime(host_m=10")
+
+
+def test_a_replica_keeps_the_times_of_so_many_models(site: Site) -> None:
+    model = LoadTimeModel()
+    site.say(LOAD, A, reported(10, 0, 0))
+    model.time(site.view, "tiny", 4, 0)
+    for number in range(MODELS_MAX - 1):
+        model.time(site.view, f"unknown-{number}", 4, 0)
+    site.say(LOAD, A, reported(20, 0, 0))
+    assert model.time(site.view, "tiny", 4, 0) == LoadTime(10, 0, 0)
+    model.time(site.view, "one more", 4, 0)
+    assert model.time(site.view, "tiny", 4, 0) == LoadTime(20, 0, 0)
+    assert repr(model).count("('") == MODELS_MAX
