@@ -62,7 +62,7 @@ SLOT_CHECK_S = 0.005
 """Between looks at whether the engine has a slot free."""
 MARGIN_PARTS = 8
 """One part in so many of the promised time is left unused, for the errors of clocks and networks."""
-_, HOST, *_ = TIERS
+HOST = TIERS[1]
 CLIENT_GONE = "client_gone"
 SLOT = "slot"
 """The key of the timer for looks at the engine; all others are ids of jobs."""
