@@ -43,7 +43,7 @@ DIGESTS: dict[str, str] = {
     "prefill workers": "ff4df3f79e6bc52c745672b142287836",
     "closed loop": "512b332e054e22c3615fc8b9adc4771f",
     "kv": "ce74ff841457607ee232a4712c7ee09d",
-    "host tier": "63010d3ffbb53b3ac9f099f87de0feb3",
+    "host tier": "aa3c57e54713102afc42f1901c100839",
     "approximate": "e8a3c189ee0b5bdb7cd2fb5d6ca564e8",
     "least loaded": "149040910022d80eededf42f9320b89e",
 }
