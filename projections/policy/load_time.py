@@ -5,7 +5,7 @@ takes the median of a model's workers for each tier. So it is an input of the de
 
 A tier from which a block comes later than it would be computed is not counted: what lies there, and behind it, is
 computed, and the worker is told to load nothing from there. A tier without a learned time keeps the credit that the
-settings give it.
+settings give it. While the time of computing is unknown, no tier is slow.
 
 Only the policy `time` reads load times. Integers throughout.
 """
@@ -56,12 +56,14 @@ class LoadPrices(NamedTuple):
 
     @staticmethod
     def of(
-        settings: RoutingSettings, learned: LoadTime | None, time: PrefillTime, block_size: int
+        settings: RoutingSettings, learned: LoadTime | None, computing: PrefillTime | None, block_size: int
     ) -> LoadPrices | None:
-        """None where no load time counts: none is learned, or the policy reads none."""
+        """`computing` is the learned time of prefills; while it is unknown, no tier is slow, unless the settings have
+        that time. None where no load time counts: none is learned, or the policy reads none."""
         if learned is None or settings.policy != POLICY:
             return None
-        computed_m = time.per_token_m * block_size
+        is_known = computing is not None or settings.prefill_us_per_token_m
+        computed_m = PrefillTime.of(settings, computing).per_token_m * block_size if is_known else 0
         times_m = (0, *learned)
         slow = tuple([time_m >= computed_m > 0 if time_m else False for time_m in times_m])
         pairs = zip(times_m, settings.credits_m, strict=True)

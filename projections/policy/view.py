@@ -65,8 +65,7 @@ class RouteRequest(NamedTuple):
         """Prices of blocks of slower tiers for the request; None without learned load times."""
         if self.load_time is None:
             return None
-        time = PrefillTime.of(settings, self.time)
-        return LoadPrices.of(settings, self.load_time, time, self.prompt.block_size)
+        return LoadPrices.of(settings, self.load_time, self.time, self.prompt.block_size)
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:

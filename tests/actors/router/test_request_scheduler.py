@@ -133,7 +133,7 @@ def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learn
 def test_a_tier_that_is_slower_than_computing_is_not_loaded_from(disk_m: int, skips: tuple[str, ...]) -> None:
     """By the times that the worker reports. The worker gets the tier's name with the request, and the record has the
     times. What is computed then teaches the price of computing."""
-    it = Scheduling(RoutingSettings(policy="time"), workers=0)
+    it = Scheduling(RoutingSettings(policy="time", prefill_us_per_token_m=20_500), workers=0)
     source, hashes = Scheduling.join(it.log, 0), Prompt(tokens_to_bytes(range(20)), BLOCK_SIZE, 7).hashes()
     source.append([BlocksStored(hashes=hashes, tier="disk")])
     times = (1, disk_m, 0)

@@ -119,6 +119,21 @@ def test_a_tier_that_is_no_faster_than_computing_is_not_counted(site: Site, disk
         assert alone.ranked[0].cost == 4 * own_us(6) + 2
 
 
+@pytest.mark.parametrize(
+    ("time", "us_per_token_m", "slow"),
+    [(None, 0, ()), (PrefillTime(0, 20_500), 0, ("disk",)), (None, 20_500, ("disk",)), (PrefillTime(0, 9), 20_501, ())],
+)
+def test_while_the_price_of_computing_is_unknown_no_tier_is_slow(
+    time: PrefillTime | None, us_per_token_m: int, slow: tuple[str, ...]
+) -> None:
+    """The default stands for some engine, which may be a hundred times faster than this one."""
+    routing = RoutingSettings(policy="time", prefill_us_per_token_m=us_per_token_m)
+    loading = asked(SLOW_DISK)._replace(time=time).loading(routing)
+    assert loading is not None
+    assert loading.slow_tiers == slow
+    assert loading.times_m[:2] == (0, 1_000)
+
+
 def test_what_lies_behind_a_slow_tier_does_not_count_either() -> None:
     """A request cannot come to it; where the slow tier has no block, it can."""
     loading = LoadPrices.of(BY_TIME, LoadTime(BLOCK_M, 1, 1), PrefillTime(0, 20_500), 4)
