@@ -28,7 +28,8 @@ def test_bytes_of_all_ranks_become_blocks(tmp_path: Path) -> None:
     """Of an engine with tiers alone, and of one whose pulls have statistics beside them. Ranks load side by side."""
     loads, path = HostLoads(), tmp_path / HOST_FACTS_FILE
     pulled = {"transfer_duration": [0.5]}
-    for statistics in (None, {}, {"types": {}, "data": {}}, {"NixlPullConnector": pulled}):
+    nothing: list[dict[str, Any] | None] = [None, {}, {"types": {}, "data": {}}, {"NixlPullConnector": pulled}]
+    for statistics in nothing:
         loads.note(statistics)
     loads.note(step([300, 300], 0.2))
     loads.note({"NixlPullConnector": pulled, "OffloadingConnector": step([100, 100], 0.1)})
