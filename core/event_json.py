@@ -179,6 +179,8 @@ ABSENT = frozenset(
         "fence",
         "fetch",
         "judged",
+        "load_time",
+        "load_times",
         "model",
         "pools",
         "prefill_demand",

@@ -94,6 +94,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     fetch: FetchSource | None = None
     """Another engine with the start of the prompt in its host; set by the router alone. Blocks that do not come from
     there in time are computed."""
+    skip_tiers: tuple[str, ...] = ()
+    """Slower tiers (`core.settings.TIERS`) from which the engine loads nothing; a worker has them from the router."""
 
 
 class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -113,6 +115,8 @@ class Hint(msgspec.Struct, frozen=True, omit_defaults=True):
     pool_tokens: int = 0
     """Tokens of the prompt's start that this worker would load from its pools, and take from its cache, as the router
     sees it; 0 if none lies in a pool alone."""
+    skip_tiers: tuple[str, ...] = ()
+    """Tiers that are slower than computing: nothing is to be loaded from them."""
 
 
 NO_HINT = Hint()

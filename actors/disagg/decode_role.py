@@ -15,7 +15,7 @@ from actors.disagg.jobs_follower import JobsFollower
 from actors.disagg.prefill_job import PublishJob
 from actors.disagg.prefill_peers import PrefillConnection
 from actors.disagg.remote_prefill import DecodeCommand, RemotePrefill
-from actors.disagg.worker_role import RoleContext, TransferRole
+from actors.disagg.worker_role import RoleContext, TransferRole, without_slow_tiers
 from actors.engines.engine import EngineLoad
 from actors.membership.registration import registration_of
 from actors.transport.frames import FromPrefill, Generate
@@ -191,7 +191,8 @@ class DecodeRole(TransferRole):
             if answer.error is not None:
                 raise answer.error
             pull = answer.pull
-            async with aclosing(self._start(request) if pull is None else pull.outputs) as outputs:
+            here = without_slow_tiers(request, hint)
+            async with aclosing(self._start(here) if pull is None else pull.outputs) as outputs:
                 first = await anext(outputs) if pull is None or pull.first is None else pull.first
                 yield first if answer.report is None else msgspec.structs.replace(first, prefill=answer.report)
                 async for output in outputs:

@@ -44,7 +44,7 @@ from core.ids import WorkerId
 from core.kv_transfer import KvAddress, KvPull, mismatch, prompt_digest
 from core.machine import Tick
 from core.prompt import Prompt
-from core.settings import RoutingSettings
+from core.settings import TIERS, RoutingSettings
 from core.timers import Timers
 from projections.folds.jobs_fold import JobsFold
 from projections.policy.decide import decide_prefill
@@ -62,6 +62,7 @@ SLOT_CHECK_S = 0.005
 """Between looks at whether the engine has a slot free."""
 MARGIN_PARTS = 8
 """One part in so many of the promised time is left unused, for the errors of clocks and networks."""
+HOST = TIERS[1]
 CLIENT_GONE = "client_gone"
 SLOT = "slot"
 """The key of the timer for looks at the engine; all others are ids of jobs."""
@@ -377,7 +378,8 @@ class RemotePrefill:
 
     def _verdict(self, job: PrefillJob) -> PrefillReport:
         settings, prompt, depth = self._view.routing, job.prompt, job.depth
-        near = max(depth, self._view.loadable(prompt), job.hint.pool_tokens // prompt.block_size)
+        loadable = 0 if HOST in job.hint.skip_tiers else self._view.loadable(prompt)
+        near = max(depth, loadable, job.hint.pool_tokens // prompt.block_size)
         uncached = prompt.tokens - min(near, prompt.blocks_reusable) * prompt.block_size
         waiting = self._view.jobs.waiting().keys() | {each.id for each in self.jobs.values() if each.attempt < 0}
         waiting -= {each.id for each in self.jobs.values() if each.attempt >= 0}

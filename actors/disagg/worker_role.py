@@ -7,6 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from actors.disagg.prefill_peers import Kind, PrefillConnection
 from actors.engines.engine import BlockTransfer, Engine
 from actors.kv_cache.cache_mirror import CacheMirror
@@ -17,7 +19,7 @@ from core.clock import Clock
 from core.errors import Unavailable
 from core.events.jobs import JobEvent
 from core.failure import log_failure
-from core.generation import Output
+from core.generation import GenerateRequest, Hint, Output
 from core.keys import DeploymentKey
 from core.settings import RoutingSettings
 from streams.log import EventLog
@@ -108,7 +110,13 @@ class AggregatedRole(WorkerRole):
 
     def generate(self, frame: Generate) -> AsyncIterator[Output]:
         """The engine's own."""
-        return self._engine().generate(frame.request)
+        return self._engine().generate(without_slow_tiers(frame.request, frame.hint))
+
+
+def without_slow_tiers(request: GenerateRequest, hint: Hint) -> GenerateRequest:
+    """The request as this worker's engine gets it: from tiers that the router found slower than computing nothing is
+    loaded."""
+    return replace(request, skip_tiers=hint.skip_tiers) if hint.skip_tiers else request
 
 
 class TransferRole(WorkerRole):

@@ -18,6 +18,14 @@ from core.kv_transfer import FetchAddress, KvAddress, KvBlocks, KvPull
 from core.prompt import TOKEN_BYTES
 
 
+class TierLoads(NamedTuple):
+    """Sums of an engine's loads from a slower tier to the next one above it."""
+
+    blocks: int
+    us: int
+    """Time of each load from its begin to its last block, all together."""
+
+
 class EngineInfo(NamedTuple):
     """Fixed once the engine is up."""
 
@@ -51,6 +59,9 @@ class EngineInfo(NamedTuple):
     """The address at which other engines fetch blocks of its host tier; None if they do not, nor it theirs."""
     assumed: bool = False
     """True if its cache changes are assumed from the prompts that it was sent, because it reports none."""
+    tier_loads: Callable[[], Mapping[str, TierLoads]] | None = None
+    """The blocks that it loaded from slower tiers since its start, by tier; None if it has none. May read a small
+    file."""
 
 
 class EngineLoad(NamedTuple):
@@ -185,6 +196,7 @@ class Engine(Protocol):
         not end yet. For an embedding one Output comes, with `finish` `stop`; an engine may serve one task alone.
 
         A request for an adapter names it by its id, and gets Unavailable if the adapter is not served here any more.
+        From tiers that it names in `skip_tiers` nothing is loaded, nor from those behind the host if that is one.
 
         CallerError if the engine cannot take this request, for any reason (a guided one perhaps only after
         tokens: none is left that fits); it goes on with the others. EngineDead if the engine is gone; TransferFailed.

@@ -31,8 +31,11 @@ NAMES = (
     "calls_denied",
     "calls_busy",
     "calls_failed",
+    "load_blocks",
+    "load_us",
 )
-"""In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start."""
+"""In the order of the file; `bytes` and `blocks` are levels, the others count since the engine's start. `load_us` has
+the time of each request's load from its begin to its newest block, and `load_blocks` the blocks of those."""
 _FORM = struct.Struct(f"<{len(NAMES)}Q")
 
 

@@ -53,6 +53,7 @@ REFUSED = "refused_"
 """Begins the names of numbers by the reason for which a file was refused."""
 CALLS_FAILED = ("calls_denied", "calls_busy", "calls_failed")
 """Numbers of calls of an object store that failed, by reason."""
+US_PER_S = 1e6
 
 
 class WorkerMetrics(Collector):
@@ -66,6 +67,7 @@ class WorkerMetrics(Collector):
         self._totals: Callable[[], Mapping[str, int]] = dict
         self._tiers: Callable[[], Mapping[str, int]] = dict
         self._disk: Callable[[], Mapping[str, int]] = dict
+        self._loads: Callable[[], Mapping[str, tuple[int, int]]] = dict
         self.registry.register(self)
         self._running = self._gauge("contrail_worker_running", "Requests that the engine computes")
         self._waiting = self._gauge("contrail_worker_waiting", "Requests that wait in the engine")
@@ -80,11 +82,29 @@ class WorkerMetrics(Collector):
         for tier, count in self._tiers().items():
             blocks.add_metric([*self._labels.values(), tier], count)
         yield blocks
+        yield from self._collect_loads(self._loads())
         yield from self._collect_disk(self._disk())
         for name, count in self._totals().items():
             family = CounterMetricFamily(f"contrail_worker_{name}", TOTALS[name], labels=list(self._labels))
             family.add_metric(list(self._labels.values()), count)
             yield family
+
+    def _collect_loads(self, loads: Mapping[str, tuple[int, int]]) -> Iterator[CounterMetricFamily]:
+        """Nothing without a slower tier."""
+        if not loads:
+            return
+        labels, values = [*self._labels, "tier"], list(self._labels.values())
+        blocks = CounterMetricFamily(
+            "contrail_worker_loaded_blocks", "Blocks that came from a tier to the next one above it", labels=labels
+        )
+        seconds = CounterMetricFamily(
+            "contrail_worker_load_seconds", "Time of these loads, of those side by side together", labels=labels
+        )
+        for tier, (count, us) in loads.items():
+            blocks.add_metric([*values, tier], count)
+            seconds.add_metric([*values, tier], us / US_PER_S)
+        yield blocks
+        yield seconds
 
     def _collect_disk(self, counts: Mapping[str, int]) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Nothing without a disk tier, and nothing before its engine's start."""
@@ -120,6 +140,11 @@ class WorkerMetrics(Collector):
     def watch_disk(self, counts: Callable[[], Mapping[str, int]]) -> None:
         """The numbers of the disk tier (`actors.kv_blocks.disk_counts`) are read from this at each scrape."""
         self._disk = counts
+
+    def watch_loads(self, loads: Callable[[], Mapping[str, tuple[int, int]]]) -> None:
+        """Blocks and microseconds of loads by tier (`actors.engines.engine.TierLoads`) are read from this at each
+        scrape."""
+        self._loads = loads
 
     def watch_totals(self, totals: Callable[[], Mapping[str, int]]) -> None:
         """Counts by name (TOTALS) are read from this at each scrape."""

@@ -65,6 +65,8 @@ from projections.policy.binding_plan import (
 )
 from projections.policy.cost import ESTIMATING_POLICIES
 from projections.policy.decide import Decision, decide_newest, record, rejection, rejection_reason
+from projections.policy.load_time import POLICY as LOAD_TIME_POLICY
+from projections.policy.load_time import LoadTime, LoadTimeModel
 from projections.policy.prefill_time import PrefillTime, PrefillTimeModel
 from projections.policy.prefix_fetch import FETCH_POLICY
 from projections.policy.view import Local, RouteRequest, View
@@ -283,6 +285,7 @@ class RequestScheduler:
         self.counts = QueueCounts()
         self.prefills = PrefillCounts()
         self.learned = PrefillTimeModel()
+        self.load_times = LoadTimeModel()
         self.residence = ResidenceTime()
         self.running_prompts = RunningPrompts()
         self.busy_workers = BusyWorkers()
@@ -668,11 +671,12 @@ class RequestScheduler:
         return view
 
     def _asked(self, request: RoutedRequest) -> RouteRequest:
-        """The input of the request's decision, with the prefill time that is learned by now."""
+        """The input of the request's decision, with the prefill and load times that are learned by now."""
         asked, time = request.asked, self._learned_time(request.model)
         assert asked is not None
-        if asked.time is not time:  # learned since the request was prepared
-            asked = request.asked = asked._replace(time=time)
+        load_time = self._learned_load_time(request.model, asked.prompt.block_size)
+        if asked.time is not time or asked.load_time is not load_time:  # learned since the request was prepared
+            asked = request.asked = asked._replace(time=time, load_time=load_time)
         asked = request.asked = self._with_load(asked, self._current_view(), self._now_us)
         fetches = request.may_fetch and self._settings.policy == FETCH_POLICY
         if fetches and self._current_view().state.fetchers():
@@ -684,6 +688,12 @@ class RequestScheduler:
         if not asked.adapter:
             return asked
         return asked._replace(held=self._adapter_loads.waits_us(view.state.serving(), asked.adapter, now_us))
+
+    def _learned_load_time(self, model: str, block_size: int) -> LoadTime | None:
+        """The load times that the model's workers report, where the policy reads them."""
+        if self._settings.policy != LOAD_TIME_POLICY:
+            return None
+        return self.load_times.time(self._current_view(), model, block_size, self._now_us)
 
     def _learned_time(self, model: str) -> PrefillTime | None:
         """The prefill time that this replica has learned, where the policy reads it."""
@@ -715,6 +725,7 @@ class RequestScheduler:
     def _send(self, request: RoutedRequest, asked: RouteRequest, decision: Decision, *, if_free: bool = False) -> None:
         assert decision.worker is not None
         assert request.payload is not None
+        loading = asked.loading(self._settings)
         hint = Hint(
             attempt=asked.attempt,
             prefer=decision.prefer,
@@ -722,6 +733,7 @@ class RequestScheduler:
             prefill_tokens=decision.prefill_tokens,
             if_free=if_free,
             pool_tokens=_pool_blocks(decision) * asked.prompt.block_size,
+            skip_tiers=() if loading is None else loading.slow_tiers,
         )
         version = self._current_view().version_read
         routed = record(decision, asked, self._settings, self._revision, version)

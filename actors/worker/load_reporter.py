@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from actors.engines.engine import Engine
 from actors.membership.worker_publisher import WorkerPublisher
+from actors.worker.load_meter import LoadMeter
 from core.events import LoadReported
 from streams.broker_clock import BrokerClock
 
@@ -70,6 +71,7 @@ class LoadReporter:
         self._draining = draining
         self._totals = totals
         self._reuse_rate = ReuseRate()
+        self._load_meter = LoadMeter(engine.info.tier_loads)
         self._reported_ms = -REPORT_IDLE_MS
         self._last: LoadReported | None = None
 
@@ -96,6 +98,7 @@ class LoadReporter:
             cached_tokens=cached_tokens,
             blocks_unindexed=totals.get("blocks_unindexed", 0),
             reuse_rate=self._reuse_rate.note(now, prompt_tokens, cached_tokens),
+            load_times=self._load_meter.note(now),
         )
         due = report != self._last or now - self._reported_ms >= REPORT_IDLE_MS
         offset_ms = self._clock.noted_offset_ms

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from api.debug.timeline.timeline import Timeline
 from core.codec import decode_message
 from core.errors import CallerError
@@ -77,7 +79,13 @@ def _prefill_time(on: DecisionInputs) -> dict[str, Any] | None:
     basis = estimate_basis(on)
     if basis is None:
         return None
-    return {"base_ms": basis.base_ms, "per_token_us": basis.per_token_us, "source": basis.source}
+    loading = [msgspec.structs.asdict(tier) for tier in basis.loading]
+    return {
+        "base_ms": basis.base_ms,
+        "per_token_us": basis.per_token_us,
+        "source": basis.source,
+        "loading": loading,
+    }
 
 
 def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
@@ -101,4 +109,5 @@ def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
         row |= {"prefill_cost": terms.prefill, "decode_cost": terms.decode, "request_cost": terms.request}
         if policy in ESTIMATING_POLICIES:
             row |= {"wait_cost": terms.wait, "reuse_cost": terms.reuse, "delay_cost": terms.delays}
+            row["load_cost"] = terms.load
     return row

@@ -156,6 +156,11 @@ def _disk_counts(it: Worker) -> Mapping[str, int]:
     return {} if counts is None else counts()
 
 
+def _tier_loads(it: Worker) -> Mapping[str, tuple[int, int]]:
+    loads = None if it.publisher is None else it.engine.info.tier_loads
+    return {} if loads is None else loads()
+
+
 def _watch(present: _PresentWorker, metrics: WorkerMetrics) -> None:
     """State is read when metrics are scraped."""
 
@@ -167,6 +172,7 @@ def _watch(present: _PresentWorker, metrics: WorkerMetrics) -> None:
     metrics.watch_totals(lambda: present.worker.totals)
     metrics.watch_tiers(lambda: present.worker.blocks_by_tier)
     metrics.watch_disk(lambda: _disk_counts(present.worker))
+    metrics.watch_loads(lambda: _tier_loads(present.worker))
     metrics.watch_load(
         lambda: present.worker.engine.load().running,
         lambda: present.worker.engine.load().waiting,

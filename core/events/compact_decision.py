@@ -18,21 +18,35 @@ from msgspec import UNSET
 from msgspec.structs import astuple, fields
 
 from core.events.base import before_array
-from core.events.routing import COMPACT_VERSION, SHORT_VERSION, Columns, PrefixFetch, PromptBase, RequestRouted
+from core.events.routing import (
+    COLUMNS,
+    COMPACT_VERSION,
+    SHORT_VERSION,
+    Columns,
+    PrefixFetch,
+    PromptBase,
+    RequestRouted,
+)
 from core.ids import StreamName
 from core.subjects import JOBS, LOAD, ROUTING, kv_stream
 
 COMPACT_DECISION, SHORT_DECISION = "RequestRouted3", "RequestR4"
 """The types on the wire. They begin like that of the other versions: journals count decisions by that."""
 COMPACT_TYPES = frozenset({COMPACT_DECISION, SHORT_DECISION})
-BASE, ADAPTER, FETCH = "base", "adapter", "fetch"
+BASE, ADAPTER, FETCH, LOAD_TIME = "base", "adapter", "fetch", "load_time"
+LAST = frozenset({BASE, ADAPTER, FETCH, LOAD_TIME})
 """The last values. One that the decision does not have is None, or left out where no later one stands."""
 VALUES: dict[str, Any] = {
-    field.name: field.type for field in fields(RequestRouted) if field.name not in {BASE, ADAPTER, FETCH, "v"}
+    field.name: field.type for field in fields(RequestRouted) if field.name not in LAST and field.name != "v"
 }
 """The other values with their types, in the order of the wire: that of the fields of the class."""
 _BASE = (BASE, PromptBase | None, None)
-_LAST = (_BASE, (ADAPTER, str | None, None), (FETCH, PrefixFetch | None, None))
+_LAST = (
+    _BASE,
+    (ADAPTER, str | None, None),
+    (FETCH, PrefixFetch | None, None),
+    (LOAD_TIME, tuple[int, ...] | None, None),
+)
 
 
 class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,8 +67,10 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
     known: tuple[int, ...] | None
     """None: all 1."""
     wait_us: tuple[int, ...] | None = None
-    """As in `Columns`; so is the next."""
+    """As in `Columns`; so are the next."""
     reuse: tuple[int, ...] | None = None
+    overlap_host: tuple[int, ...] | None = None
+    overlap_disk: tuple[int, ...] | None = None
 
     def columns(self) -> Columns:
         """All columns."""
@@ -72,6 +88,8 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
             ones if self.known is None else self.known,
             self.wait_us,
             self.reuse,
+            self.overlap_host,
+            self.overlap_disk,
         )
 
 
@@ -172,7 +190,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 def _with_unset(values: list[Any]) -> list[Any]:
     """The last values as the event has them."""
-    values[-3:] = [UNSET if each is None else each for each in values[-3:]]
+    last = len(VALUES)
+    values[last:] = [UNSET if each is None else each for each in values[last:]]
     return values
 
 
@@ -180,14 +199,16 @@ def _without_unset(values: list[Any]) -> list[Any]:
     """The last values as they stand on the wire."""
     while values[-1] is UNSET:
         values.pop()
-    return [None if each is UNSET else each for each in values] if len(values) > len(VALUES) + 1 else values
+    last = len(VALUES)
+    values[last:] = [None if each is UNSET else each for each in values[last:]]
+    return values
 
 
 def encode_compact(event: RequestRouted) -> bytes:
     """The decision as a CompactDecision."""
     values = _without_unset([*astuple(event)[:-1]])
-    if type(columns := event.columns) is Columns and columns.reuse is None:
-        values[_COLUMNS] = astuple(columns)[:-1]  # as programs wrote it that had no such column
+    if type(columns := event.columns) is Columns:
+        values[_COLUMNS] = _without_last([*astuple(columns)], least=len(COLUMNS) + 1)
     return _START + _encode(values)
 
 
@@ -217,7 +238,14 @@ def _short(columns: Columns) -> list[tuple[int, ...] | None]:
         None if known == ones else known,
     ]
     if columns.wait_us is not None:
-        short.append(columns.wait_us)
-        if columns.reuse is not None:
-            short.append(columns.reuse)
+        short += [columns.wait_us, columns.reuse, columns.overlap_host, columns.overlap_disk]
+        _without_last(short, least=len(COLUMNS) + 1)
     return short
+
+
+def _without_last(columns: list[Any], least: int) -> list[Any]:
+    """Without the last columns that the decision does not have, as programs wrote it that knew none of these; `least`
+    stand at any rate."""
+    while len(columns) > least and columns[-1] is None:
+        columns.pop()
+    return columns

@@ -248,6 +248,9 @@ class LoadReported(EventBase, frozen=True):
     reuse_rate: int = 0
     """Prompt tokens a second that the cache had, less twice those that it had not, and 0 at least: a mean over two
     minutes (`actors.worker.load_reporter`)."""
+    load_times: tuple[int, int, int] | UnsetType = UNSET
+    """Time that a block takes to the device from host, disk and remote, in thousandths of a microsecond: the mean of
+    the last minutes' loads (`actors.worker.load_meter`), 0 for a tier without enough. Left out if none has any."""
 
 
 KvEvent = (

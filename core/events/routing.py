@@ -65,6 +65,11 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     reuse: tuple[int, ...] | None = None
     """Reuse of the talks that live there (`projections.folds.load_fold.reuse_of`); None where the decision read none
     but 0. Behind those of the recorded candidates stands the greatest one of all, if it is greater."""
+    overlap_host: tuple[int, ...] | None = None
+    """Blocks of the prompt cached on the device or on the host; None where `overlap_all` says it, and where the
+    decision read no load times …"""
+    overlap_disk: tuple[int, ...] | None = None
+    """… and the same with those on the disk."""
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         found: tuple[int, ...] | None = self.get(name)
@@ -96,11 +101,14 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
         """The names of the columns that there are."""
         if self.wait_us is None:
             return COLUMNS
-        return _COLUMN_NAMES[:-1] if self.reuse is None else _COLUMN_NAMES
+        if self.reuse is None and self.overlap_host is None and self.overlap_disk is None:
+            return _WITH_WAITS
+        optional = [name for name in _OPTIONAL if getattr(self, name) is not None]
+        return (*COLUMNS, *optional)
 
     def items(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The columns with their names."""
-        return zip(self.keys(), astuple(self), strict=False)
+        return zip(self.keys(), [each for each in astuple(self) if each is not None], strict=False)
 
     def values(self) -> Iterator[tuple[int, ...]]:
         """The columns that there are."""
@@ -109,9 +117,10 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
 _COLUMN_NAMES = Columns.__struct_fields__
 WAIT, REUSE = "wait_us", "reuse"
-COLUMNS, TIMED_COLUMNS = _COLUMN_NAMES[:-2], _COLUMN_NAMES[-2:]
-"""Names of the columns of every decision, and of those under policies that estimate times; the last of these only
-where workers report how much they reuse."""
+COLUMNS, TIMED_COLUMNS, LEVEL_COLUMNS = _COLUMN_NAMES[:-4], _COLUMN_NAMES[-4:-2], _COLUMN_NAMES[-2:]
+"""Names of the columns of every decision, of those under policies that estimate times, and of those with load times.
+`reuse` stands only where workers report how much they reuse; columns of levels only where levels differ."""
+_OPTIONAL, _WITH_WAITS = _COLUMN_NAMES[-4:], _COLUMN_NAMES[:-3]
 
 EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""
@@ -380,6 +389,8 @@ class RequestRouted(EventBase, frozen=True):
     """`core.events.kv.Adapter.id` of the adapter that the request is for; left out if it is for the model itself."""
     fetch: PrefixFetch | UnsetType = UNSET
     """Left out if no worker fetched then, and by earlier programs."""
+    load_time: tuple[int, ...] | UnsetType = UNSET
+    """`projections.policy.load_time.LoadTime` as this replica had learned it; left out where the decision read none."""
 
     @property
     def expects_load(self) -> bool:

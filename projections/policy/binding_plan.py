@@ -192,7 +192,7 @@ class PlacementInputs:
         if backlog is None:
             backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms, reuse=self._reuse)
         seen = self._seen(request)
-        backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse))
+        backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse), loading=request.loading(settings))
         scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
         wait_percent = WAIT_PERCENT
         if request.fetching is not None:
@@ -219,10 +219,9 @@ class PlacementInputs:
         if candidates is None:
             found = self._candidates[kind] = find_candidates(self._view, request, self._settings, self._now_ms).left
             return found
-        overlap, pending = (
-            self._view.cached(prompt, self._settings, self._now_ms).get,
-            self._prefixes.pending(prompt).get,
-        )
+        cached, loading = self._view.cached(prompt, self._settings, self._now_ms), request.loading(self._settings)
+        overlap = (cached if loading is None else loading.all_counted(cached)).get
+        pending = self._prefixes.pending(prompt).get
         new = tuple.__new__
         return [
             new(Candidate, (*one[:5], overlap(one[0], NO_OVERLAP), pending(one[0], 0), *one[7:])) for one in candidates

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.folds.kv_fold import serving_adapter
+from projections.policy.load_time import LoadPrices
 from projections.policy.view import EXCLUSION_REASONS, Candidate, RouteRequest, View
 
 OTHER_ADAPTER = "other_adapter"
@@ -26,13 +27,21 @@ def find_candidates(
     view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, *, pools: bool = True
 ) -> CandidateSet:
     """The candidates among all workers; workers of the last resort only if there are no others. Without `pools`, blocks
-    that lie there alone do not count."""
+    that lie there alone do not count; nor do blocks of a tier that is slower than computing them."""
     left, doubtful, excluded = _sort_candidates(view, request, settings, now_ms, pools=pools)
+    loading = request.loading(settings)
+    if loading is not None and not loading.counts_all:
+        left = [_counted(candidate, loading) for candidate in left]
+        doubtful = [(reason, _counted(candidate, loading)) for reason, candidate in doubtful]
     if not left:
         return CandidateSet([candidate for _, candidate in doubtful], excluded)
     for reason, candidate in doubtful:
         excluded.setdefault(reason, []).append(candidate.worker)
     return CandidateSet(left, excluded)
+
+
+def _counted(candidate: Candidate, loading: LoadPrices) -> Candidate:
+    return candidate._replace(overlap=loading.counted(candidate.overlap))
 
 
 class _SortedCandidates(NamedTuple):

@@ -32,9 +32,11 @@ from projections.policy.cost import (
     REQUEST_COST_POLICIES,
     ScoredCandidate,
     delay_price_m,
+    load_price_m,
     reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
+from projections.policy.load_time import LoadPrices
 from projections.policy.policies import (
     OVERLAP_POLICIES,
     TEMPERATURE_POLICIES,
@@ -181,10 +183,20 @@ class _Prefixes(NamedTuple):
     """Blocks that are being computed, by row."""
 
     @staticmethod
-    def of(table: WorkerTable, view: View, prompt: Prompt, settings: RoutingSettings, now_ms: int) -> _Prefixes:
+    def of(
+        table: WorkerTable,
+        view: View,
+        prompt: Prompt,
+        settings: RoutingSettings,
+        now_ms: int,
+        loading: LoadPrices | None,
+    ) -> _Prefixes:
         depths = None if settings.policy == APPROXIMATE else table.depths(view.state.index, prompt)
         if depths is None:
-            levels = _levels(table, view.cached(prompt, settings, now_ms), one=settings.policy == APPROXIMATE)
+            cached = view.cached(prompt, settings, now_ms)
+            if loading is not None:
+                cached = loading.all_counted(cached)
+            levels = _levels(table, cached, one=settings.policy == APPROXIMATE)
         else:
             levels = (depths,)
         rows = table.rows
@@ -350,7 +362,9 @@ class _Costs(NamedTuple):
         """None if a term could be beyond the bound."""
         prompt, load = request.prompt, seen.load
         size, needed_m = prompt.block_size, prompt.tokens * MILLI // prompt.block_size
-        credit_m = _credit_m(seen.prefixes.levels, settings)
+        levels, loading = seen.prefixes.levels, None if seen.waits is None else seen.waits.backlog.loading
+        credits_m = settings.credits_m if loading is None else loading.credits_m
+        credit_m = _weighted(levels, credits_m)
         queued_m, blocks = load.prefill_tokens * MILLI // size, load.blocks
         shared = seen.prefixes.shared()
         if shared is not None:
@@ -362,7 +376,8 @@ class _Costs(NamedTuple):
                 credit_m[row] = credit_m.item(row) * settings.stale_credit_m // MILLI
         prefill_m = np.maximum(needed_m - credit_m, 0)
         if seen.waits is not None:
-            return _time_costs(prefill_m, blocks, seen.waits, load, prompt, settings)
+            costs = _time_costs(prefill_m, blocks, seen.waits, load, prompt, settings)
+            return costs if costs is None or loading is None else _with_loads(costs, levels, loading, seen, settings)
         prefill_m += np.maximum(queued_m, 0)
         if settings.policy in BLOCK_COST_POLICIES:
             cost = settings.prefill_weight_m * prefill_m
@@ -376,13 +391,25 @@ class _Costs(NamedTuple):
         return _Costs(cost, prefill_m)
 
 
-def _credit_m(levels: tuple[Column, ...], settings: RoutingSettings) -> Column:
-    """The discount of the cached blocks on each row: of each level, for what it has beyond the one before."""
+def _weighted(levels: tuple[Column, ...], each_m: Sequence[int]) -> Column:
+    """The sum of the cached blocks on each row: of each level, those that it has beyond the one before, times its
+    weight."""
     first, *others = levels
-    credit_m = first * settings.device_credit_m
-    for above, level, each_m in zip(levels, others, settings.credits_m[1:], strict=False):
-        credit_m += (level - above) * each_m
-    return credit_m
+    sum_m = first * each_m[0]
+    for above, level, weight_m in zip(levels, others, each_m[1:], strict=False):
+        sum_m += (level - above) * weight_m
+    return sum_m
+
+
+def _with_loads(
+    costs: _Costs, levels: tuple[Column, ...], loading: LoadPrices, seen: _Seen, settings: RoutingSettings
+) -> _Costs | None:
+    """The costs with the price of the blocks that are loaded. None if a term could be beyond the bound."""
+    assert seen.waits is not None
+    per_load = load_price_m(delay_price_m(settings, seen.waits.backlog.reuse_max))
+    if max(loading.times_m) > PRICE_MAX or per_load * (max(loading.times_m) * BLOCKS_MAX // MILLI) > PRODUCT_MAX:
+        return None
+    return costs._replace(cost=costs.cost + per_load * (_weighted(levels, loading.times_m) // MILLI) // MILLI)
 
 
 def _time_costs(
@@ -427,7 +454,7 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
     kept = _Kept.of(table, request, load, view, settings)
     if not len(kept.rows):
         return None
-    waits = None
+    waits, loading = None, request.loading(settings)
     if settings.policy in ESTIMATING_POLICIES:
         waits = _Waits.of(table, view, request, PrefillTime.of(settings, request.time), now_ms)
         if waits is None:
@@ -435,7 +462,9 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
         if waits.backlog.reuse:
             reuse_max = load.reuse[kept.rows].max().item()
             waits = waits._replace(backlog=waits.backlog._replace(reuse_max=reuse_max))
-    seen = _Seen(load, _Prefixes.of(table, view, prompt, settings, now_ms), waits)
+        if loading is not None:
+            waits = waits._replace(backlog=waits.backlog._replace(loading=loading))
+    seen = _Seen(load, _Prefixes.of(table, view, prompt, settings, now_ms, loading), waits)
     costs = _Costs.of(table, view, request, settings, seen)
     if costs is None:
         return None

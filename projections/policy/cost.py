@@ -14,10 +14,13 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
+            + load(w) * (1 + delay_weight * talks * OWN_DELAYS)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
 those outstanding hold it up (`projections.policy.prefill_backlog`). `talks` is 0 where no worker reuses the prompts of
-talks, and 1 where one reuses as much as REUSE_FULL; so delays count more where answers come from long talks.
+talks, and 1 where one reuses as much as REUSE_FULL; so delays count more where answers come from long talks. load(w) is
+how long the blocks from slower tiers are loaded there, where that was learned (`projections.policy.load_time`); then
+they take off as much as blocks on the device. A load delays its own request alone: the engine goes on.
 
 `approximate` has the cost of `kv`, with the cached blocks that were believed instead of reported
 (`projections.folds.approximate_index`).
@@ -31,6 +34,7 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.load_fold import REUSE_STEPS
+from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
@@ -111,13 +115,16 @@ def _score_by_time(
     """`score` of the policies that estimate times. The blocks to prefill are the request's own."""
     size = request.prompt.block_size
     needed_m = request.prompt.tokens * MILLI // size
-    credits_m, pending_credit_m = _Credits(settings.credits_m), settings.pending_credit_m
+    loading, pending_credit_m = backlog.loading, settings.pending_credit_m
+    credits_m = _Credits(settings.credits_m if loading is None else loading.credits_m)
+    loads_us = None if loading is None else _Loads(loading)
     (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
     per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
     per_active = settings.active_weight_m * per_token_m * size // MILLI
     bound_us = settings.session_wait_max_ms * MILLI
     reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
     per_delay = delay_price_m(settings, backlog.reuse_max)
+    per_load = load_price_m(per_delay)
     by_time, new = settings.policy == "time", tuple.__new__
     found = []
     for candidate in candidates:
@@ -136,6 +143,8 @@ def _score_by_time(
             cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
             cost += per_active * active_blocks // MILLI + per_reuse * reuse(worker, 0) // REUSE_STEPS
             cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI
+            if loads_us is not None:
+                cost += per_load * loads_us[overlap] // MILLI
         else:
             cost = cost - bound_us if cost > bound_us else 0
         found.append(new(ScoredCandidate, (candidate, cost, prefill_m)))
@@ -153,6 +162,8 @@ class TimeCostTerms(NamedTuple):
     """Of the talks that live there."""
     delays: int
     """Of what the request waits, and holds up, where talks are."""
+    load: int = 0
+    """Of the blocks that it loads."""
 
 
 def estimate(
@@ -162,6 +173,7 @@ def estimate(
     prompt."""
     own, wait = backlog.time.us(-(-prefill_m * size // MILLI)), backlog.waits_us.get(candidate.worker, 0)
     active_blocks = candidate.active_blocks - pending_beyond(candidate)  # what both hold is held once
+    load_us = 0 if backlog.loading is None else backlog.loading.load_us(candidate.overlap)
     return TimeCostTerms(
         own=settings.own_weight_m * own // MILLI,
         wait=wait,
@@ -173,6 +185,7 @@ def estimate(
         delays=delay_price_m(settings, backlog.reuse_max)
         * (OWN_DELAYS * (wait + own) + own * candidate.active_requests)
         // MILLI,
+        load=load_price_m(delay_price_m(settings, backlog.reuse_max)) * load_us // MILLI,
     )
 
 
@@ -191,6 +204,12 @@ def delay_price_m(settings: RoutingSettings, reuse_max: int) -> int:
     return settings.delay_weight_m * min(reuse_max, REUSE_FULL) // REUSE_FULL
 
 
+def load_price_m(per_delay: int) -> int:
+    """The price of a microsecond that blocks are loaded, in thousandths, where a delay has that price: the request is
+    delayed by it."""
+    return MILLI + OWN_DELAYS * per_delay
+
+
 class _Credits(dict[tuple[int, ...], int]):
     """Discount of cached blocks on the prefill, in thousandths, by overlap: most candidates have one of a few."""
 
@@ -207,6 +226,18 @@ class _Credits(dict[tuple[int, ...], int]):
                 before = depth
         self[overlap] = credit
         return credit
+
+
+class _Loads(dict[tuple[int, ...], int]):
+    """`LoadPrices.load_us` by overlap."""
+
+    def __init__(self, loading: LoadPrices) -> None:
+        super().__init__()
+        self._load_us = loading.load_us
+
+    def __missing__(self, overlap: tuple[int, ...]) -> int:
+        load_us = self[overlap] = self._load_us(overlap)
+        return load_us
 
 
 def pending_beyond(candidate: Candidate) -> int:

@@ -98,6 +98,8 @@ def decide(
         backlog = PrefillBacklog.of(time, outstanding, now_ms, request.held, rules.reuse(view))
         if reuse_max := rules.reuse_max(left, backlog.reuse):
             backlog = backlog._replace(reuse_max=reuse_max)
+        if loading := request.loading(settings):
+            backlog = backlog._replace(loading=loading)
     if left:
         scored = rules.score(left, request, settings, view.local.get("stale", ()), backlog)
         if request.fetching is not None:
@@ -171,6 +173,8 @@ def conclude(
     if backlog is not NO_BACKLOG:
         listed = _listed_waits(ranked, backlog) if columns is None else ()
         everything = (*everything, backlog.time, *listed)
+    if backlog.loading is not None:
+        everything = (*everything, "load_time", request.load_time)
     if believed is not None:
         everything = (*everything, believed)
     if fetched is not None:
@@ -219,7 +223,7 @@ def record(
     # unpacked once: this runs for every request, and each name of a tuple's costs a call
     worker, ranked, excluded, _, cursor, now_ms, seed, prefill_tokens, predicted, digest = decision[:10]
     prefer, prefer_tokens, backlog, wait_us, believed, version, fetch = decision[10:]
-    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent, adapter, _ = request
+    request_id, attempt, model, prompt, tenant, priority, session, time, held, parent, adapter, _, load_time = request
     assert worker is not None
     workers, columns = _columns(ranked[: settings.candidates_recorded_max], backlog)
     learned: tuple[int, ...] = ()
@@ -259,6 +263,7 @@ def record(
         session_parent=parent,
         adapter=adapter or UNSET,
         fetch=UNSET if fetch is None else fetch,
+        load_time=UNSET if backlog.loading is None or load_time is None else load_time,
         v=version_read if version_read >= COMPACT_VERSION else 1,
     )
 
@@ -302,6 +307,9 @@ def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[
     candidates, costs, prefills = zip(*best, strict=True)
     workers, _, _, _, known, overlaps, pending, blocks, requests, _, waiting, _ = zip(*candidates, strict=True)
     levels = [*zip(*overlaps, strict=True)]
+    host = disk = None
+    if backlog.loading is not None:
+        host, disk = (None if level == levels[-1] else level for level in levels[1:3])
     waits = None if backlog is NO_BACKLOG else tuple(map(backlog.waits_us.get, workers, repeat(0)))
     reuse = tuple(map(backlog.reuse.get, workers, repeat(0))) if backlog.reuse else ()
     if backlog.reuse_max > max(reuse, default=0):
@@ -309,6 +317,6 @@ def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[
     knowns = tuple(map(int, known))
     columns = Columns(
         costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits,
-        reuse if any(reuse) else None,
+        reuse if any(reuse) else None, host, disk,
     )  # fmt: skip
     return to_column(workers), columns

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from core.ids import WorkerId
 from projections.folds.in_flight import OutstandingPrefill
+from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_time import MILLI, PrefillTime
 
 SLACK_M = 1050
@@ -38,6 +39,8 @@ class PrefillBacklog(NamedTuple):
     of the rules reads none."""
     reuse_max: int = 0
     """The greatest of all candidates. Rules before version 3 read none."""
+    loading: LoadPrices | None = None
+    """Prices of blocks of slower tiers; None without learned load times."""
 
     @staticmethod
     def of(

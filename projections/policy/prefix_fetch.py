@@ -1,9 +1,9 @@
 """Prefix fetches: a worker takes the start of a prompt from another worker's host tier instead of computing it.
 
 For each candidate the decision weighs `fetch + prefill of the rest` against `prefill of all that it lacks`, as in
-Mooncake's algorithm 1, and takes the cheaper one. A fetched block has the credit of one in the host, where it then
-lies. The fetch counts as the blocks that could be computed meanwhile, so the terms of a record keep their meaning:
-`prefill` has it, and the cost follows from that.
+Mooncake's algorithm 1, and takes the cheaper one. A fetched block has the credit of one in the host, where it lies
+then. The fetch counts as the blocks that could be computed meanwhile, so the terms of a record keep their meaning:
+`prefill` has it, and the cost follows from that. With learned load times, the load from the host counts likewise.
 
 A source is a worker of the candidate's kind of blocks that fetches, too. It is connected, not suspected, has not just
 failed a request, and its cache is known. Of several the one with most of the prompt is taken; then the one with fewer
@@ -11,7 +11,8 @@ fetches under way, then by id. How many are under way is the replica's own knowl
 (`RouteRequest.fetching`). Requests for an adapter fetch nothing: engines name its blocks by a path.
 
 A pool and a fetch are two ways to the same blocks. With a fetch the candidate takes those behind its own host from the
-source, and none from a pool; without one it has the pool's. The cheaper way counts.
+source, and none from a pool; without one it has the pool's. The cheaper way counts. With learned load times its levels
+end at its host then, so that no load from the pool counts.
 
 The index has one copy of a block, the nearest. What it says of a source's device stands in the source's host as well,
 because an engine that has blocks fetched has a host tier of at least the size of its device.
@@ -75,6 +76,8 @@ def with_fetches(
     O(candidates * sources), mostly O(candidates)."""
     if settings.policy != FETCH_POLICY or not backlog.time.per_token_m:
         return scored, {}
+    if backlog.loading is not None and backlog.loading.slow[HOST]:
+        return scored, {}  # fetched blocks come through the host
     prefixes = fetchable_prefixes(view, request)
     if not prefixes:
         return scored, {}
@@ -152,14 +155,21 @@ def _scored(
 ) -> ScoredCandidate:
     """The candidate as it costs with the fetch."""
     prompt, credit, before = request.prompt, 0, 0
-    for depth, credit_m in zip(candidate.overlap[: HOST + 1], settings.credits_m, strict=False):
+    credits_m: tuple[int, ...] = settings.credits_m
+    us = fetch.us
+    if backlog.loading is not None:
+        credits_m = backlog.loading.credits_m
+        us += fetch.blocks * backlog.loading.times_m[HOST] // MILLI
+        kept = candidate.overlap[: HOST + 1]  # else the load of what the pool has would count, too
+        candidate = candidate._replace(overlap=kept + kept[HOST:] * (len(candidate.overlap) - len(kept)))
+    for depth, credit_m in zip(candidate.overlap[: HOST + 1], credits_m, strict=False):
         credit += (depth - before) * credit_m
         before = depth
     if is_stale:
         credit = credit * settings.stale_credit_m // MILLI
     needed_m = prompt.tokens * MILLI // prompt.block_size
-    moving_m = -(-fetch.us * MILLI * MILLI // (backlog.time.per_token_m * prompt.block_size))
-    credit += fetch.blocks * settings.host_credit_m  # they lie in the host then, and are loaded from there
+    moving_m = -(-us * MILLI * MILLI // (backlog.time.per_token_m * prompt.block_size))
+    credit += fetch.blocks * credits_m[HOST]  # they lie in the host then, and are loaded from there
     prefill_m = max(0, needed_m - credit) + moving_m
     terms = estimate(candidate, prefill_m, settings, prompt.tokens, prompt.block_size, backlog)
     return ScoredCandidate(candidate, sum(terms), prefill_m)

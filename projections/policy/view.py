@@ -25,6 +25,7 @@ from projections.folds.in_flight import (
 )
 from projections.folds.pending_events import PendingEvents
 from projections.folds.state import NO_OVERLAP, State
+from projections.policy.load_time import LoadPrices, LoadTime
 from projections.policy.prefill_time import PrefillTime
 
 NO_REPORT = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=0)
@@ -57,6 +58,14 @@ class RouteRequest(NamedTuple):
     is for the model itself."""
     fetching: Mapping[WorkerId, int] | None = None
     """Fetches under way by source (`core.events.routing.PrefixFetch.busy`); None if nothing may be fetched for it."""
+    load_time: LoadTime | None = None
+    """Learned times to load a block of the model; None if none was learned."""
+
+    def loading(self, settings: RoutingSettings) -> LoadPrices | None:
+        """Prices of blocks of slower tiers for the request; None without learned load times."""
+        if self.load_time is None:
+            return None
+        return LoadPrices.of(settings, self.load_time, self.time, self.prompt.block_size)
 
     @staticmethod
     def of(event: RequestRouted, prompt: Prompt) -> RouteRequest:
@@ -70,6 +79,7 @@ class RouteRequest(NamedTuple):
         return RouteRequest(
             request, event.attempt, event.model, prompt, event.tenant, event.priority, event.session, time, held,
             event.session_parent, event.adapter or "", fetching,
+            LoadTime(*event.load_time) if event.load_time else None,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import msgspec
 from core.event_json import hash_text
 from core.events import RequestRouted
 from core.events.routing import DECIDE_VERSION
-from core.settings import RoutingSettings
+from core.settings import TIERS, RoutingSettings
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
@@ -29,7 +29,7 @@ from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, 
 from projections.policy.rules import RULES
 from replay.explain.counterfactuals import weight_terms
 from replay.explain.decision_inputs import DecisionInputs
-from replay.explain.explanation import EstimateBasis, PassedWorker, SessionOrder, TimeEstimate
+from replay.explain.explanation import EstimateBasis, PassedWorker, SessionOrder, TierLoading, TimeEstimate
 
 
 class CostTerms(NamedTuple):
@@ -41,6 +41,7 @@ class CostTerms(NamedTuple):
     wait: float = 0.0
     reuse: float = 0.0
     delays: float = 0.0
+    load: float = 0.0
 
 
 def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
@@ -55,8 +56,8 @@ def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
     if settings.policy == "time":
         found = _split_estimate(on, scored)
         if found is not None:
-            own, wait, decode, requests, reuse, delays = (term / MILLI for term in found)
-            return CostTerms(own, decode, requests, wait, reuse, delays)
+            own, wait, decode, requests, reuse, delays, load = (term / MILLI for term in found)
+            return CostTerms(own, decode, requests, wait, reuse, delays, load)
     return None
 
 
@@ -95,7 +96,16 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         per_token_us=on.backlog.time.per_token_m / MILLI,
         source=_estimate_source(on.event, settings),
         talks=min(on.backlog.reuse_max, REUSE_FULL) / REUSE_FULL,
+        loading=_tier_loadings(on),
     )
+
+
+def _tier_loadings(on: DecisionInputs) -> list[TierLoading]:
+    learned, loading = on.request.load_time, on.backlog.loading
+    if learned is None or loading is None:
+        return []
+    pairs = zip(TIERS[1:], learned, loading.slow[1:], strict=True)
+    return [TierLoading(tier=tier, ms=time_m / MILLI**2, slow=slow) for tier, time_m, slow in pairs if time_m]
 
 
 def _estimate_source(event: RequestRouted, settings: RoutingSettings) -> str:
@@ -128,6 +138,7 @@ def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -
         held_ms=on.backlog.held_us.get(candidate.worker, 0) / MILLI,
         decode_tokens=(candidate.active_blocks - pending_beyond(candidate)) * size,
         reuse=on.backlog.reuse.get(candidate.worker, 0),
+        load_ms=0.0 if on.backlog.loading is None else on.backlog.loading.load_us(candidate.overlap) / MILLI,
     )
 
 
@@ -169,6 +180,8 @@ def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) 
     yield _CostDifference(gain_us, f"has {'fewer' if gain_us > 0 else 'more'} talks ({ms_text(abs(gain_us))})")
     gain_us = other.delays - mine.delays
     yield _CostDifference(gain_us, f"delays talks {'less' if gain_us > 0 else 'more'} ({ms_text(abs(gain_us))})")
+    gain_us = other.load - mine.load
+    yield _CostDifference(gain_us, f"loads {ms_text(abs(gain_us))} {'less' if gain_us > 0 else 'longer'}")
 
 
 def _by(more: int) -> str:

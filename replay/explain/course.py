@@ -121,7 +121,7 @@ def _expected(attempt: AttemptExplanation) -> Iterator[tuple[str, float]]:
         wait = attempt.decided_after_ms + timed.outstanding_ms + timed.held_ms
         yield "behind", wait
         if timed.own_ms is not None:
-            yield "prefill", wait + timed.own_ms
+            yield "prefill", wait + timed.load_ms + timed.own_ms
 
 
 def _pauses(attempt: AttemptExplanation) -> Iterator[CoursePart]:

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from core.events import RequestRouted
-from core.events.routing import LOCAL_REASONS, TIMED_COLUMNS
+from core.events.routing import LEVEL_COLUMNS, LOCAL_REASONS, TIMED_COLUMNS
 from core.ids import ReplicaId, StreamName, WorkerId, from_column
 from core.prompt import HashedPrompt
-from core.settings import TIERS, RoutingSettings
+from core.settings import RoutingSettings
 from projections.folds.in_flight import WorkerLoad
 from projections.folds.kv_fold import is_cold
 from projections.folds.state import PoolReader
@@ -180,7 +180,9 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
         return NO_BACKLOG
     workers = [*map(WorkerId, from_column(event.candidates))]
     waits, reuse = (dict(zip(workers, event.columns.get(name, ()), strict=False)) for name in TIMED_COLUMNS)
-    return PrefillBacklog(PrefillTime.of(settings, request.time), waits, request.held, reuse, reuse_max(event))
+    return PrefillBacklog(
+        PrefillTime.of(settings, request.time), waits, request.held, reuse, reuse_max(event), request.loading(settings)
+    )
 
 
 def _recorded_in_flight(candidate: Candidate) -> WorkerInFlight:
@@ -197,7 +199,8 @@ def recorded_candidates(
     found = []
     for at, worker in enumerate(from_column(event.candidates)):
         row = {name: column[at] for name, column in event.columns.items()}
-        levels = (row["overlap"], *(row["overlap_all"],) * (len(TIERS) - 1))
+        deepest = row["overlap_all"]
+        levels = (row["overlap"], *(row.get(name, deepest) for name in LEVEL_COLUMNS), deepest)
         candidate = Candidate(
             WorkerId(worker), event.model, event.block_size, 0, bool(row["known"]), levels, row["pending"],
             row["active_blocks"], row["active_requests"], 0, row["waiting"], draining=False,

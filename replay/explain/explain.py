@@ -197,6 +197,7 @@ def _row(
         wait_cost=costs.wait,
         reuse_cost=costs.reuse,
         delay_cost=costs.delays,
+        load_cost=costs.load,
         timed=estimated,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,

@@ -28,6 +28,18 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens in the active blocks there."""
     reuse: int = 0
     """Doublings of the reuse of the talks that live there (`projections.folds.load_fold.reuse_of`), in sixteenths."""
+    load_ms: float = 0.0
+    """The time to load the blocks that it would have taken from slower tiers, as far as that was learned."""
+
+
+class TierLoading(msgspec.Struct, frozen=True, kw_only=True):
+    """The learned time of loads from a slower tier."""
+
+    tier: str
+    ms: float
+    """The time of a block."""
+    slow: bool
+    """True if computing a block takes no longer: blocks there were not counted, and the worker was to load none."""
 
 
 class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +49,7 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     + own_request_weight * own_ms * active_requests
     + reuse_weight * (reuse / 16) * prompt_tokens * per_token_us / 1000
     + delay_weight * talks * (2 * (outstanding_ms + held_ms + own_ms) + own_ms * active_requests)
+    + load_ms * (1 + 2 * delay_weight * talks)
 
     Each term is rounded down to a microsecond, the price of a block to a nanosecond. Under `session` the cost is the
     wait beyond session_wait_max_ms.
@@ -57,6 +70,8 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     talks: float = 0.0
     """The greatest `reuse` of all candidates as a share of 64 sixteenths, 1 at most: by this the workers were full of
     talks. 0 under rules before version 3."""
+    loading: list[TierLoading] = msgspec.field(default_factory=list)
+    """Slower tiers of which the replica had learned a load time."""
 
 
 class PassedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,9 +321,11 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     reuse_cost: float = 0.0
     """… the price of the talks that live there …"""
     delay_cost: float = 0.0
-    """… and that of delays among talks."""
+    """… that of delays among talks …"""
+    load_cost: float = 0.0
+    """… and that of loads from slower tiers."""
     timed: TimeEstimate | None = None
-    """The estimates, of policies that estimate; under `time` the six costs add up to `cost` to the microsecond, or
+    """The estimates, of policies that estimate; under `time` the seven costs add up to `cost` to the microsecond, or
     are 0 where the log does not have the weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, assert_never
 
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 
 from actors.engines.engine import (
     CacheChange,
@@ -26,6 +27,7 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings
 from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
 from actors.kv_cache.cache_mirror import LEVELS, UNREACHABLE, CachedBlock, CacheMirror, PrefixHashStates
 from actors.transport.worker_connection import WorkerDeclined
+from actors.worker.load_meter import LoadMeter
 from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
 from core.events import (
     BlocksRemoved,
@@ -271,6 +273,7 @@ class SimulatedWorker:
         """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
         self._reuse_rate = ReuseRate()
+        self._load_meter = LoadMeter(lambda: self._engine.loads_by(agenda.now_us))
         self.computed_tokens = 0
         """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
 
@@ -338,6 +341,8 @@ class SimulatedWorker:
         check_request(self._engine.settings, asked.request, asked.known)
         self._serving[asked.request.id] = asked.known.tokens
         self._prefills[asked.request.id] = (replica, hint.prefill_tokens)
+        if hint.skip_tiers:
+            asked = asked._replace(request=replace(asked.request, skip_tiers=hint.skip_tiers))
         if self.side is None:
             self.feed_engine(asked)
         else:
@@ -485,6 +490,7 @@ class SimulatedWorker:
             prompt_tokens=self._totals[0],
             cached_tokens=self._totals[1],
             reuse_rate=self._reuse_rate.note(now_us // US_PER_MS, *self._totals),
+            load_times=self._load_meter.note(now_us // US_PER_MS),
         )
         if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
             self._load.append([report])

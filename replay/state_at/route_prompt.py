@@ -16,6 +16,7 @@ from core.prompt import Prompt
 from core.subjects import ROUTING
 from projections.folds.pending_events import PendingEvents
 from projections.policy.decide import decide, record
+from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest, View
 from replay.explain.cost_breakdown import estimate_basis
@@ -75,8 +76,8 @@ def route_prompt(state_at: StateAt, query: PromptQuery, hash_seed: int) -> Promp
     recording, names = state_at.recording, state_at.recording.names
     prompt = Prompt(query.tokens, _block_size(state_at, query.model), hash_seed, query.scope)
     adapter = query.adapter if ADAPTER_SEPARATOR in query.adapter else ""
-    time = _prefill_time(state_at, query.model)
-    request = RouteRequest(ASKED, 0, query.model, prompt, time=time, adapter=adapter)
+    time, load_time = _learned_times(state_at, query.model)
+    request = RouteRequest(ASKED, 0, query.model, prompt, time=time, adapter=adapter, load_time=load_time)
     view = state_at.belief.view if state_at.belief is not None else _by_log(state_at)
     settings = state_at.belief.settings if state_at.belief is not None else newest_settings(state_at.state)
     decision = decide(view, request, settings, state_at.time_ms, seed=0)
@@ -111,15 +112,16 @@ def models(state_at: StateAt) -> list[str]:
     return sorted({member.joined.model for member in state_at.state.alive() if member.joined is not None})
 
 
-def _prefill_time(state_at: StateAt, model: str) -> PrefillTime | None:
-    """Prefill time of the model by the newest decision up to the moment that names one: of the replica, or without a
-    belief of any. None if none of the last DECISIONS_READ_MAX does."""
+def _learned_times(state_at: StateAt, model: str) -> tuple[PrefillTime | None, LoadTime | None]:
+    """Prefill and load time of the model by the newest decision up to the moment that names one of them: of the
+    replica, or without a belief of any. None if none of the last DECISIONS_READ_MAX does."""
     decisions = (attempt for attempt in _by_then(state_at) if attempt.model == model)
     for attempt in islice(decisions, DECISIONS_READ_MAX):
         event = recorded_event(state_at.recording, attempt)
-        if event is not None and event.prefill_time:
-            return PrefillTime(*event.prefill_time)
-    return None
+        if event is not None and (event.prefill_time or event.load_time):
+            time = PrefillTime(*event.prefill_time) if event.prefill_time else None
+            return time, LoadTime(*event.load_time) if event.load_time else None
+    return None, None
 
 
 def _by_then(state_at: StateAt) -> Iterator[RequestAttempt]:

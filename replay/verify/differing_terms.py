@@ -70,6 +70,8 @@ TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
     "excluded": _MEMBERSHIP,
     "overlap": _CACHED,
     "overlap_all": _CACHED,
+    "overlap_host": _CACHED,
+    "overlap_disk": _CACHED,
     "pending": (Input.IN_FLIGHT,),
     "active_blocks": (Input.IN_FLIGHT,),
     "active_requests": (Input.IN_FLIGHT,),

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from core.events import RequestRouted, UnknownEvent
-from core.events.routing import REUSE, Columns
+from core.events.routing import LEVEL_COLUMNS, REUSE, Columns
 from core.ids import Epoch, ReplicaId, StreamName, StreamSeq, WorkerId, from_column
 from core.subjects import LOAD, ROUTING, is_kv
 from projections.folds.in_flight import NO_LOAD
@@ -41,7 +41,7 @@ PLACES_MAX = 1024
 _OF_CACHE = ("overlap", "overlap_all", "known")
 _OF_IN_FLIGHT = ("pending", "active_blocks", "active_requests", "wait_us", "prefill")
 _ALIKE = {
-    "cache": _OF_CACHE,
+    "cache": (*_OF_CACHE, *LEVEL_COLUMNS),
     "report": ("waiting", "reuse"),
     "membership": ("candidates", "excluded"),
     "in flight": _OF_IN_FLIGHT,
@@ -160,7 +160,9 @@ class ReplacedStates:
             return False
         counts_pools = self._at.event.decide_version >= POOLS_VERSION
         cached = state.reported(self._at.request.prompt, pools=counts_pools)
-        overlap = cached.get(WorkerId(worker), NO_OVERLAP)
+        overlap, loading = cached.get(WorkerId(worker), NO_OVERLAP), self._at.request.loading(self._at.settings)
+        if loading is not None:
+            overlap = loading.counted(overlap)
         found = (overlap[0], overlap[-1], int(member.cache_known))
         return found == tuple(self._recorded(term, worker) for term in _OF_CACHE)
 

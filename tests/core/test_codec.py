@@ -139,6 +139,9 @@ for row in (DemandCell, HitRate, JudgedWorkers, ScaleCandidate):
 BY_TYPE[ScaleForecast] = any_of(ScaleForecast)
 BY_TYPE[ScaleJudgement | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(ScaleJudgement)
 BY_TYPE[PrefillDemand | msgspec.UnsetType] = st.just(msgspec.UNSET) | any_of(PrefillDemand)
+thirds = st.tuples(counts, counts, counts)
+BY_TYPE[tuple[int, int, int] | msgspec.UnsetType] = st.just(msgspec.UNSET) | thirds
+BY_TYPE[tuple[int, ...] | msgspec.UnsetType] = st.just(msgspec.UNSET) | thirds
 BY_TYPE[dict[str, Points]] = st.dictionaries(words, points(), max_size=2)
 
 
@@ -445,7 +448,7 @@ def compact(request: pytest.FixtureRequest) -> RequestRouted:
 
 def test_a_compact_decision_beside_unknown_events(compact: RequestRouted) -> None:
     """It is read where the events of a message are looked at one by one, and further values are passed over."""
-    fields = msgspec.msgpack.decode(encode_event(replace(compact, fetch=PrefixFetch({}))))
+    fields = msgspec.msgpack.decode(encode_event(replace(compact, load_time=(1, 2, 3))))
     later = pack(fields | {"d": [*fields["d"][:-1], None, "added later"]})
     assert decode_message(sealed(later)).events == (compact,)
     message = decode_message(sealed(pack({"type": "MoonRose"}), encode_event(compact), later))

@@ -52,6 +52,9 @@ ADDED = {
     "fetch_us",
     "learns",
     "profile",
+    "load_cost",
+    "load_ms",
+    "loading",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

@@ -15,6 +15,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "candidates": ("tests/projections/policy/test_decide.py",),
     "backlog": ("tests/projections/policy/test_prefill_backlog.py",),
     "learning": ("tests/projections/policy/test_prefill_time.py",),
+    "loading": ("tests/projections/policy/test_load_time.py",),
     "chains": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_state.py"),
     "folds": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_routing_fold.py"),
     "jobs": ("tests/projections/folds/test_jobs_fold.py",),
@@ -204,8 +205,8 @@ REUSE = (
     "No report of the worker that reuses most is missing in the log, and no record of it says a wrong greatest reuse."
 )
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
+NO_LOADS = "Workers of the log report no load times, so no decision has any."
 VERSION = "No verdict and no fold rests on the version of a record."
-READ_ALIKE = "Readers ask whether the base of a decision is a PromptBase; None is none, as UNSET is."
 ONE_PARTITION = "The log has one stream of caches, so its cursors have four streams."
 NO_LATER = "The log has no map of a later version."
 NO_MIXTURE = "No message of the log has an unknown event beside a first token."
@@ -469,6 +470,19 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{POLICY}/prefill_backlog.py",
         "waits[worker] = waits.get(worker, 0) + held",
         "waits[worker] = held",
+    ),
+    *_mutants(
+        "loading",
+        f"{POLICY}/load_time.py",
+        {
+            "load-slow-counted": (
+                "if self.slow[level] and overlap[level] > before:",
+                "if self.slow[level] and overlap[level] < before:",
+                NO_LOADS,
+            ),
+            "load-tier-order": ("            before = depth\n", "", NO_LOADS),
+            "load-median-of-unknown": ("_median(each for each in column if each > 0)", "_median(column)", NO_LOADS),
+        },
     ),
     Mutant(
         "learned-median",
@@ -1952,7 +1966,7 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "columns-queued-negative": ("prefill_m += np.maximum(queued_m, 0)", "prefill_m += queued_m"),
             "columns-without-hold": ("(blocks + prompt.blocks_to_hold)", "blocks"),
-            "columns-credit-by-level": ("settings.credits_m[1:], strict", "settings.credits_m, strict"),
+            "columns-credit-by-level": ("each_m[1:], strict", "each_m, strict"),
             "columns-session-bound": ("(waits.column - settings.session_wait_max_ms * MILLI, 0)", "(waits.column, 0)"),
             "columns-rounds-down": (
                 "per_token_m * -(-prefill_m * size // MILLI)",
@@ -2301,9 +2315,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        kv, jobs, load, routing = value\n",
             ),
             "short-base-none": (
-                "    values[-3:] = [UNSET if each is None else each for each in values[-3:]]\n",
+                "    values[last:] = [UNSET if each is None else each for each in values[last:]]\n",
                 "",
-                READ_ALIKE,
             ),
             "short-read-as-before": (
                 "RequestRouted(*_with_unset(values), v=SHORT_VERSION)",
@@ -3604,6 +3617,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "fetch-sources-unbounded": ("busy.get(worker, 0) < FETCHES_MAX", "True", NO_FETCHES),
             "fetch-takes-no-time": ("max(0, needed_m - credit) + moving_m", "max(0, needed_m - credit)", NO_FETCHES),
             "fetch-behind-the-pool": ("has = candidate.overlap[HOST]", "has = candidate.overlap[-1]", NO_FETCHES),
+            "fetch-loads-the-pool": ("overlap=kept + kept[HOST:] * (", "overlap=candidate.overlap or (", NO_FETCHES),
         },
     ),
     *_mutants(

@@ -14,11 +14,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import xxhash
 
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
+from actors.engines.simulated.simulated_host_tier import TIER as HOST
 from actors.engines.simulated.simulated_host_tier import HostTier
 from core.prompt import scope_bytes
 
@@ -138,13 +139,13 @@ class BlockPool:
         if self.host is not None:
             self.changes += self.host.keep(names, [block.content for block in blocks])
 
-    def find_behind(self, names: Sequence[int], found: int) -> list[int]:
+    def find_behind(self, names: Sequence[int], found: int, skip: Collection[str] = ()) -> list[int]:
         """The contents of the longest run of these names in the host, behind the first so many; these, too, count as
-        used there."""
+        used there. None of them if the host is a tier to skip."""
         if self.host is None:
             return []
         self.host.use(names)
-        return self.host.find(names[found:])
+        return [] if HOST in skip else self.host.find(names[found:])
 
     def keep_behind(self, names: Sequence[int], contents: Sequence[int], prompt: Sequence[int]) -> None:
         """The host keeps these blocks of the prompt, which came from the disk, and the prompt counts as used there."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from actors.engines.engine import CacheChange, EngineLoad
+from actors.engines.engine import CacheChange, EngineLoad, TierLoads
 from actors.engines.simulated.block_holds import BlockHolds
 from actors.engines.simulated.block_pool import BlockPool
 from actors.engines.simulated.pass_timing import PassBatch, timing_of
@@ -109,6 +110,8 @@ class EngineState:
         self.timing = timing_of(settings)
         self.now_us = 0
         self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks)
+        self.loads: dict[str, TierLoads] = {}
+        """Loads that have ended, by tier; in simulated microseconds. `loads_by` has those under way, too."""
         self.waiting: list[tuple[int, int, EngineSequence]] = []
         """By priority, then by arrival."""
         self.running: list[EngineSequence] = []
@@ -164,6 +167,22 @@ class EngineState:
         self.outputs.append((id, output))
         self.times_us.append(at_us)
 
+    def end_load(self, seq: EngineSequence) -> None:
+        """The request's blocks have come from a slower tier."""
+        self.loads = _added(self.loads, seq.loads)
+        seq.loads = {}
+
+    def loads_by(self, now_us: int) -> dict[str, TierLoads]:
+        """Sums of all loads from slower tiers, of those under way as far as they are."""
+        found = self.loads
+        for seq in (*self.moving.values(), *(seq for _, _, seq in self.reading)):
+            begun = {}
+            for tier, (blocks, us) in seq.loads.items():
+                spent_us = min(max(0, now_us - seq.load_began_us), us)
+                begun[tier] = TierLoads(blocks * spent_us // us if us else blocks, spent_us)
+            found = _added(found, begun)
+        return found
+
     def report_changes(self, work: ScheduledPasses | None = None) -> None:
         """The changes of the cache by this work, and then those made since it was planned, are reported."""
         if work is not None:
@@ -171,6 +190,14 @@ class EngineState:
             work.changes = []
         self.changes += self.pool.changes
         self.pool.changes = []
+
+
+def _added(loads: Mapping[str, TierLoads], more: Mapping[str, TierLoads]) -> dict[str, TierLoads]:
+    found = dict(loads)
+    for tier, (blocks, us) in more.items():
+        before = found.get(tier, TierLoads(0, 0))
+        found[tier] = TierLoads(before.blocks + blocks, before.us + us)
+    return found
 
 
 def load_of(state: EngineState) -> EngineLoad:

@@ -231,6 +231,7 @@ def _land(state: EngineState, at_us: int) -> None:
         first = seq.read_to - len(contents)
         state.pool.keep_behind(names[first : seq.read_to], contents, names)
         seq.asks_disk = True
+        state.end_load(seq)
         insort(state.waiting, (seq.request.priority, number, seq))
     state.landing.sort()
     while state.landing and state.landing[0][0] <= at_us:
@@ -240,6 +241,7 @@ def _land(state: EngineState, at_us: int) -> None:
             seq.fill_in(state.pool)
         else:
             seq.load_in(state.pool)
+            state.end_load(seq)
         run(state, seq)
     if state.pool.changes:
         state.report_changes()

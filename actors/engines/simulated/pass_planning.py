@@ -19,9 +19,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from actors.engines.engine import TierLoads
 from actors.engines.simulated.block_pool import NEVER_WRITTEN
 from actors.engines.simulated.engine_state import EngineState, Fetch, ScheduledPasses
 from actors.engines.simulated.sequence import BlockHashSequence, EngineSequence
+from core.settings import TIERS
+
+_, HOST, DISK, _ = TIERS
+SLOWER = frozenset({HOST, DISK})
+"""Blocks on the disk come through the host: a request that skips either reads none."""
 
 
 def plan(state: EngineState, start_us: int) -> ScheduledPasses | None:
@@ -47,7 +53,7 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         shared = sum(block.users > 0 for block in found)
         if state.pool.free < seq.blocks_known - shared:
             break
-        behind = [] if seq.pull else state.pool.find_behind(seq.names_reusable, len(found))
+        behind = [] if seq.pull else state.pool.find_behind(seq.names_reusable, len(found), seq.request.skip_tiers)
         del state.waiting[0]
         if not seq.thrown_out:
             seq.began_us = work.start_us
@@ -144,7 +150,7 @@ def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int
     assert disk is not None
     assert host is not None
     seq.asks_disk = False
-    if seq.pull:
+    if seq.pull or not SLOWER.isdisjoint(seq.request.skip_tiers):
         return False
     disk.files.touch(names, seq.arrived_us)
     depth = on_device + len(host.find(names[on_device:]))
@@ -159,6 +165,8 @@ def _read(state: EngineState, seq: EngineSequence, on_device: int, start_us: int
     seq.contents = tuple(contents)
     seq.read_blocks += len(contents)
     seq.read_to = depth + len(contents)
+    read_us = len(contents) * disk.us_per_block
+    seq.loads, seq.load_began_us = {DISK: TierLoads(len(contents), read_us)}, end_us - read_us
     insort(state.reading, (end_us, state.arrivals[seq.request.id], seq))
     return True
 
@@ -189,7 +197,9 @@ def _load(
         here_us = max(here_us, start_us + settings.fetch_time_us(fetched))
         state.fetching = {name: due_us for name, due_us in state.fetching.items() if due_us > start_us}
         state.fetching.update(dict.fromkeys(seq.names_reusable[first : first + fetched], here_us))
-    state.landing.append((here_us + len(seq.contents) * settings.host_us_per_block, seq.request.id))
+    load_us = len(seq.contents) * settings.host_us_per_block
+    seq.loads, seq.load_began_us = {HOST: TierLoads(len(seq.contents), load_us)}, here_us
+    state.landing.append((here_us + load_us, seq.request.id))
 
 
 def _ends(state: EngineState, work: ScheduledPasses) -> list[int]:

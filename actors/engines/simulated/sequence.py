@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from actors.engines.engine import CacheStored
+from actors.engines.engine import CacheStored, TierLoads
 from actors.engines.simulated.block_pool import TIER, BlockPool, PoolBlock
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.generation import GenerateRequest, Output
@@ -51,6 +51,8 @@ class EngineSequence(ABC):
         "fetchable",
         "hold",
         "length",
+        "load_began_us",
+        "loads",
         "nameless",
         "names",
         "prompt_tokens",
@@ -80,6 +82,10 @@ class EngineSequence(ABC):
         """Its prompt's blocks come from elsewhere, and have not come yet."""
         self.contents: tuple[int, ...] = ()
         """Fetched contents, or those from the host, on the way into the request's blocks."""
+        self.loads: dict[str, TierLoads] = {}
+        """Blocks that come from one slower tier, and their time …"""
+        self.load_began_us = 0
+        """… from then on."""
         self.fetchable = 0
         """Leading blocks of the prompt that another engine's host has; 0 once they were fetched."""
         self.size = settings.block_size

@@ -36,7 +36,8 @@ class SimulatedDiskTier:
         self.load_blocks = max(1, host_blocks // LOADS_SHARE)
         """Blocks that are read at once."""
         self._writer = writer
-        self._us_per_block = us_per_block
+        self.us_per_block = us_per_block
+        """To read a block, or to write it."""
         self._stores_max = max(1, host_blocks // STORES_SHARE)
         self._reads: deque[tuple[int, int]] = deque()
         """Reads under way: end and blocks, in order."""
@@ -59,7 +60,7 @@ class SimulatedDiskTier:
         if not found:
             return [], now_us
         begin_us = self._reads[-1][0] if self._reads else now_us
-        end_us = begin_us + len(found) * self._us_per_block
+        end_us = begin_us + len(found) * self.us_per_block
         self._reads.append((end_us, len(found)))
         self.files.count(loads=len(found))
         return found, end_us
@@ -81,7 +82,7 @@ class SimulatedDiskTier:
             contents = host.find([name])
             if not contents or name in self.files:
                 continue
-            end_us = (writes[-1] if writes else now_us) + self._us_per_block
+            end_us = (writes[-1] if writes else now_us) + self.us_per_block
             entry = CatalogEntry(name, parents[name])
             if len(writes) < self._stores_max and self.files.write(self._writer, entry, contents[0], end_us):
                 writes.append(end_us)

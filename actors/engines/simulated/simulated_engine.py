@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad
+from actors.engines.engine import BlockTransfer, CacheChange, EngineInfo, EngineLoad, TierLoads
 from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.simulated.engine_state import Abort, Input, Submit
 from actors.engines.simulated.engine_step import EngineState, check_request, load_of, step
@@ -58,6 +58,7 @@ class SimulatedEngine:
             context_max=self.settings.context_max,
             slots=self.settings.max_seqs,
             embedding_size=self.settings.embedding_dimensions,
+            tier_loads=self._tier_loads if self.settings.host_blocks else None,
         )
         self.state = EngineState(self.settings)
         """Changed by steps only."""
@@ -141,6 +142,11 @@ class SimulatedEngine:
         """The engine's numbers now; what was submitted and not looked at yet is waiting."""
         load = load_of(self.state)
         return load._replace(waiting=load.waiting + sum(isinstance(item, Submit) for item in self._inputs))
+
+    def _tier_loads(self) -> dict[str, TierLoads]:
+        """In real time."""
+        scale, loads = self.settings.time_scale, self.state.loads_by(self.now_us())
+        return {tier: TierLoads(each.blocks, round(each.us / scale)) for tier, each in loads.items()}
 
     async def check(self) -> None:
         """Returns unless the engine is dead; that it hangs is not to be seen here."""

@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from threading import Condition
+from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from vllm.platforms import current_platform
@@ -59,7 +60,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from actors.engines.vllm.host_tier import HostTierWorker, check_room
+from actors.engines.vllm.host_tier import HostTierWorker, check_room, write_facts
 from actors.engines.vllm.read_turns import ReadTurns
 from actors.engines.vllm.vllm_args import DISK_KEY_VARIABLE, DISK_PARAMETER, FETCH_PARAMETER
 from actors.kv_blocks.block_seal import BlockSeal, block_name, engine_digest
@@ -116,6 +117,7 @@ class DiskTierSpec(TieringOffloadingSpec):
         """The scheduler's manager. All workers have the host's memory by now, so its name in /dev/shm goes: no end of
         the engine, however sudden, leaves it behind."""
         manager = super().get_manager()
+        write_facts(self)
         assert isinstance(manager, TieringOffloadingManager)
         region = self._scheduler_mmap
         assert region is not None
@@ -180,6 +182,8 @@ class BlockJob:
     transfer: TransferJob
     left: int
     done: list[OffloadKey] = field(default_factory=list)
+    counted_ns: int = field(default_factory=perf_counter_ns)
+    """Its time up to here is counted."""
 
 
 class SealedDiskTier(SecondaryTierManager):
@@ -264,7 +268,7 @@ class SealedDiskTier(SecondaryTierManager):
         params = req_context.kv_transfer_params or {}
         allowed = params.get(DISK_PARAMETER) is True
         if allowed:
-            params["max_load_tokens"] = self._load_tokens_max
+            params["max_load_tokens"] = min(params.get("max_load_tokens", self._load_tokens_max), self._load_tokens_max)
         source = params.get(FETCH_PARAMETER)
         own_blocks = None if source is None else source["own_blocks"]
         req_context.set_state(RequestBlocks(allowed, self._store.stamp_now(), own_blocks))
@@ -475,6 +479,10 @@ class SealedDiskTier(SecondaryTierManager):
         with self._changed:
             if done:
                 job.done.append(key)
+            if job.transfer.is_promotion:  # with each block: a slow load is known before its end
+                more_us = (perf_counter_ns() - job.counted_ns) // 1000
+                job.counted_ns += more_us * 1000
+                self._counts.add(load_blocks=int(done), load_us=more_us)
             job.left -= 1
             if not job.left:
                 whole = len(job.done) == len(job.transfer.keys) or not job.transfer.is_promotion

@@ -165,7 +165,7 @@ class HostFetchTier(SecondaryTierManager):
         params = req_context.kv_transfer_params or {}
         source = params.get(FETCH_PARAMETER)
         if source is not None:
-            params["max_load_tokens"] = self._load_tokens_max
+            params["max_load_tokens"] = min(params.get("max_load_tokens", self._load_tokens_max), self._load_tokens_max)
             req_context.set_state(FetchingRequest((source["host"], source["port"]), source["blocks"]))
         return RequestOffloadingContext()
 

@@ -8,19 +8,24 @@ worker serves (`vllm_args.host_tier`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from time import perf_counter
 
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
     LoadStoreSpec,
+    OffloadingManager,
     OffloadingWorker,
     TransferResult,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from actors.engines.vllm.tier_loads import HOST_FACTS_FILE, SHARED_ARGUMENT, HostFacts, write_host
 
 
 class HostTierWorker(OffloadingWorker):
@@ -83,8 +88,14 @@ def check_room(spec: CPUOffloadingSpec) -> None:
         raise ValueError(f"the host tier holds no block: one takes {spec.kv_bytes_per_chunk} bytes")
 
 
+def write_facts(spec: CPUOffloadingSpec) -> None:
+    """The engine's worker can read the bytes of a block: vLLM's statistics count those of each rank."""
+    facts = HostFacts(spec.config.worker_kv_bytes_per_block, spec.config.parallel.world_size)
+    write_host(Path(spec.extra_config[SHARED_ARGUMENT], HOST_FACTS_FILE), facts)
+
+
 class HostTierSpec(CPUOffloadingSpec):
-    """vLLM's host tier with that worker, a chunk for each block."""
+    """vLLM's host tier, a chunk for each block; on a CPU with that worker."""
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -92,8 +103,15 @@ class HostTierSpec(CPUOffloadingSpec):
         check_room(self)
         self._copier: HostTierWorker | None = None
 
+    def get_manager(self) -> OffloadingManager:
+        """The scheduler's manager."""
+        write_facts(self)
+        return super().get_manager()
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """The worker of this process."""
+        if not current_platform.is_cpu():
+            return super().get_worker(kv_caches)
         if self._copier is None:
             host = [
                 torch.empty((self.num_chunks, each.tensor.shape[1]), dtype=torch.int8) for each in kv_caches.tensors

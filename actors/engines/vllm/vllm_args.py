@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.engines.engine_adapters import adapter_rank
+from actors.engines.vllm.tier_loads import SHARED_ARGUMENT
 from actors.kv_blocks.pool_folder import ObjectPlace
 from core.errors import CallerError
 from core.ids import new_id
@@ -182,8 +183,9 @@ def adapter_arguments(adapters: Mapping[str, str], given: Mapping[str, Any]) -> 
     return {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": fitting}
 
 
-def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:
+def host_tier(size: int, memory_bytes: int, shared: Path) -> dict[str, Any]:
     """The fields of vLLM's KVTransferConfig for an engine whose blocks have copies in so many bytes of the host.
+    `shared` is a folder for small files between the engine's process and this one.
 
     CallerError if the machine has no more memory than that.
     """
@@ -191,12 +193,13 @@ def host_tier(size: int, memory_bytes: int, *, cpu: bool) -> dict[str, Any]:
         raise CallerError(
             f"the host tier is to have {size >> 20} MiB, and the machine has {memory_bytes >> 20} MiB: make it smaller"
         )
-    more = {"spec_name": "HostTierSpec", "spec_module_path": HOST_TIER_MODULE} if cpu else {}
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
-            **more,
+            "spec_name": "HostTierSpec",
+            "spec_module_path": HOST_TIER_MODULE,
+            SHARED_ARGUMENT: str(shared),
             "cpu_bytes_to_use": size,
             "offload_prompt_only": False,
             "self_describing_kv_events": True,
@@ -222,6 +225,11 @@ class DiskTier(NamedTuple):
     """The blocks lie in a store of objects; `folder` is not used."""
 
     @property
+    def name(self) -> str:
+        """The tier, of `core.settings.TIERS`."""
+        return "disk" if self.local is None else "remote"
+
+    @property
     def digests(self) -> Path:
         """The folder for digests of model files, which engines of several workers of this machine share."""
         if self.local is not None:
@@ -229,10 +237,9 @@ class DiskTier(NamedTuple):
         return self.folder if self.writer else self.folder.parent
 
 
-def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool) -> dict[str, Any]:
-    """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`set_disk_facts`).
-    `shared` is a folder for small files between the engine's process and this one."""
-    fields = host_tier(host_bytes, memory_bytes, cpu=cpu)
+def disk_tier(tier: DiskTier, host_bytes: int, memory_bytes: int, shared: Path) -> dict[str, Any]:
+    """The same as `host_tier`, with a disk behind it; `facts` are to be set once they are known (`set_disk_facts`)."""
+    fields = host_tier(host_bytes, memory_bytes, shared)
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "DiskTierSpec", "spec_module_path": DISK_TIER_MODULE}
     sealed = {"folder": str(tier.folder), "size": tier.size_bytes, "shared": str(shared), "writer": tier.writer}
@@ -257,13 +264,13 @@ class FetchTier(NamedTuple):
 
 
 def fetch_tier(
-    tier: FetchTier, disk: DiskTier | None, host_bytes: int, memory_bytes: int, shared: Path, *, cpu: bool
+    tier: FetchTier, disk: DiskTier | None, host_bytes: int, memory_bytes: int, shared: Path
 ) -> dict[str, Any]:
     """The same as `disk_tier`, with other engines behind that disk, or in its place. Both read less at once then."""
     if disk is None:
-        fields, share = host_tier(host_bytes, memory_bytes, cpu=cpu), {}
+        fields, share = host_tier(host_bytes, memory_bytes, shared), {}
     else:
-        fields, share = disk_tier(disk, host_bytes, memory_bytes, shared, cpu=cpu), {"loads_share": LOADS_SHARE_BESIDE}
+        fields, share = disk_tier(disk, host_bytes, memory_bytes, shared), {"loads_share": LOADS_SHARE_BESIDE}
     more = fields["kv_connector_extra_config"]
     more |= {"spec_name": "FetchTierSpec", "spec_module_path": FETCH_TIER_MODULE}
     served = {"host": tier.host, "shared": str(shared)}

@@ -28,11 +28,20 @@ from typing import Any
 
 import msgspec
 
-from actors.engines.engine import BlockTransfer, CacheChange, CacheGap, EngineInfo, EngineLoad, TransferFailed
+from actors.engines.engine import (
+    BlockTransfer,
+    CacheChange,
+    CacheGap,
+    EngineInfo,
+    EngineLoad,
+    TierLoads,
+    TransferFailed,
+)
 from actors.engines.engine_adapters import AdapterCopy, EngineAdapters
 from actors.engines.kv_events.kv_batch import batch_handler
 from actors.engines.kv_events.kv_event_reader import KvEventReader
 from actors.engines.vllm import shared_memory, vllm_args, vllm_calls, vllm_side_channel
+from actors.engines.vllm.tier_loads import HOST, HOST_FACTS_FILE, HostLoads, skip_parameters
 from actors.engines.vllm.vllm_args import (
     DISK_KEY_VARIABLE,
     DISK_PARAMETER,
@@ -152,6 +161,8 @@ class VllmEngine:
         self._fetch_tier = fetch_tier
         self._disk_lock: BlockFolderLock | None = None
         self._disk_counts: Mapping[str, int] = {}
+        self._host_loads: HostLoads | None = None
+        """Of one that has a host tier, once it is configured."""
         self._weights: dict[str, str] = {}
         tiers = bool(host_tier_bytes)
         self._transfer = VllmTransfer(self._results, keep_ms, has_tiers=tiers) if moves_blocks else None
@@ -267,7 +278,7 @@ class VllmEngine:
             replay_endpoint=self._feed.replay_endpoint,
             buffer_steps=self._feed.buffer_steps,
         )
-        moving = self._moving(cpu=cpu)
+        moving = self._moving()
         if moving:
             arguments[KV_CONFIG] = self._vllm.KVTransferConfig(**moving)
         try:
@@ -288,20 +299,21 @@ class VllmEngine:
             vllm_args.set_disk_facts(config, self._vllm.__version__, device, digest)
         return config
 
-    def _moving(self, *, cpu: bool) -> dict[str, Any]:
+    def _moving(self) -> dict[str, Any]:
         """The fields of vLLM's KVTransferConfig; none for an engine that moves no blocks and has no tiers."""
         pulls = {} if self._transfer is None else connector(self._moves_blocks, self._transfer.keep_ms)
         if not self._host_tier_bytes:
             return pulls
         if KV_CONFIG in self._engine_args:
             raise CallerError(f"{KV_CONFIG} is set by Contrail for an engine with a host tier: leave it out")
-        sizes = self._host_tier_bytes, _memory_bytes()
+        self._host_loads = HostLoads()
+        sizes = self._host_tier_bytes, _memory_bytes(), self._shared
         if self._fetch_tier is not None:
-            tier = vllm_args.fetch_tier(self._fetch_tier, self._disk_tier, *sizes, self._shared, cpu=cpu)
+            tier = vllm_args.fetch_tier(self._fetch_tier, self._disk_tier, *sizes)
         elif self._disk_tier is not None:
-            tier = vllm_args.disk_tier(self._disk_tier, *sizes, self._shared, cpu=cpu)
+            tier = vllm_args.disk_tier(self._disk_tier, *sizes)
         else:
-            tier = vllm_args.host_tier(*sizes, cpu=cpu)
+            tier = vllm_args.host_tier(*sizes)
         return vllm_args.beside_pulls(pulls, tier) if pulls else tier
 
     def _claim_disk(self, tier: DiskTier | None) -> BlockFolderLock | None:
@@ -332,7 +344,7 @@ class VllmEngine:
 
     @property
     def _shared(self) -> Path:
-        """The folder of small files between the disk tier, the pool's keeper and this process."""
+        """The folder of small files between the tiers, the pool's keeper and this process."""
         return Path(self._feed.folder)
 
     def _pool(self, algorithm: str) -> PoolDescription | None:
@@ -392,9 +404,19 @@ class VllmEngine:
             self._disk_counts = read_counts(self._shared / COUNTS_FILE) or self._disk_counts
         return self._disk_counts
 
+    def _tier_loads(self) -> Mapping[str, TierLoads]:
+        if self._host_loads is None or self._feed is None:
+            return {}
+        found = {HOST: self._host_loads.sums(self._shared / HOST_FACTS_FILE)}
+        if self._disk_tier is not None and (counts := self.disk_counts()):
+            found[self._disk_tier.name] = TierLoads(counts["load_blocks"], counts["load_us"])
+        return found
+
     def _note(self, stats: Any) -> None:
         if self._transfer is not None:
             self._transfer.note(stats)
+        if self._host_loads is not None:
+            self._host_loads.note(stats.kv_connector_stats)
         total = self.info.capacity_blocks
         self._numbers = EngineLoad(
             running=stats.num_running_reqs,
@@ -422,6 +444,7 @@ class VllmEngine:
             embedding_size=config.model_config.embedding_size if config.model_config.runner_type == "pooling" else 0,
             disk_counts=self.disk_counts if self._disk_tier is not None else None,
             pool=self._pool(config.cache_config.prefix_caching_hash_algo) if self._disk_tier is not None else None,
+            tier_loads=self._tier_loads if self._host_tier_bytes else None,
             fetch=self._fetch_address(),
         )
 
@@ -464,10 +487,8 @@ class VllmEngine:
         if self._llm is None:
             raise EngineDead("the engine is not running")
         try:
-            if self._disk_tier is not None:
-                moving = {**(moving or {}), DISK_PARAMETER: not request.adapter}
-            if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
-                moving = {**(moving or {}), FETCH_PARAMETER: msgspec.to_builtins(request.fetch)}
+            if self._host_tier_bytes:
+                moving = {**(moving or {}), **self._of_tiers(request)} or None
             with self._adapter_of(request) as adapter:
                 call = vllm_calls.arguments(request, self._vllm, self._llm, adapter, moving)
                 ask = self._llm.encode if request.task == TASK_EMBED else self._llm.generate
@@ -484,6 +505,16 @@ class VllmEngine:
             if isinstance(error.__cause__, ValueError):  # of what was asked: it was not given to the engine yet
                 raise CallerError(vllm_calls.sentence(error.__cause__)) from error
             raise GenerationFailed(f"the engine failed on this request: {error.__cause__}") from error
+
+    def _of_tiers(self, request: GenerateRequest) -> Mapping[str, Any]:
+        """Transfer parameters of a request to an engine with slower tiers."""
+        found: dict[str, Any] = {}
+        if self._disk_tier is not None:
+            found[DISK_PARAMETER] = not request.adapter
+        if self._fetch_tier is not None and request.fetch is not None and not request.adapter:
+            found[FETCH_PARAMETER] = msgspec.to_builtins(request.fetch)
+        slower = "" if self._disk_tier is None else self._disk_tier.name
+        return found | skip_parameters(request.skip_tiers, slower)
 
     def _adapter_of(self, request: GenerateRequest) -> AbstractContextManager[AdapterCopy | None]:
         if not request.adapter:

@@ -19,6 +19,7 @@ const OF = {
     ["request_cost", "others", "requests held up"],
     ["reuse_cost", "recent", "talks there"],
     ["delay_cost", "delayed", "delays among talks"],
+    ["load_cost", "loaded", "loads"],
   ],
   session: [
     ["outstanding_ms", "wait", "wait there"],
@@ -59,5 +60,7 @@ export function formula({ policy, settings, prefill_time: time, candidates: rows
     `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
     `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
     rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there` : "",
-    rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests).` : ".");
+    rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests)` : "",
+    rows.some((row) => row.load_cost) ? " + its loads from slower tiers." : ".",
+    time.loading.map(({ tier, ms, slow }) => ` A block comes from the tier ${tier} in ${amount(ms)} ms${slow ? ", slower than computing it: none is counted or loaded" : ""}.`));
 }

@@ -356,15 +356,27 @@ def test_a_pull_of_a_part_of_a_block_is_judged_too(held: bool) -> None:
     world.finish()
 
 
-@pytest.mark.parametrize(("on_host", "in_pool", "lacks"), [(0, 0, 30), (3, 0, 18), (6, 0, 6), (0, 7, 2), (2, 7, 2)])
-def test_what_can_be_loaded_is_not_missing(on_host: int, in_pool: int, lacks: int) -> None:
-    """Blocks of the host, and those of a pool as the router sees them; the others are sent away if they are many."""
+@pytest.mark.parametrize(
+    ("on_host", "in_pool", "lacks", "skips"),
+    [
+        (0, 0, 30, ""),
+        (3, 0, 18, ""),
+        (6, 0, 6, ""),
+        (0, 7, 2, ""),
+        (2, 7, 2, ""),
+        (6, 0, 6, "disk"),
+        (6, 0, 30, "host"),
+    ],
+)
+def test_what_can_be_loaded_is_not_missing(on_host: int, in_pool: int, lacks: int, skips: str) -> None:
+    """Blocks of the host, unless it is slower than computing, and those of a pool as the router sees them; the others
+    are sent away if they are many."""
     world, tokens = World(), tokens_to_bytes(PROMPTS[3])
     prompt = Prompt(tokens, BLOCK, 0)
     world.prompts["x"], world.alive = prompt, ["x"]
     world.view.host |= {prompt.key(depth + 1) for depth in range(on_host)}
     request = GenerateRequest(id=RequestId("x"), tokens=tokens, sampling=Sampling(max_tokens=2))
-    hint = Hint(pool_tokens=in_pool * BLOCK)
+    hint = Hint(pool_tokens=in_pool * BLOCK, skip_tiers=(skips,) if skips else ())
     (first, *_) = world.machine.step(machine.RequestSubmitted("x", request, prompt, hint), 0)
     here = isinstance(first, machine.ComputeHere)
     assert here == (lacks <= BLOCK)

@@ -29,13 +29,22 @@ from actors.router.request_scheduler import (
 from actors.router.routed_request import Phase, RoutedRequest
 from actors.transport.worker_connection import WorkerDeclined, WorkerDisconnected, WorkerLeaving
 from core.errors import CallerError
-from core.events import AdapterEvicted, AdapterLoaded, BlocksStored, RequestFinished, RequestPrefilled, RequestRouted
+from core.events import (
+    AdapterEvicted,
+    AdapterLoaded,
+    BlocksStored,
+    LoadReported,
+    RequestFinished,
+    RequestPrefilled,
+    RequestRouted,
+)
 from core.events.routing import CACHED_UNKNOWN, RequestQueued, RequestRejected, RequestTurnedAway
 from core.generation import Output
 from core.ids import RequestId, WorkerId
 from core.models import DeadlineExceeded, GenerationFailed, NoWorkers, Overloaded
 from core.prompt import Prompt, tokens_to_bytes
 from core.settings import RoutingSettings
+from core.subjects import LOAD
 from projections.folds.routing_fold import in_flight, restated_requests
 from projections.policy.prefill_time import PrefillTime
 from replay.simulate.simulated_log import KV, SimulatedSource
@@ -118,6 +127,26 @@ def test_a_first_token_behind_loaded_blocks_teaches_no_price(tier: str, *, learn
     assert routed.expects_load is not learns
     it.output(asked, 1, cached_tokens=12)
     assert noted == [20 - 12] * learns
+
+
+@pytest.mark.parametrize(("disk_m", "skips"), [(1, ()), (10**9, ("disk",))])
+def test_a_tier_that_is_slower_than_computing_is_not_loaded_from(disk_m: int, skips: tuple[str, ...]) -> None:
+    """By the times that the worker reports. The worker gets the tier's name with the request, and the record has the
+    times. What is computed then teaches the price of computing."""
+    it = Scheduling(RoutingSettings(policy="time", prefill_us_per_token_m=20_500), workers=0)
+    source, hashes = Scheduling.join(it.log, 0), Prompt(tokens_to_bytes(range(20)), BLOCK_SIZE, 7).hashes()
+    source.append([BlocksStored(hashes=hashes, tier="disk")])
+    times = (1, disk_m, 0)
+    report = LoadReported(running=0, waiting=0, blocks_used=0, blocks_total=99, load_times=times)
+    SimulatedSource(it.log, LOAD, source.source).append([report])
+    it.ticks(1_000_000)
+    it.arrive("one")
+    it.ticks()
+    (sent,), (routed,) = it.done(Send), it.published(RequestRouted)
+    assert isinstance(sent, Send)
+    assert isinstance(routed, RequestRouted)
+    assert (sent.hint.skip_tiers, routed.load_time, routed.expects_load) == (skips, times, not skips)
+    assert routed.predicted_cached_tokens == (0 if skips else 16)
 
 
 @pytest.mark.parametrize(("on_device", "on_disk", "told"), [(0, 3, 3), (1, 3, 3), (2, 1, 0), (2, 2, 0), (2, 0, 0)])

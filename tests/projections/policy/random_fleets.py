@@ -24,6 +24,7 @@ from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
 from projections.policy.decide import Decision, decide, record
+from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from tests.projections.facts import (
@@ -135,12 +136,16 @@ class RandomFleet:
         dice, workers = self.dice, self._workers
         self._requests += 1
         time = PrefillTime(dice.randrange(9000), dice.randrange(1, 40_000)) if dice.random() < 0.3 else None
+        load_time = None
+        if dice.random() < 0.3:
+            load_time = LoadTime(*(dice.choice((0, 1, 900, 40_000, 10**8)) for _ in range(3)))
         held = {}
         if workers and dice.random() < 0.2:
             held = {WorkerId(dice.choice(workers)): dice.randrange(10**6) for _ in range(3)}
         return RouteRequest(
             RequestId(f"r{self._requests}"), dice.randrange(2), dice.choice(self._models), self._prompt(), "", 0,
             dice.choice(("", "", "0123456789abcdef")), time, held, adapter=dice.choice(self._asked_adapters),
+            load_time=load_time,
         )  # fmt: skip
 
     def _doubts(self) -> None:

@@ -20,6 +20,7 @@ from core.subjects import LOAD, ROUTING
 from projections.policy.binding_plan import UnboundRequest, plan
 from projections.policy.cost import estimate
 from projections.policy.decide import Decision, decide, decide_newest, record
+from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.prefix_fetch import FETCH_BASE_US, FETCH_TOKENS_MIN, FETCHES_MAX
 from projections.policy.view import RouteRequest
@@ -262,6 +263,35 @@ def test_behind_a_fetch_a_pool_counts_nothing() -> None:
     decision = choose(pooled(50, 160), route({}))
     assert (fetch_of(decision).tokens, decision.predicted_cached_tokens) == (100 * SIZE, 150 * SIZE)
     assert decision.prefill_tokens == ASKED.tokens - 150 * SIZE
+
+
+@pytest.mark.parametrize(("disk_us", "fetched"), [(100, 0), (7000, 100), (8000, 100)], ids=["fast", "slower", "slow"])
+def test_what_is_fetched_is_not_read_from_the_pool_as_well(disk_us: int, fetched: int) -> None:
+    """With learned load times: then the load of the fetched blocks from the host counts, and none from the pool. The
+    terms of the record make the cost. A pool slower than computing is not counted, and fetches replace it all the
+    same."""
+    request = route({}, load_time=LoadTime(50_000, disk_us * 1000, 0))
+    decision = choose(pooled(50, 150), request)
+    best = decision.ranked[0]
+    assert (decision.worker, fetch_of(decision).tokens) == (B, fetched * SIZE)
+    assert best.candidate.overlap == ((0, 50, 50, 50) if fetched else (0, 50, 150, 150))
+    assert decision.predicted_cached_tokens == 150 * SIZE
+    terms = estimate(best.candidate, best.prefill_m, SETTINGS, ASKED.tokens, SIZE, decision.backlog)
+    assert sum(terms) == best.cost
+    assert terms.load == 50 * 50 + (0 if fetched else 100 * disk_us)
+    moved_us = FETCH_BASE_US + fetched * (BYTES // 1000 + 50)
+    computed_m = ASKED.tokens * 1000 // SIZE - 150_000
+    moved_m = -(-moved_us * 1000 * 1000 // (TIME.per_token_m * SIZE))
+    assert best.prefill_m == computed_m + (moved_m if fetched else 0)
+    event = record(decision, request, SETTINGS, 1)
+    again = decide(pooled(50, 150).view, RouteRequest.of(event, ASKED), SETTINGS, 1000, 5)
+    assert record(again, request, SETTINGS, 1) == event
+
+
+def test_through_a_host_that_is_slower_than_computing_nothing_is_fetched() -> None:
+    """Fetched blocks come through it."""
+    assert fetch_of(choose(crowded(), route({}, load_time=LoadTime(5_000_000, 0, 0)))).source == A
+    assert fetch_of(choose(crowded(), route({}, load_time=LoadTime(8_000_000, 0, 0)))).source == ""
 
 
 def test_a_wait_for_room_counts_in_full_where_the_prefix_can_be_fetched() -> None:

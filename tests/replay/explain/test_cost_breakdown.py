@@ -18,6 +18,7 @@ from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import ROUTING
 from projections.policy.decide import decide, record
+from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
 from replay.explain.explain import explain
@@ -122,6 +123,30 @@ def check_costs(attempt: AttemptExplanation) -> None:
         parts = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost)
         assert tuple(map(in_us, parts)) == terms
         assert sum(terms) == in_us(row.cost)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_loads_are_taken_apart(tmp_path: Path, *, whole: bool) -> None:
+    """From the log, and from the record alone: the time of each tier, the load of a candidate, and a tier that is
+    slower than computing, which counts nothing. A block is computed in 4 ms."""
+    it = staged(delay_weight=0)
+    it.say(KV, A, stored(HASHES[4], tier="host"), stored(HASHES[5], tier="disk"))
+    for name, disk_m, blocks, load_ms in (("fast", 500_000, 6, 0.6), ("slow", 4_000_000, 5, 0.1)):
+        decided(it, name, ASKED, load_time=LoadTime(100_000, disk_m, 0))
+        attempt = explain_last(it, tmp_path, name, whole=whole)
+        row = next(row for row in attempt.candidates if row.name == "a")
+        assert row.timed is not None and attempt.estimates is not None
+        assert (row.overlap_device, row.overlap) == (4, blocks)
+        assert (row.load_cost, row.timed.load_ms, attempt.estimates.exact) == (load_ms, load_ms, True)
+        costs = row.prefill_cost + row.wait_cost + row.decode_cost + row.request_cost + row.load_cost
+        assert in_us(costs) == in_us(row.cost)
+        tiers = [(tier.tier, tier.ms, tier.slow) for tier in attempt.estimates.loading]
+        assert tiers == [("host", 0.1, False), ("disk", disk_m / 10**6, name == "slow")]
+        with it.recording(tmp_path / f"again {name}") as recording:
+            text = " ".join(render(explain_text(explain(recording, name, whole=whole))).split())
+        late = ": slower than computing it, so none is counted or loaded" if name == "slow" else ""
+        assert f"a block is loaded from the host in 0.1 ms, from the disk in {disk_m / 10**6:g} ms{late}" in text
+        assert text.count("+ load") == 2  # in the formula, and over the column
 
 
 def test_what_was_learned_is_named(tmp_path: Path) -> None:

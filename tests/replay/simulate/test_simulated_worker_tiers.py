@@ -85,5 +85,33 @@ def test_every_decision_over_two_tiers_follows_from_the_log(tmp_path: Path) -> N
     assert sum(event.expects_load for event in routed) > 20
 
 
+def test_a_slow_disk_makes_no_first_token_later(tmp_path: Path) -> None:
+    """Once its first blocks have come: it is slower than computing, nothing is read from it, and no decision counts it.
+    A fast one serves. Each decision follows from the log."""
+    engine = dataclasses.replace(ENGINE, capacity_blocks=24, host_blocks=12, host_us_per_block=20)
+    options = Options(workers=4, engine=engine)
+    without = simulate(options, families(300, 60_000))
+    found = {}
+    for name, us in (("slow", 5_000), ("very slow", 40_000), ("fast", 40)):
+        tiered = dataclasses.replace(engine, disk_blocks=4000, disk_us_per_block=us)
+        run = simulate(dataclasses.replace(options, engine=tiered), families(300, 60_000), archive=tmp_path / name)
+        routed = [event for _, _, event in said(tmp_path / name, ROUTING) if isinstance(event, RequestRouted)]
+        with Recording.open(tmp_path / name, KEY) as recording:
+            proved = verify(recording)
+        assert (proved.verified, proved.different) == (len(routed), 0)
+        learned = [event.load_time[1] for event in routed if event.load_time]
+        assert {*learned[-100:]} == {(us + 20) * 1000}
+        found[name] = run
+    assert _mean_ms(found["slow"], 0) < _mean_ms(without, 0) * 1.01
+    assert _mean_ms(found["very slow"], 2) < _mean_ms(without, 2) * 1.01
+    assert _mean_ms(found["fast"], 0) < _mean_ms(without, 0) * 0.9
+    assert _cached(found["fast"]) > _cached(without) * 1.1
+
+
+def _mean_ms(found: SimulationResult, after_s: int) -> float:
+    times_us = [each.first_us - each.arrival_us for each in found.served if each.arrival_us >= after_s * 1_000_000]
+    return sum(times_us) / len(times_us) / 1000
+
+
 def _cached(found: SimulationResult) -> int:
     return sum(each.cached_tokens for each in found.served)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from api.cli.quantities import count_text
-from replay.explain.explanation import AttemptExplanation, CandidateRow, EstimateBasis
+from replay.explain.explanation import AttemptExplanation, CandidateRow, EstimateBasis, TierLoading
 
 Line = tuple[str, str]
 """A title, which may be empty, and what stands behind it."""
@@ -16,8 +16,11 @@ FORMULA = (
 OF_RATES = " + reuse_weight {reuse_weight:g} * prefill of the whole prompt * doublings of the reuse there"
 """Its next term, where workers report reuse, …"""
 OF_DELAYS = " + delay_weight {delay_weight:g}{talks} * (twice wait and prefill + prefill * active requests)"
-"""… and the last."""
+"""… delays …"""
+OF_LOADS = " + load{delays}"
+"""… and loads, where their time was learned."""
 BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"
+TIER_NAMES = {"host": "host", "disk": "disk", "remote": "remote disk"}
 SOURCES = {
     "set": "as set",
     "learned": "as this replica had learned from first tokens",
@@ -38,6 +41,8 @@ def estimate_lines(estimates: EstimateBasis | None, sources: Mapping[str, str] =
         yield "score" if "own_weight" in estimates.weights else "cost", _formula(estimates)
         if "own_weight" in estimates.weights:
             yield "", f"a prefill lasts {_lasts(estimates, sources)}"
+            if estimates.loading:
+                yield "", f"a block is loaded {', '.join(map(_loaded, estimates.loading))}"
 
 
 def hold_lines(attempt: AttemptExplanation) -> Iterator[Line]:
@@ -70,12 +75,20 @@ def _formula(it: EstimateBasis) -> str:
         talks = OF_RATES if "reuse_weight" in it.weights else ""
         delays = OF_DELAYS if "delay_weight" in it.weights else ""
         share = "" if it.talks == 1 else f" * {it.talks:g}"
-        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share)}{known}"
+        counted = any(not tier.slow for tier in it.loading)
+        delayed = f" * (1 + twice delay_weight{share})" if delays else ""
+        loads = OF_LOADS.format(delays=delayed) if counted else ""
+        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share)}{loads}{known}"
     return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
 def _lasts(it: EstimateBasis, sources: Mapping[str, str]) -> str:
     return f"{it.base_ms:g} ms and {it.per_token_us:g} us per token that it computes, {sources[it.source]}"
+
+
+def _loaded(tier: TierLoading) -> str:
+    late = ": slower than computing it, so none is counted or loaded" if tier.slow else ""
+    return f"from the {TIER_NAMES[tier.tier]} in {tier.ms:.3g} ms{late}"
 
 
 def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
@@ -85,7 +98,9 @@ def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
         return ("cost", "wait", *held)
     talks = ("+ talks",) if _has_reuse(rows) else ()
     delays = ("+ delays",) if _has_delays(rows) else ()
-    return ("score", "= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, *delays, "computes", "lasts, ms")
+    loads = ("+ load",) if _has_loads(rows) else ()
+    terms = ("= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, *delays, *loads)
+    return ("score", *terms, "computes", "lasts, ms")
 
 
 def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, ...]:
@@ -98,6 +113,7 @@ def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, .
     own = "" if timed.own_ms is None else _ms(timed.own_ms)
     terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
     terms += (_ms(row.reuse_cost),) * _has_reuse(rows) + (_ms(row.delay_cost),) * _has_delays(rows)
+    terms += (_ms(row.load_cost),) * _has_loads(rows)
     return (_ms(row.cost), *terms, count_text(timed.tokens, "token"), own)
 
 
@@ -111,6 +127,10 @@ def _has_reuse(rows: Sequence[CandidateRow]) -> bool:
 
 def _has_delays(rows: Sequence[CandidateRow]) -> bool:
     return any(row.delay_cost for row in rows)
+
+
+def _has_loads(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.load_cost for row in rows)
 
 
 def _by_terms(rows: Sequence[CandidateRow]) -> bool:

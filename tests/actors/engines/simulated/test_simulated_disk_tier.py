@@ -6,9 +6,10 @@ import dataclasses
 import random
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from actors.engines.engine import CacheCopied, CacheRemoved, CacheStored
+from actors.engines.engine import CacheCopied, CacheRemoved, CacheStored, TierLoads
 from actors.engines.simulated.engine_state import Abort, EngineState, Forget, Submit
 from actors.engines.simulated.engine_step import load_of
 from actors.engines.simulated.simulated_disk_tier import SimulatedDiskTier
@@ -191,3 +192,29 @@ def test_settings() -> None:
         SimulatedSettings.parse({"disk_us_per_block": -1})
     with pytest.raises(CallerError, match="only `contrail simulate` has simulated disks yet"):
         SimulatedEngine("sim", SimulatedSettings(host_blocks=8, disk_blocks=9))
+
+
+@pytest.mark.parametrize(("skip", "cached"), [((), 36), (("remote",), 36), (("disk",), 0), (("host",), 0)])
+def test_a_tier_that_is_to_be_skipped_is_not_read(skip: tuple[str, ...], cached: int) -> None:
+    """All is computed, with the same text, and others load what they like. Without the host there is no disk."""
+    run = run_with(pool())
+    texts = ask_all(run, "cold")
+    run.now_us += 1000
+    asked = msgspec.structs.replace(request("skips", DOCUMENTS[0]), skip_tiers=skip)
+    assert (run.ask(asked), run.cached["skips"]) == (texts[0], cached)
+    assert (run.ask(request("loads", DOCUMENTS[1])), run.cached["loads"]) == (texts[1], 36)
+
+
+def test_a_load_is_counted_while_it_goes_on() -> None:
+    """So that a slow disk is known before the load's end: by the time that has passed, the disk before the host."""
+    run = run_with(pool())
+    ask_all(run, "cold")
+    run.now_us += 1000
+    run.submit(request("again", DOCUMENTS[0]))
+    begun_us, whole = run.now_us, {"disk": TierLoads(9, 9 * READ_US)}
+    assert run.state.loads_by(begun_us) == {"disk": TierLoads(0, 0)}
+    assert run.state.loads_by(begun_us + 75) == {"disk": TierLoads(2, 75)}
+    assert run.state.loads_by(begun_us + 9 * READ_US) == whole
+    assert run.state.loads == {}
+    run.to_end()
+    assert run.state.loads == run.state.loads_by(run.now_us) == {**whole, "host": TierLoads(9, 63)}

@@ -142,6 +142,26 @@ async def test_text_from_the_disk_is_that_of_cold(tiered: RecordedEngine, folder
     assert tiered.disk_counts()["loads"] == loads + REPEATS * BLOCKS
 
 
+async def test_a_disk_that_is_to_be_skipped_is_not_read(tiered: RecordedEngine, folder: Path) -> None:
+    """As by a request for which it is slower than computing: all is computed, and the text is the same. Loads are
+    counted with their times."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    cold = [cold for cold, _ in await stored(tiered, asked, folder)]
+    sums = tiered.info.tier_loads
+    assert sums is not None
+    before, read = sums()["disk"], tiered.disk_counts()["loads"]
+    for each, first in zip(asked[:4], cold, strict=False):
+        skipping = msgspec.structs.replace(again(each), skip_tiers=("disk",))
+        assert await answer_to(tiered, skipping) == first
+    assert (sums()["disk"], tiered.disk_counts()["loads"]) == (before, read)
+    for each, first in zip(asked[4:8], cold[4:], strict=False):
+        other = msgspec.structs.replace(again(each), skip_tiers=("remote",))
+        assert await answer_to(tiered, other) == first._replace(cached_tokens=BLOCKS * SIZE)
+    assert sums()["disk"].blocks == before.blocks + 4 * BLOCKS
+    assert 0 < sums()["disk"].us - before.us < 4_000_000
+    assert sums()["host"].blocks >= 4 * BLOCKS
+
+
 def flip(file: Path, _: Path) -> None:
     raw = bytearray(file.read_bytes())
     raw[random.Random(new_id()).randrange(64, len(raw))] ^= 1

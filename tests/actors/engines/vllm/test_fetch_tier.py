@@ -273,6 +273,7 @@ async def test_a_disk_beside_fetches(pair: FetchingPair, tiny_checkpoint: Path, 
         fetched = await _what_was_fetched_lies_on_the_disk(it)
         mixed = await _each_tier_gives_what_was_counted(it)
         await _what_went_from_the_disk_is_fetched(it)
+        await _a_slow_disk_is_not_read(it, mixed)
     finally:
         await both.stop()
     alone = CountedEngine("tiny", str(tiny_checkpoint), arguments, **more)
@@ -363,3 +364,12 @@ async def _what_went_from_the_disk_is_fetched(it: Beside) -> None:
         files[0].unlink()
         taken = await found(it, fetching(asked, it.port, own_blocks=OWN), cold)
         assert taken == {"disk": OWN - 1, "p2p": BLOCKS - OWN + 1}
+
+
+async def _a_slow_disk_is_not_read(it: Beside, prompts: list[tuple[GenerateRequest, Answer]]) -> None:
+    """All comes from the source then, though the disk has all. Through a slow host nothing comes."""
+    for skipped, taken in (("disk", {"p2p": BLOCKS}), ("host", {})):
+        await push_out(it.reader)
+        for asked, cold in prompts:
+            skipping = msgspec.structs.replace(fetching(asked, it.port, own_blocks=OWN), skip_tiers=(skipped,))
+            assert await found(it, skipping, cold) == taken

@@ -16,6 +16,7 @@ import torch
 
 from actors.engines.engine import CacheGap
 from actors.engines.tiny_model import HEAD_DIM, KV_HEADS, LAYERS
+from actors.engines.vllm.tier_loads import SHARED_ARGUMENT
 from actors.engines.vllm.vllm_args import host_tier
 from actors.engines.vllm.vllm_engine import VllmEngine
 from actors.kv_cache.cache_mirror import DEVICE, LEVELS, CacheMirror
@@ -25,6 +26,7 @@ from core.ids import new_id
 from core.prompt import TOKEN_BYTES, Prompt, scope_bytes
 from tests.contracts.engine import HASH_SEED, Answer, EngineContract, Started, answer_to, prompt, request
 from tests.fixtures.engines import ADAPTERS, RecordedEngine, adapter_ids
+from tests.fixtures.eventually import eventually
 
 DEVICE_BLOCKS, HOST_BLOCKS = 128, 512
 SIZE = 32
@@ -163,13 +165,34 @@ async def test_many_at_once(tiered: RecordedEngine) -> None:
         assert second.cached_tokens is not None
 
 
-def test_arguments() -> None:
-    """On a GPU the worker is vLLM's own; a tier as large as the machine is refused."""
-    more = host_tier(1 << 30, 2 << 30, cpu=False)["kv_connector_extra_config"]
-    assert more == {"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": False, "self_describing_kv_events": True}
-    assert host_tier(1, 2, cpu=True)["kv_connector_extra_config"]["spec_name"] == "HostTierSpec"
+async def test_loads_are_counted_and_can_be_skipped(tiered: RecordedEngine) -> None:
+    """The sums have each block that came from the host, in a time of its own. Without the host nothing comes, and the
+    text is the same."""
+    asked = [request(prompt(LENGTH), 8) for _ in range(REPEATS)]
+    cold = [await answer_to(tiered, each) for each in asked]
+    sums = tiered.info.tier_loads
+    assert sums is not None
+    before = sums()["host"]
+    for each, first in zip(asked[:4], cold, strict=False):
+        skipping = msgspec.structs.replace(each, id=new_id(), skip_tiers=("host",))
+        assert await answer_to(tiered, skipping) == first
+    assert sums()["host"] == before
+    for each, first in zip(asked[4:6], cold[4:], strict=False):
+        skipping = msgspec.structs.replace(each, id=new_id(), skip_tiers=("disk", "remote"))
+        assert await answer_to(tiered, skipping) == first._replace(cached_tokens=20 * SIZE)
+    await eventually(lambda: sums()["host"].blocks == before.blocks + 2 * 20, "statistics come with steps")
+    assert 0 < sums()["host"].us - before.us < 1_000_000
+
+
+def test_arguments(tmp_path: Path) -> None:
+    """A tier as large as the machine is refused."""
+    more = host_tier(1 << 30, 2 << 30, tmp_path)["kv_connector_extra_config"]
+    assert (more["cpu_bytes_to_use"], more["spec_name"], more[SHARED_ARGUMENT]) == (
+        1 << 30, "HostTierSpec", str(tmp_path)
+    )  # fmt: skip
+    assert (more["offload_prompt_only"], more["self_describing_kv_events"]) == (False, True)
     with pytest.raises(CallerError, match="2048 MiB, and the machine has 2048 MiB: make it smaller"):
-        host_tier(2 << 30, 2 << 30, cpu=True)
+        host_tier(2 << 30, 2 << 30, tmp_path)
 
 
 async def test_a_second_connector_is_refused(tiny_checkpoint: Path) -> None:

@@ -147,6 +147,9 @@ async def test_pulled_blocks_in_slower_tiers(engines: Engines, tiny_checkpoint: 
     (believed,) = await _unchecked_they_poison_all_tiers(engines)
     loads = engines.decode.disk_counts()["loads"]
     assert loads == 0, "the host had them"
+    sums = engines.decode.info.tier_loads
+    assert sums is not None
+    assert sums()["host"].blocks >= 2 * REPEATS * BLOCKS, "statistics of one connector among several"
     assert moving(engines.decode).totals().pulls == 2 * REPEATS + 2
     await engines.decode.stop()
     other = with_tiers(tiny_checkpoint, engines.folder, "")

@@ -118,7 +118,7 @@ def test_without_what_vllm_brings() -> None:
 def test_pulls_beside_tiers() -> None:
     """The pull connector comes first; the name of the engine stands once, above both; the tier is found again."""
     pulls = connector("decode", 1500)
-    tier = disk_tier(DiskTier(Path("kv"), 1 << 30, b"k"), 1 << 20, 1 << 30, Path("shared"), cpu=True)
+    tier = disk_tier(DiskTier(Path("kv"), 1 << 30, b"k"), 1 << 20, 1 << 30, Path("shared"))
     both = beside_pulls(pulls, tier)
     first, second = both["kv_connector_extra_config"]["connectors"]
     assert (both["kv_connector"], both["kv_load_failure_policy"], both["engine_id"]) == (
@@ -132,7 +132,7 @@ def test_pulls_beside_tiers() -> None:
     for fields in (both, tier):
         found = tier_fields(SimpleNamespace(kv_transfer_config=SimpleNamespace(**fields)))
         assert found["secondary_tiers"] == tier["kv_connector_extra_config"]["secondary_tiers"]
-    host = beside_pulls(pulls, host_tier(1 << 20, 1 << 30, cpu=True))
+    host = beside_pulls(pulls, host_tier(1 << 20, 1 << 30, Path("shared")))
     assert host["engine_id"].startswith(ENGINE_ID)
 
 
