@@ -115,6 +115,7 @@ async def test_a_worker_that_goes_on_under_another_id_keeps_its_jobs(who: str) -
         assert (await answer)[0] == await alone(asked)
         (report,) = [event.prefill for event in await it.told(ROUTING, RequestPrefilled) if event.prefill is not None]
         assert report.outcome == "pulled"
+        assert report.compute_ms >= 590, "300 tokens of 2 ms, which the prefill worker reports"
         await at_rest([*workers.values()])
 
 
