@@ -3343,10 +3343,14 @@ MUTANTS: tuple[Mutant, ...] = (
                 "goal_bp",
                 NO_SCALE,
             ),
-            "role-ceiling-of-one-fleet": ("ROLE_CEILING_GAIN_BP if _has_roles(inputs) else ", "", NO_SCALE),
             "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
             "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
+    ),
+    *_mutants(
+        "roles",
+        "projections/scaling/scale_decision.py",
+        {"role-ceiling-of-one-fleet": ("ROLE_CEILING_GAIN_BP if _has_roles(inputs) else ", "", NO_SCALE)},
     ),
     *_mutants(
         "planner",
