@@ -39,7 +39,7 @@ from core.events.scale import (
 )
 from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
-from projections.scaling.scale_rules import RULES, ScaleRules
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import OFF, ScaleSettings
 
 GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET, JUDGED = BOUNDS = (
@@ -60,9 +60,8 @@ the settings; more were required than may be; fewer were required; more were req
 them; there is no demand; too little is known; requests came while the fleet had no worker; devices that the models
 share are with others of them (`projections.scaling.fleet_decision`); simulations found fewer workers too few
 (`fewest_judged`)."""
-ROLE_CEILING_GAIN_BP = 50
-"""Attainment that the last workers would add below the ceiling, and that is not bought, where prefill and decode
-workers are sized together: each role has a ceiling of its own. `ScaleRules.ceiling_gain_bp` is that of one fleet."""
+CEILING_GAIN_BP = 50
+"""Attainment that the last workers would add below the ceiling, and that is not bought."""
 SPEND_S = 900
 """Requests within the bounds beyond those that were sought let the goal sink: they are spent in so many seconds …"""
 SPENT_MOST_BP = 200
@@ -166,10 +165,9 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     else:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
-        below_ceiling_bp = ceiling_bp - (ROLE_CEILING_GAIN_BP if _has_roles(inputs) else rules.ceiling_gain_bp)
-        if below_ceiling_bp < goal.most_bp:
-            goal, bound = goal._replace(most_bp=below_ceiling_bp), CEILING
-        search = _Search(model, hits, goal, rules, most, inputs.target, rate_m)
+        if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
+            goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
+        search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
@@ -242,12 +240,8 @@ def queue_of(inputs: ScaleInputs) -> QueueModel | PrefillQueueModel:
 def _attainment_bp(inputs: ScaleInputs) -> int:
     """The attainment of the settings; of one of two roles that are sized together, with half of the misses."""
     whole_bp = inputs.settings.attainment_bp
-    return whole_bp + (ALL_BP - whole_bp) // 2 if _has_roles(inputs) else whole_bp
-
-
-def _has_roles(inputs: ScaleInputs) -> bool:
-    """The fleet is that of one of two roles that are sized together."""
-    return bool(inputs.demand) and inputs.demand[-1].prefill_demand is not UNSET
+    has_roles = bool(inputs.demand) and inputs.demand[-1].prefill_demand is not UNSET
+    return whole_bp + (ALL_BP - whole_bp) // 2 if has_roles else whole_bp
 
 
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
@@ -293,14 +287,14 @@ class _Search:
         model: QueueModel | PrefillQueueModel,
         hits: HitRates,
         goal: Goal,
-        rules: ScaleRules,
+        hold_bp: int,
         most: int,
         present: int,
         rate_m: int,
     ) -> None:
         """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target, which stays while it
-        misses the goal by little."""
-        self._model, self._hits, self._goal, self._rules = model, hits, goal, rules
+        misses the goal by at most `hold_bp`."""
+        self._model, self._hits, self._goal, self._hold_bp = model, hits, goal, hold_bp
         self._most, self._present, self._rate_m = most, present, rate_m
         self.candidates: list[ScaleCandidate] = []
         """The predictions so far."""
@@ -341,11 +335,7 @@ class _Search:
             return True  # the margin is asked of smaller fleets
         found = self._model.predict(workers, rate_m, self._hits.of(workers), self._hits.now_bp)
         self.candidates.append(found)
-        goal_bp = self._goal.at_bp(rate_m)
-        if workers == self._present:
-            from_bp = goal_bp if self._rules.holds_below_sunk else self._goal.most_bp
-            goal_bp = min(goal_bp, from_bp - self._rules.hold_bp)
-        reaches = found.attainment_bp >= goal_bp
+        reaches = found.attainment_bp >= self._goal.at_bp(rate_m) - self._hold_bp * (workers == self._present)
         if not reaches:
             self._missed.add(workers)
         return reaches

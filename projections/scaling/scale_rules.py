@@ -34,12 +34,6 @@ class ScaleRules(NamedTuple):
     rests_at_zero: bool
     """A fleet that may be at zero ends at once when its time without an arrival is over, also where the forecast
     expects demand. It stays at zero until a request comes, and the decision that ends that says so."""
-    holds_below_sunk: bool
-    """The present number may miss a goal that has sunk by `hold_bp` as well. Else it stays down to the lower of two
-    values: the goal as it has sunk, and `hold_bp` below the most."""
-    ceiling_gain_bp: int
-    """The goal is at least so much below the ceiling, the attainment of a fleet without any wait: the last workers
-    below the ceiling add too little. Fleets of two roles that are sized together have `ROLE_CEILING_GAIN_BP`."""
 
 
 _V1 = ScaleRules(
@@ -49,20 +43,14 @@ _V1 = ScaleRules(
     spends_surplus=False,
     goes_round_whole=False,
     rests_at_zero=False,
-    holds_below_sunk=True,
-    ceiling_gain_bp=50,
 )
 _V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
 _V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
-_V4 = _V3._replace(holds_below_sunk=False, ceiling_gain_bp=150)
-RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
+RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3}
 """By the version that a decision records (`ScaleDecided.version`).
 
 A share of 95 % among 1024 arrivals deviates by 70 hundredths of a percent, and by some more where the sizes are a
 sample, too. Sizes of 4096 requests follow a change late; those of 1024 turned a fleet around three times an hour at a
 steady load.
-
-The last percent below the ceiling takes a quarter more workers at a steady load of three workers, and another percent
-some tenth. So rules of version 4 leave more of it.
 """
 assert max(RULES) == SCALE_VERSION

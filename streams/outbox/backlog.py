@@ -104,7 +104,7 @@ class Backlog(Protocol):
     """Events that wait to be sealed; in memory, or in a journal that outlives the process."""
 
     events: int
-    """How many they are."""
+    """Their number."""
 
     @property
     def encoded_bytes(self) -> int:

@@ -26,8 +26,6 @@ RATES = (10, 40, 130, 60, 15, 0, 1)
 """Arrivals of a period, one level after the other …"""
 MISSED = (0, 0, 0.4, 0.3, 0, 0, 0)
 """… of which such a share misses the bounds of service …"""
-BEYOND = (0, 0, 0, 0.25, 0, 0, 0)
-"""… and so many of the prompts are beyond them in any fleet …"""
 LEVEL_PERIODS = 18
 """… each for so many periods."""
 
@@ -41,21 +39,17 @@ def lines() -> list[bytes]:
     """Events of one run: requests of several sizes, of whose prompts three quarters are cached. The fleet ends at zero,
     and begins again."""
     random_, run = random.Random(1), PlannerRun(SETTINGS)
-    for rate, missed, beyond in zip(RATES, MISSED, BEYOND, strict=True):
+    for rate, missed in zip(RATES, MISSED, strict=True):
         for _ in range(LEVEL_PERIODS):
             arrivals = poisson(random_, rate)
-            run.period(arrivals, _sizes(arrivals, beyond), missed=round(missed * arrivals))
+            run.period(arrivals, _sizes(arrivals), missed=round(missed * arrivals))
     return [msgspec.json.encode(event) for event in run.events]
 
 
-def _sizes(arrivals: int, beyond: float) -> tuple[DemandCell, ...]:
+def _sizes(arrivals: int) -> tuple[DemandCell, ...]:
     """Most prompts are short and have long answers."""
-    long, longest = arrivals // 5, round(arrivals * beyond)
-    sizes = (
-        cell(arrivals - long - longest, 600, 150, 2_400),
-        cell(long, 3_000, 40, 12_000),
-        cell(longest, 60_000, 40, 60_000),
-    )
+    long = arrivals // 5
+    sizes = (cell(arrivals - long, 600, 150, 2_400), cell(long, 3_000, 40, 12_000))
     return tuple(each for each in sizes if each.count)
 
 

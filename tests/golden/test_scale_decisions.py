@@ -48,11 +48,10 @@ def test_decisions_come_out_as_they_were(version: int) -> None:
 
 @pytest.mark.parametrize("version", sorted(RULES)[1:])
 def test_the_version_before_decides_otherwise(version: int) -> None:
-    """So the file of the version distinguishes the two, or that of the version before."""
+    """So the file of the version before distinguishes the two."""
     differ = (
-        decide_scale(inputs._replace(version=other)).candidates != event.candidates
-        for recorded, other in ((version - 1, version), (version, version - 1))
-        for event, inputs in decisions(recorded)
+        decide_scale(inputs._replace(version=version)).candidates != event.candidates
+        for event, inputs in decisions(version - 1)
     )
 
     assert any(differ)

@@ -3338,19 +3338,9 @@ MUTANTS: tuple[Mutant, ...] = (
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
-            "error-off-a-sunk-goal": (
-                "goal_bp if self._rules.holds_below_sunk else self._goal.most_bp",
-                "goal_bp",
-                NO_SCALE,
-            ),
             "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
             "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
-    ),
-    *_mutants(
-        "roles",
-        "projections/scaling/scale_decision.py",
-        {"role-ceiling-of-one-fleet": ("ROLE_CEILING_GAIN_BP if _has_roles(inputs) else ", "", NO_SCALE)},
     ),
     *_mutants(
         "planner",

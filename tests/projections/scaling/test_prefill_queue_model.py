@@ -108,15 +108,12 @@ def test_a_prediction_costs_the_same_at_any_rate() -> None:
     assert enough.attainment_bp > few.attainment_bp
 
 
-def decided(role: str, *, has_roles: bool, attained: int = 20, long: int = 0) -> ScaleDecided:
-    """A decision on workers of that role, at four requests a second with prompts for prefill workers. So many of 20
-    prompts take longer than the bound."""
+def decided(role: str, *, has_roles: bool, attained: int = 20) -> ScaleDecided:
+    """A decision on workers of that role, at four requests a second with prompts for prefill workers."""
     fold = ScaleFold()
     fold.capacity = WORKER if role == PREFILL else CAPACITY
     for number in range(60):
         demand: DemandRolled = replace(rolled(number, 20), attained=attained)
-        if long:
-            demand = replace(demand, cells=(cell(20 - long), cell(long, 100_000, 1, 100_000)))
         if has_roles:
             demand = replace(demand, prefill_demand=PrefillDemand(0, 20, 400, (cell(20, output=1),)))
         fold.apply(demand)
@@ -131,13 +128,6 @@ def test_each_role_may_have_half_of_the_misses() -> None:
     assert decided("decode", has_roles=False, attained=19).goal_bp == 9_500
     assert decided("decode", has_roles=True, attained=19).goal_bp == 9_750
     assert decided(PREFILL, has_roles=True, attained=19).goal_bp == 9_750
-
-
-def test_a_role_buys_more_below_its_ceiling_than_one_fleet() -> None:
-    """Each has a ceiling of its own: the goal is half a percent below it, by rules of version 4, too."""
-    found = decided(PREFILL, has_roles=True, attained=19, long=2)
-
-    assert (found.version, found.ceiling_bp, found.goal_bp) == (4, 9_000, 8_950)
 
 
 def test_what_all_requests_attained_lowers_both_goals() -> None:
