@@ -148,11 +148,9 @@ class WorkerConnection(asyncio.Protocol):
         self.silence = 0
         """The number of pings since then."""
         self.keeps_prompts = False
+        """The worker keeps the parts of prompts that it was sent, as its welcome says; so are the next two."""
         self.changes_adapters = False
-        """As the worker's welcome says."""
         self.erases_blocks = False
-        """As the worker's welcome says."""
-        """The worker keeps the parts of prompts that it was sent."""
         self._sent_parts = _SentParts()
         self._named: dict[int, _Named] = {}
         """By stream: kept until the worker has the whole prompt for certain."""

@@ -42,7 +42,6 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         """`reuse_of` the rate of each worker, where it is above 0."""
         self.rates_reported = False
         """True if any worker ever reported a reuse rate."""
-        """Of the workers that sent messages and have not ended."""
         self.watched: dict[WorkerId, int] = {}
         """Workers of which changes are noted (`projections.folds.worker_table`) …"""
         self.changed: dict[WorkerId, None] = {}

@@ -34,8 +34,9 @@ from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.folds.state import NO_OVERLAP
 from projections.policy.candidates import find_candidates
-from projections.policy.cost import OWN_DELAYS, ScoredCandidate, delay_price_m, most_reuse, score
+from projections.policy.cost import ScoredCandidate, most_reuse, score
 from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide_newest
+from projections.policy.delay_price import OWN_DELAYS, delay_price_m
 from projections.policy.pending_prefixes import PendingPrefixes
 from projections.policy.policies import rank
 from projections.policy.prefill_backlog import PrefillBacklog

@@ -28,14 +28,13 @@ from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS, Colu
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
-    OWN_DELAYS,
     REQUEST_COST_POLICIES,
     ScoredCandidate,
-    delay_price_m,
     load_price_m,
     reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
+from projections.policy.delay_price import OWN_DELAYS, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.policies import (
     OVERLAP_POLICIES,

@@ -14,7 +14,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
-            + load(w) * (1 + delay_weight * talks * OWN_DELAYS)
+            + load(w) * (1 + delay_weight * talks)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
 those outstanding hold it up (`projections.policy.prefill_backlog`). `talks` is 0 where no worker reuses the prompts of
@@ -34,15 +34,12 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.load_fold import REUSE_STEPS
+from projections.policy.delay_price import OWN_DELAYS, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
 MILLI = 1000
-OWN_DELAYS = 2
-"""Times that a request's own delay counts among those that talks suffer: searched on public traces."""
-REUSE_FULL = 4 * REUSE_STEPS
-"""Reuse (`projections.folds.load_fold.reuse_of`) from which on a worker is full of talks: four doublings."""
 ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
@@ -199,15 +196,10 @@ def most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -
     return max((reuse.get(each.worker, 0) for each in candidates), default=0) if reuse else 0
 
 
-def delay_price_m(settings: RoutingSettings, reuse_max: int) -> int:
-    """The price of a delay where the worker that reuses most reuses so much, in thousandths."""
-    return settings.delay_weight_m * min(reuse_max, REUSE_FULL) // REUSE_FULL
-
-
 def load_price_m(per_delay: int) -> int:
     """The price of a microsecond that blocks are loaded, in thousandths, where a delay has that price: the request is
-    delayed by it."""
-    return MILLI + OWN_DELAYS * per_delay
+    delayed by it, and nothing else."""
+    return MILLI + per_delay
 
 
 class _Credits(dict[tuple[int, ...], int]):

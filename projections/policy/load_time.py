@@ -4,7 +4,8 @@ Workers measure it and report it (`core.events.LoadReported.load_times`), each t
 takes the median of a model's workers for each tier. So it is an input of the decision, which stands in its record.
 
 A tier from which a block comes later than it would be computed is not counted: what lies there, and behind it, is
-computed, and the worker is told to load nothing from there. A tier without a learned time keeps the credit that the
+computed, and the worker is told to load nothing from there. Where talks fill the workers, computing delays others and
+loading does not. So the time of computing counts more there. A tier without a learned time keeps the credit that the
 settings give it. While the time of computing is unknown, no tier is slow.
 
 Only the policy `time` reads load times. Integers throughout.
@@ -19,6 +20,7 @@ from msgspec import UNSET
 
 from core.ids import WorkerId
 from core.settings import TIERS, RoutingSettings
+from projections.policy.delay_price import OWN_DELAYS, REUSE_FULL, delay_price_m
 from projections.policy.prefill_time import MILLI, PrefillTime
 
 if TYPE_CHECKING:
@@ -28,20 +30,27 @@ POLICY = "time"
 """The policy that reads load times."""
 LEARN_EVERY_US = 250_000
 """Reports are looked at this often at most: a look takes all workers."""
+COMPUTING_DELAYS = OWN_DELAYS + 1
+"""Times that the time of computing counts once more where talks fill the workers: as that of the request, and of one
+beside it."""
 MODELS_MAX = 256
 """Models whose times a replica keeps; beyond them the first one is looked for again."""
 
 
 class LoadTime(NamedTuple):
     """Expected time of a block from each slower tier to the device, in thousandths of a microsecond; 0 where it is
-    unknown."""
+    unknown. And by how much computing it delays others."""
 
     host_m: int
     disk_m: int
     remote_m: int
+    reuse_max: int = 0
+    """The greatest reuse of the model's workers, REUSE_FULL at most."""
 
-
-NOT_LEARNED = LoadTime(0, 0, 0)
+    @property
+    def tiers_m(self) -> tuple[int, int, int]:
+        """The times alone."""
+        return self.host_m, self.disk_m, self.remote_m
 
 
 class LoadPrices(NamedTuple):
@@ -52,7 +61,7 @@ class LoadPrices(NamedTuple):
     times_m: tuple[int, ...]
     """Time of its load, in thousandths of a microsecond; 0 on the device, and where the time is unknown."""
     slow: tuple[bool, ...]
-    """True of a tier from which a block comes later than it would be computed."""
+    """True of a tier from which a block comes later than it would be computed, with the delays of others by that."""
 
     @staticmethod
     def of(
@@ -64,7 +73,8 @@ class LoadPrices(NamedTuple):
             return None
         is_known = computing is not None or settings.prefill_us_per_token_m
         computed_m = PrefillTime.of(settings, computing).per_token_m * block_size if is_known else 0
-        times_m = (0, *learned)
+        computed_m += COMPUTING_DELAYS * delay_price_m(settings, learned.reuse_max) * computed_m // MILLI
+        times_m = (0, *learned.tiers_m)
         slow = tuple([time_m >= computed_m > 0 if time_m else False for time_m in times_m])
         pairs = zip(times_m, settings.credits_m, strict=True)
         return LoadPrices(
@@ -132,20 +142,22 @@ class LoadTimeModel:
 
 
 def learned_times(view: View, model: str, block_size: int) -> LoadTime | None:
-    """The median of what the model's workers with this block size report, tier by tier; None if none reports any. A
-    worker without recent reports has no say. O(workers)."""
-    reports, stale = view.state.loads.reports, view.local.get("stale", ())
+    """The median of what the model's workers with this block size report, tier by tier, and their greatest reuse; None
+    if none reports any time. A worker without recent reports has no say. O(workers)."""
+    reports, reuse, stale = view.state.loads.reports, view.state.loads.reuse, view.local.get("stale", ())
     columns: list[tuple[int, ...]] = []
+    reuse_max = 0
     for member in view.state.serving():
         joined, report = member.joined, reports.get(member.worker)
         if joined is None or joined.model != model or joined.block_size != block_size or member.worker in stale:
             continue
+        reuse_max = max(reuse_max, reuse.get(member.worker, 0))
         if report is not None and report.load_times is not UNSET:
             columns.append(report.load_times)
     if not columns:
         return None
-    found = LoadTime(*[_median(each for each in column if each > 0) for column in zip(*columns, strict=True)])
-    return None if found == NOT_LEARNED else found
+    host_m, disk_m, remote_m = (_median(each for each in column if each > 0) for column in zip(*columns, strict=True))
+    return LoadTime(host_m, disk_m, remote_m, min(reuse_max, REUSE_FULL)) if host_m or disk_m or remote_m else None
 
 
 def _median(times_m: Iterable[int]) -> int:

@@ -19,12 +19,12 @@ from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
     MILLI,
-    REUSE_FULL,
     ScoredCandidate,
     TimeCostTerms,
     estimate,
     pending_beyond,
 )
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, two_of
 from projections.policy.rules import RULES
 from replay.explain.counterfactuals import weight_terms
@@ -104,7 +104,7 @@ def _tier_loadings(on: DecisionInputs) -> list[TierLoading]:
     learned, loading = on.request.load_time, on.backlog.loading
     if learned is None or loading is None:
         return []
-    pairs = zip(TIERS[1:], learned, loading.slow[1:], strict=True)
+    pairs = zip(TIERS[1:], learned.tiers_m, loading.slow[1:], strict=True)
     return [TierLoading(tier=tier, ms=time_m / MILLI**2, slow=slow) for tier, time_m, slow in pairs if time_m]
 
 

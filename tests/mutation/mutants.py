@@ -334,8 +334,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "            cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI\n",
         "",
     ),
-    Mutant("delay-of-own-once", "costs", f"{POLICY}/cost.py", "OWN_DELAYS = 2", "OWN_DELAYS = 1"),
-    Mutant("delay-never-full", "costs", f"{POLICY}/cost.py", "min(reuse_max, REUSE_FULL) //", "reuse_max //"),
+    Mutant("delay-of-own-once", "costs", f"{POLICY}/delay_price.py", "OWN_DELAYS = 2", "OWN_DELAYS = 1"),
+    Mutant("delay-never-full", "costs", f"{POLICY}/delay_price.py", "min(reuse_max, REUSE_FULL) //", "reuse_max //"),
     Mutant(
         "delay-by-all-workers",
         "costs",
@@ -482,6 +482,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "load-tier-order": ("            before = depth\n", "", NO_LOADS),
             "load-median-of-unknown": ("_median(each for each in column if each > 0)", "_median(column)", NO_LOADS),
+            "load-beside-computing-alone": ("computed_m += COMPUTING_DELAYS", "computed_m += 0", NO_LOADS),
+            "load-reuse-forgotten": ("reuse_max = max(reuse_max,", "reuse_max = min(reuse_max,", NO_LOADS),
         },
     ),
     Mutant(

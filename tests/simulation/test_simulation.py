@@ -14,7 +14,7 @@ from actors.membership import decision_bases
 from actors.membership.decision_bases import DecisionBases
 from core.events import RequestRouted
 from projections.folds.load_fold import REUSE_STEPS, reuse_of
-from projections.policy.cost import REUSE_FULL
+from projections.policy.delay_price import REUSE_FULL
 from tests.fixtures.worlds import ROOT, SHARES, Share
 from tests.simulation.options import HELD_REQUESTS_PER_S
 from tests.simulation.reuse_rates import CHANGES_EVERY_MS, DrawnReuseRate

@@ -24,6 +24,7 @@ from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
 from projections.policy.decide import Decision, decide, record
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -138,7 +139,8 @@ class RandomFleet:
         time = PrefillTime(dice.randrange(9000), dice.randrange(1, 40_000)) if dice.random() < 0.3 else None
         load_time = None
         if dice.random() < 0.3:
-            load_time = LoadTime(*(dice.choice((0, 1, 900, 40_000, 10**8)) for _ in range(3)))
+            times_m = [dice.choice((0, 1, 900, 40_000, 10**8)) for _ in range(3)]
+            load_time = LoadTime(*times_m, reuse_max=dice.choice((0, REUSE_FULL)))
         held = {}
         if workers and dice.random() < 0.2:
             held = {WorkerId(dice.choice(workers)): dice.randrange(10**6) for _ in range(3)}

@@ -14,9 +14,11 @@ from core.ids import RequestId, SourceId, WorkerId
 from core.prompt import hashes_from_bytes
 from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD
+from projections.folds.load_fold import REUSE_STEPS
 from projections.policy.binding_plan import PlacementInputs, UnboundRequest
 from projections.policy.cost import estimate
 from projections.policy.decide import Decision, decide, record
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.load_time import LEARN_EVERY_US, MODELS_MAX, LoadPrices, LoadTime, LoadTimeModel, learned_times
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -79,12 +81,12 @@ def test_blocks_that_are_loaded_cost_their_time(site: Site) -> None:
 
 
 def test_a_load_is_a_delay_among_talks(site: Site) -> None:
-    """So it counts twice more where talks fill the workers, and for no active request."""
+    """So it counts once more where talks fill the workers, and for no active request."""
     site.say(LOAD, B, load(reuse_rate=1 << 30))
     routing = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=1000)
     without, decision = decided(site, LoadTime(1, 1, 1), routing), decided(site, FAST, routing)
     assert {worker: cost - costs(without)[worker] for worker, cost in costs(decision).items()} == {
-        A: 0, B: 0, C: 3 * 6, D: 3 * 122
+        A: 0, B: 0, C: 2 * 6, D: 2 * 122
     }  # fmt: skip
     for scored in decision.ranked:
         assert sum(estimate(scored.candidate, scored.prefill_m, routing, 81, 4, decision.backlog)) == scored.cost
@@ -144,6 +146,20 @@ def test_what_lies_behind_a_slow_tier_does_not_count_either() -> None:
     assert loading.slow_tiers == ("host",)
 
 
+@pytest.mark.parametrize(
+    ("reuse_max", "delay_weight_m", "blocks"),
+    [(0, 1000, 1), (REUSE_FULL // 2, 1000, 2.5), (REUSE_FULL, 1000, 4), (REUSE_FULL, 0, 1)],
+)
+def test_computing_counts_more_where_talks_fill_the_workers(reuse_max: int, delay_weight_m: int, blocks: float) -> None:
+    """It delays others: a disk is slow from so many times on."""
+    routing = RoutingSettings(policy="time", delay_weight_m=delay_weight_m)
+    border_m = int(blocks * BLOCK_M)
+    for disk_m, slow in ((border_m - 1, ()), (border_m, ("disk",))):
+        loading = LoadPrices.of(routing, LoadTime(1, disk_m, 1, reuse_max), PrefillTime(0, 20_500), 4)
+        assert loading is not None
+        assert loading.slow_tiers == slow
+
+
 @pytest.mark.parametrize("policy", sorted({*POLICIES} - {"time"}))
 def test_other_policies_read_no_load_times(site: Site, policy: str) -> None:
     """To the byte, in the record too."""
@@ -154,8 +170,8 @@ def test_other_policies_read_no_load_times(site: Site, policy: str) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.tuples(*[st.integers(0, 3 * BLOCK_M)] * 3), st.integers(1, 4))
-def test_the_record_makes_the_decision_again(times: tuple[int, int, int], version: int) -> None:
+@given(st.tuples(*[st.integers(0, 9 * BLOCK_M)] * 3, st.integers(0, REUSE_FULL)), st.integers(1, 4))
+def test_the_record_makes_the_decision_again(times: tuple[int, int, int, int], version: int) -> None:
     """On the wire, too: with the same digest, for all times."""
     made = Site()
     made.join(A, B, C)
@@ -204,8 +220,21 @@ def test_a_pool_that_is_slow_is_not_counted() -> None:
     assert {each.candidate.overlap for each in decided(made, SLOW_DISK).ranked} == {(0, 0, 0, 0)}
 
 
-def reported(*times: int) -> LoadReported:
-    return structs.replace(load(), load_times=times)
+def reported(*times: int, reuse_rate: int = 0) -> LoadReported:
+    return structs.replace(load(), load_times=times, reuse_rate=reuse_rate)
+
+
+def test_the_greatest_reuse_is_learned_beside_the_times(site: Site) -> None:
+    """Of the same workers, to where they are full of talks; also of one that reports no times."""
+    site.join("77" * 8, model="other")
+    site.say(LOAD, A, reported(10, 0, 0, reuse_rate=1024))
+    site.say(LOAD, B, structs.replace(load(), reuse_rate=3 * 1024))
+    site.say(LOAD, "77" * 8, reported(1, 1, 1, reuse_rate=7 * 1024))
+    assert learned_times(site.view, "tiny", 4) == LoadTime(10, 0, 0, 2 * REUSE_STEPS)
+    site.say(LOAD, B, structs.replace(load(), reuse_rate=100 * 1024))
+    assert learned_times(site.view, "tiny", 4) == LoadTime(10, 0, 0, REUSE_FULL)
+    site.exclude("stale", [B])
+    assert learned_times(site.view, "tiny", 4) == LoadTime(10, 0, 0, REUSE_STEPS)
 
 
 def test_times_are_the_median_of_those_that_report_them(site: Site) -> None:

@@ -43,7 +43,7 @@ DIGESTS: dict[str, str] = {
     "prefill workers": "3afe0cb559a5a33542421a7fe82a5699",
     "closed loop": "7e9fc3de86fc921a162056300c5c4b3d",
     "kv": "941001674b0be100e0e2b48fa97edaa7",
-    "host tier": "712fc094de16943d192c66bc81d22bf2",
+    "host tier": "998858820d22631f962b0791f119a1ca",
     "approximate": "fa5bea24413836e27a1bbb2360446885",
     "least loaded": "65effc3785a5a4b51b2f00cf24aa0d9a",
 }
