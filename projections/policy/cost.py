@@ -14,7 +14,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
-            + load(w) * (1 + delay_weight * talks)
+            + load(w) * (1 + delay_weight * talks * OWN_DELAYS)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
 those outstanding hold it up (`projections.policy.prefill_backlog`). `talks` is 0 where no worker reuses the prompts of
@@ -198,8 +198,8 @@ def most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -
 
 def load_price_m(per_delay: int) -> int:
     """The price of a microsecond that blocks are loaded, in thousandths, where a delay has that price: the request is
-    delayed by it, and nothing else."""
-    return MILLI + per_delay
+    delayed by it, as by a wait, and nothing else."""
+    return MILLI + OWN_DELAYS * per_delay
 
 
 class _Credits(dict[tuple[int, ...], int]):

@@ -81,12 +81,12 @@ def test_blocks_that_are_loaded_cost_their_time(site: Site) -> None:
 
 
 def test_a_load_is_a_delay_among_talks(site: Site) -> None:
-    """So it counts once more where talks fill the workers, and for no active request."""
+    """So it counts twice more where talks fill the workers, and for no active request."""
     site.say(LOAD, B, load(reuse_rate=1 << 30))
     routing = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=1000)
     without, decision = decided(site, LoadTime(1, 1, 1), routing), decided(site, FAST, routing)
     assert {worker: cost - costs(without)[worker] for worker, cost in costs(decision).items()} == {
-        A: 0, B: 0, C: 2 * 6, D: 2 * 122
+        A: 0, B: 0, C: 3 * 6, D: 3 * 122
     }  # fmt: skip
     for scored in decision.ranked:
         assert sum(estimate(scored.candidate, scored.prefill_m, routing, 81, 4, decision.backlog)) == scored.cost
