@@ -140,7 +140,7 @@ class RandomFleet:
         load_time = None
         if dice.random() < 0.3:
             times_m = [dice.choice((0, 1, 900, 40_000, 10**8)) for _ in range(3)]
-            load_time = LoadTime(*times_m, reuse_max=dice.choice((0, REUSE_FULL)))
+            load_time = LoadTime._make([*times_m, dice.choice((0, REUSE_FULL))])
         held = {}
         if workers and dice.random() < 0.2:
             held = {WorkerId(dice.choice(workers)): dice.randrange(10**6) for _ in range(3)}
