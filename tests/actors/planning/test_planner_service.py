@@ -567,7 +567,7 @@ async def test_a_judge_answers_beside_the_loop(site: Site, monkeypatch: pytest.M
         assert state["judge"]["outcomes"].keys() == {"judged", "late", "killed", "wrong"}
         assert sum(state["judge"]["outcomes"].values()) == state["judge"]["outcomes"]["judged"] > 0
         await service.stop()
-        assert service.judge._process is None
+        assert service.judge._process.pid is None
     decisions = [event for _, event in await site.events() if isinstance(event, ScaleDecided)]
     found = next(event.judged for event in decisions if isinstance(event.judged, ScaleJudgement))
     assert found.asked_ms in {event.at_ms for event in decisions}
