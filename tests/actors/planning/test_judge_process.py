@@ -14,12 +14,16 @@ from projections.scaling.judge_plan import JudgePlan, JudgeRun
 from tests.fixtures.eventually import eventually
 from tests.projections.scaling.demands import CAPACITY, START_MS
 
-HEAD = """
+HEAD = (
+    f"VERSION = {JUDGE_VERSION}"
+    + """
 import json, sys, time
 def answer(plan):
     found = {key: plan[key] for key in ("asked_ms", "rate_m")}
-    return found | {"workers": [[run[0], 9900, 10] for run in plan["runs"]], "digest": "d", "absent": "", "version": 1}
+    workers = [[run[0], 9900, 10] for run in plan["runs"]]
+    return found | {"workers": workers, "digest": "d", "absent": "", "version": VERSION}
 """
+)
 ECHO = (
     HEAD
     + """

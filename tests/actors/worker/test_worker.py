@@ -42,9 +42,9 @@ async def test_it_is_ready_when_the_log_knows_it() -> None:
         it.log.away = False  # type: ignore[attr-defined]
         await eventually(lambda: worker.ready, "readiness")
         assert worker.publisher is not None
-        worker.publisher.kv.error = EngineDead("refused for good")
+        worker.publisher.kv.ended = True
         assert not worker.ready
-        worker.publisher.kv.error = None
+        worker.publisher.kv.ended = False
         worker.port.draining = True
         assert not worker.ready
 
