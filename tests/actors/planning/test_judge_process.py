@@ -14,16 +14,13 @@ from projections.scaling.judge_plan import JudgePlan, JudgeRun
 from tests.fixtures.eventually import eventually
 from tests.projections.scaling.demands import CAPACITY, START_MS
 
-HEAD = (
-    f"VERSION = {JUDGE_VERSION}"
-    + """
+HEAD = """
 import json, sys, time
 def answer(plan):
     found = {key: plan[key] for key in ("asked_ms", "rate_m")}
     workers = [[run[0], 9900, 10] for run in plan["runs"]]
-    return found | {"workers": workers, "digest": "d", "absent": "", "version": VERSION}
-"""
-)
+    return found | {"workers": workers, "digest": "d", "absent": "", "version": JUDGE_VERSION}
+""".replace("JUDGE_VERSION", str(JUDGE_VERSION))
 ECHO = (
     HEAD
     + """
