@@ -31,15 +31,15 @@ POLICY = "time"
 LEARN_EVERY_US = 250_000
 """Reports are looked at this often at most: a look takes all workers."""
 COMPUTING_DELAYS = OWN_DELAYS + 1
-"""Times that the time of computing counts once more where talks fill the workers: as that of the request, and of one
-beside it."""
+"""Where talks fill the workers, the time of computing counts so many times more: as a delay of the request itself, and
+of one request beside it."""
 MODELS_MAX = 256
 """Models whose times a replica keeps; beyond them the first one is looked for again."""
 
 
 class LoadTime(NamedTuple):
     """Expected time of a block from each slower tier to the device, in thousandths of a microsecond; 0 where it is
-    unknown. And by how much computing it delays others."""
+    unknown. Beside them, how full of talks the workers are: then computing delays others."""
 
     host_m: int
     disk_m: int
