@@ -31,8 +31,8 @@ POLICY = "time"
 LEARN_EVERY_US = 250_000
 """Reports are looked at this often at most: a look takes all workers."""
 COMPUTING_DELAYS = OWN_DELAYS + 1
-"""Where talks fill the workers, the time of computing counts so many times more: as a delay of the request itself, and
-of one request beside it."""
+"""The time of computing counts so many times more among talks: as a delay of the request itself, and of one request
+beside it."""
 MODELS_MAX = 256
 """Models whose times a replica keeps; beyond them the first one is looked for again."""
 
