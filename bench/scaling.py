@@ -6,7 +6,7 @@ has a frontier; its worker-hours at an attainment between two of them lie on the
 
 `planner` is told the engine's exact speed. `learned:95` learns it from requests, and `measured:95` begins with the
 profile that `contrail profile` wrote (`--profile FILE`). `judged:95` is `planner:95` with simulations as its judge.
-`--hours 1` runs the first hour of the trace alone.
+`--hours 1` runs the first hour of the trace alone. A day that was pressed into three hours has `--season-s 10800`.
 
 Fleets with prefill workers are `split:3+2`, fixed, of three decode and two prefill workers, and `roles:95`, in which
 the planner sizes both.
@@ -54,6 +54,7 @@ LEVELS = (94.0, 94.5, 95.0, 95.5, 96.0)
 """Attainments at which frontiers are compared."""
 QUICK_REQUESTS = 1_000
 MS_PER_HOUR = 3_600_000
+SEASON_S = ScaleSettings().season_s
 
 
 class Fleet(NamedTuple):
@@ -86,9 +87,11 @@ class Fleet(NamedTuple):
             return int(self.value)
         return DECODE_WORKERS if self.kind == ROLES else WORKERS
 
-    def run(self, trace: TraceFile, profile: CapacityLearned | None = None) -> ScalingReport:
-        """The fleet's cost and service. `profile` is that of a `measured` one."""
-        settings = ScaleSettings(attainment=self.value) if self.kind in PLANNERS else ScaleSettings()
+    def run(self, trace: TraceFile, profile: CapacityLearned | None = None, season_s: int = SEASON_S) -> ScalingReport:
+        """The fleet's cost and service. `profile` is that of a `measured` one, `season_s` the planner's."""
+        settings = ScaleSettings(season_s=season_s)
+        if self.kind in PLANNERS:
+            settings = replace(settings, attainment=self.value)
         if self.kind == JUDGED:
             settings = replace(settings, judge=ON)
         options = Options(
@@ -133,7 +136,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     trace = TraceFile(options.trace, first=first)
     points: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for fleet in fleets:
-        found = fleet.run(trace, profile)
+        found = fleet.run(trace, profile, options.season_s)
         points[fleet.kind].append((100 * found.attainment, found.worker_hours))
         note = f"{100 * found.attainment:.2f} % attained, {found.starts} starts, {found.stops} stops"
         name = f"{fleet.kind} {fleet.value:g}" + (f"+{fleet.prefill}" if fleet.kind == SPLIT else "")
@@ -161,6 +164,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="in Mooncake's format, shaped like a day")
     parser.add_argument("--profile", type=Path, help="the engine's, as `contrail profile` wrote it")
     parser.add_argument("--hours", type=float, default=0.0, help="of the trace; all of it without")
+    parser.add_argument("--season-s", type=int, default=SEASON_S, help="of demand that repeats itself (%(default)s)")
     parser.add_argument("--fleets", default=",".join(FLEETS), help="KIND:NUMBER,… (%(default)s)")
 
 

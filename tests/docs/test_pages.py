@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from core.events.routing import PROGRAM_VERSION
 from tests.docs.pages import ARCHITECTURE, BESIDE, DOCS, FRONT, PAGES, ROOT, anchors, blocks, links, name, prose
 
 FRONT_WORDS_MAX = 700
@@ -21,6 +23,13 @@ SENTENCE_WORDS_MAX = 28
 
 def test_the_front_page_is_short() -> None:
     assert len(FRONT.read_text().split()) <= FRONT_WORDS_MAX
+
+
+def test_the_front_page_names_the_version() -> None:
+    """The minor version; the program's own is that of the package."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert declared == PROGRAM_VERSION
+    assert f"- Version {declared.rpartition('.')[0]}. " in FRONT.read_text()
 
 
 def test_the_architecture_is_short_and_drawn() -> None:
