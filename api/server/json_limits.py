@@ -23,7 +23,7 @@ STRUCTURE_MAX = 1024 * 1024
 UNCHECKED_BYTES_MAX = CONTAINERS_MAX
 """Shorter JSON cannot exceed a bound: a container takes two bytes of it."""
 PLAIN_BYTES = 20
-"""Bytes for each bracket where JSON is plainly small: source code has more, and most text."""
+"""Bytes for each bracket where JSON is plainly small: source code and most text have more of them."""
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'0123456789,:[]{}"'))
 
 
@@ -48,9 +48,11 @@ def is_plainly_small(raw: bytes | bytearray) -> bool:
     Brackets are counted at the end alone. Before it two bytes hold a container at most, but for those that are open
     where the end begins; nesting has a bound of its own.
     """
+    if len(raw) > VALUES_MAX:
+        return False
     start = (PLAIN_BYTES * CONTAINERS_MAX - len(raw)) // (PLAIN_BYTES // 2 - 1)
     brackets = raw.count(b"[", start) + raw.count(b"{", start)
-    return len(raw) <= VALUES_MAX and brackets <= max(0, len(raw) - start) // PLAIN_BYTES
+    return brackets <= max(0, len(raw) - start) // PLAIN_BYTES
 
 
 def check_json_size(raw: bytes | bytearray, structure_max: int | None = STRUCTURE_MAX) -> None:
