@@ -94,3 +94,17 @@ def test_the_densest_json_that_is_plainly_small_is_within_the_bounds(size: int) 
     check_json_size(dense(count))
     assert (count == most) == (size <= 2 * CONTAINERS_MAX)
     assert 10 * count > CONTAINERS_MAX // 4
+
+
+class Unread(bytes):
+    """Bytes that nothing is looked for in."""
+
+    def count(self, *_: object) -> int:
+        raise AssertionError("it was looked through")
+
+
+def test_json_that_is_plainly_too_long_is_not_looked_through() -> None:
+    """16 MiB take 11 ms of the loop, and a thread looks through them anyway."""
+    assert not is_plainly_small(Unread(VALUES_MAX + 1))
+    with pytest.raises(AssertionError, match="looked through"):
+        is_plainly_small(Unread(VALUES_MAX))
