@@ -2,8 +2,8 @@
 
 `python -m bench.agents --json FILE`. One `contrail up` for each load, with a real log, one front end and simulated
 workers; talks of `bench.agents_load` over HTTP. CPU is that of the front ends' processes, all that belongs to a request
-included; its parts stand below, each alone in a loop. The log's bytes are the broker's own count. A request that failed
-ends the program.
+included; its parts stand below, each alone in a loop. First turns of as many other talks are measured after the load,
+by themselves. The log's bytes are the broker's own count. A request that failed ends the program.
 
 `--workers 100` measures with so many workers; idle front ends follow what these say, which is counted first.
 `--frontends 1 2 4` measures each load with so many front ends, and a new connection for each turn: they share no store
@@ -29,6 +29,7 @@ from bench.agents_load import OK, TalksLoad, talk_all
 from bench.agents_parts import BLOCK_SIZE, MILLI, parts
 from bench.deployed import Deployed, deployed
 from bench.figures import Figure, main
+from bench.processes import main_thread_s
 from core.subjects import ROUTING, is_kv
 from streams.jetstream.broker_accounts import READER
 from streams.jetstream.broker_inspection import BrokerInspection
@@ -87,9 +88,9 @@ def _live(name: str, load: TalksLoad, frontends: int, workers: int) -> Iterable[
         idle_s = there.cpu_s()["frontend"] - idle_s
         uvloop.run(talk_all(there.port, MODEL, QUICK, "warm-up"))
         before = asyncio.run(_log_bytes(reference))
-        cpu_s, memory = there.cpu_s()["frontend"], _memory_bytes(there)
+        cpu_s, loop_s, memory = there.cpu_s()["frontend"], _loop_s(there), _memory_bytes(there)
         answers = uvloop.run(talk_all(there.port, MODEL, load, name, reconnects=frontends > 0))
-        cpu_s = there.cpu_s()["frontend"] - cpu_s
+        cpu_s, loop_s = there.cpu_s()["frontend"] - cpu_s, _loop_s(there) - loop_s
         asyncio.run(asyncio.sleep(SETTLE_S))
         after = asyncio.run(_log_bytes(reference))
         if failed := [answer for answer in answers if answer.status != OK]:
@@ -99,14 +100,25 @@ def _live(name: str, load: TalksLoad, frontends: int, workers: int) -> Iterable[
         times = sorted(answer.seconds for answer in answers)
         yield Figure(f"{name}: CPU without requests", idle_s / IDLE_S * MILLI, "ms/s")
         yield Figure(f"{name}: CPU per request", cpu_s / count * MILLI, "ms", note=f"{tokens / count:,.0f} tokens")
+        yield Figure(f"{name}: of it in the event loop", loop_s / count * MILLI, "ms")
         yield Figure(f"{name}: p50", median(times) * MILLI, "ms")
         yield Figure(f"{name}: p99", times[int(0.99 * count)] * MILLI, "ms")
+        grown = (_memory_bytes(there) - memory) / MIB
+        first_s = there.cpu_s()["frontend"]
+        uvloop.run(talk_all(there.port, MODEL, load._replace(turns=1), f"{name}, first turns"))
+        first_s = there.cpu_s()["frontend"] - first_s
+        yield Figure(f"{name}: CPU per first turn", first_s / load.talks * MILLI, "ms", note="of other talks")
+        yield Figure(f"{name}: CPU per later turn", (cpu_s - first_s) / (count - load.talks) * MILLI, "ms")
         hit = sum(answer.cached_tokens for answer in answers) / tokens
         yield Figure(f"{name}: hit rate", hit, "of 1", lower_is_better=False)
         for kind, total in after.items():
             yield Figure(f"{name}: {kind} stream", (total - before[kind]) / count, "B/request")
-        grown = (_memory_bytes(there) - memory) / MIB
-        yield Figure(f"{name}: memory", _memory_bytes(there) / MIB, "MiB", note=f"{grown:,.0f} of it grown")
+        yield Figure(f"{name}: memory", memory / MIB + grown, "MiB", note=f"{grown:,.0f} of it grown")
+
+
+def _loop_s(there: Deployed) -> float:
+    """Processor time of all front ends' event loops until now."""
+    return sum(main_thread_s(part["pid"]) for part in there.parts("frontend"))
 
 
 async def _log_bytes(reference: DeploymentRef) -> dict[str, int]:

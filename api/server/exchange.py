@@ -183,7 +183,7 @@ class HttpExchange(RequestResponseCycle):
         traced = () if self.trace is None else self.trace.headers()
         return [(b"x-request-id", self.request_id.encode()), *traced]
 
-    async def read_body(self, bytes_max: int, lease: BodyLease) -> bytes:
+    async def read_body(self, bytes_max: int, lease: BodyLease) -> bytes | bytearray:
         """The whole body, which the lease has memory for. ApiError 413 as soon as it is known to be longer,
         ClientDisconnected if its end never comes."""
         size = int(self.headers.get(b"content-length", b"0"))
@@ -206,7 +206,7 @@ class HttpExchange(RequestResponseCycle):
             if more and len(body) > max(size, FREE_BYTES_MAX):
                 await lease.grow(bytes_max)  # it comes in chunks: its end is unknown
         lease.shrink(len(body))
-        return bytes(body)
+        return body
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of the work. If the client hangs up first the work has been cancelled, and ClientDisconnected is

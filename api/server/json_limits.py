@@ -40,13 +40,15 @@ def json_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
 UNTYPED: msgspec.json.Decoder[Any] = msgspec.json.Decoder(float_hook=finite_float)
 
 
-def is_plainly_small(raw: bytes) -> bool:
-    """True for JSON that is within all bounds by its length and its brackets, those in strings too; 0.6 us per KB."""
-    brackets = raw.count(b"[", UNCHECKED_BYTES_MAX) + raw.count(b"{", UNCHECKED_BYTES_MAX)
-    return len(raw) <= VALUES_MAX and brackets <= CONTAINERS_MAX // 2
+def is_plainly_small(raw: bytes | bytearray) -> bool:
+    """True for JSON that is within all bounds by its length and its brackets, those in strings too; 0.6 us per KB, and
+    nothing for JSON that is longer than the bound."""
+    if len(raw) > VALUES_MAX:
+        return False
+    return raw.count(b"[", UNCHECKED_BYTES_MAX) + raw.count(b"{", UNCHECKED_BYTES_MAX) <= CONTAINERS_MAX // 2
 
 
-def check_json_size(raw: bytes, structure_max: int | None = STRUCTURE_MAX) -> None:
+def check_json_size(raw: bytes | bytearray, structure_max: int | None = STRUCTURE_MAX) -> None:
     """Raises ApiError for JSON that holds more than a request may; takes some 70 ms for 16 MiB, in steps of 20."""
     if len(raw) <= UNCHECKED_BYTES_MAX or _is_small(raw, structure_max):
         return
@@ -61,7 +63,7 @@ def check_json_size(raw: bytes, structure_max: int | None = STRUCTURE_MAX) -> No
         raise ApiError(413, f"{fault}: send less", code="request_too_large")
 
 
-def _is_small(raw: bytes, structure_max: int | None) -> bool:
+def _is_small(raw: bytes | bytearray, structure_max: int | None) -> bool:
     marks = raw.translate(None, _NOT_STRUCTURE)
     return (
         (structure_max is None or len(marks) <= structure_max)

@@ -167,7 +167,8 @@ class HttpProtocol(HttpToolsProtocol):
         Java's own client asks for HTTP/2 in this way with every POST.
         """
         data, self._held, parsed = self._held + data, b"", 0
-        for found in _UPGRADE.finditer(data) if b"\r" in data else ():  # JSON has none: a body is not searched
+        # up to the last line's end: JSON has none, so a body is not searched
+        for found in _UPGRADE.finditer(data, 0, data.rfind(b"\r") + len(UPGRADE)):
             self.parser.feed_data(data[parsed : found.start()])
             parsed = found.start()
             if self._in_head and not data.endswith(CRLF, 0, parsed):  # behind an empty line the body begins

@@ -74,7 +74,7 @@ class BodyIntake:
         """A lease on memory for one body."""
         return BodyLease(self._budget)
 
-    async def check(self, raw: bytes, structure_max: int | None) -> None:
+    async def check(self, raw: bytes | bytearray, structure_max: int | None) -> None:
         """ApiError for JSON that holds more than a request may."""
         # in a thread the loop goes on between two of its steps, each of which is one call of the library
         await self._pool.run_if_large(lambda: check_json_size(raw, structure_max), len(raw))

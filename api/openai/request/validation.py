@@ -92,12 +92,12 @@ _WORDS = {
 }
 
 
-def decode(decoder: msgspec.json.Decoder[Request], raw: bytes) -> Request:
+def decode(decoder: msgspec.json.Decoder[Request], raw: bytes | bytearray) -> Request:
     """The body as a request of the decoder's type, types and ranges checked; raises ApiError.
 
     Takes some 20 ms for 16 MiB of text, and 50 for the most that a checked body may hold besides.
     """
-    if not raw.strip():
+    if not raw or raw.isspace():
         raise ApiError(400, "the request body is empty: send a JSON object")
     try:
         return decoder.decode(raw)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
 import pytest
 
@@ -76,3 +78,33 @@ def test_what_is_plainly_small_is_within_the_bounds() -> None:
     assert not is_plainly_small(b"[" + b",".join([b"[]"] * CONTAINERS_MAX) + b"]")
     assert not is_plainly_small(b"1" * (VALUES_MAX + 1))
     assert not is_plainly_small(b'{"a":"' + b"{" * 400_000 + b'"}')
+
+
+@pytest.mark.parametrize("size", [CONTAINERS_MAX, 2 * CONTAINERS_MAX, 3 * CONTAINERS_MAX, VALUES_MAX])
+def test_the_densest_json_that_is_plainly_small_is_within_the_bounds(size: int) -> None:
+    """Lists within lists from the start on: as many as are plainly small, and one more than those is not."""
+    nested = b"[" * 10 + b"]" * 10 + b","
+    most = (size - 3) // len(nested)
+
+    def dense(count: int) -> bytes:
+        lists = b"[" + nested * count
+        return lists + b" " * (size - len(lists) - 2) + b"1]"
+
+    count = bisect_left(range(most), True, key=lambda count: not is_plainly_small(dense(count + 1)))
+    check_json_size(dense(count))
+    assert (count == most) == (size <= 2 * CONTAINERS_MAX)
+    assert 10 * count > CONTAINERS_MAX // 4
+
+
+class Unread(bytes):
+    """Bytes that nothing is looked for in."""
+
+    def count(self, *_: object) -> int:
+        raise AssertionError("it was looked through")
+
+
+def test_json_that_is_plainly_too_long_is_not_looked_through() -> None:
+    """16 MiB take 11 ms of the loop, and a thread looks through them anyway."""
+    assert not is_plainly_small(Unread(VALUES_MAX + 1))
+    with pytest.raises(AssertionError, match="looked through"):
+        is_plainly_small(Unread(VALUES_MAX))
