@@ -1,0 +1,120 @@
+"""Front ends to be measured by `bench.agents`: a deployment of ours, and Dynamo's front end over its mock workers.
+
+Workers are of equal speed, block size and capacity: ours are simulated by the formulas of Dynamo's mocker
+(`MockerTiming`), as many times as fast. Both have the built-in tiny model's tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from actors.engines.simulated.simulated_settings import mocker_settings
+from api.config.deployment_ref import DeploymentRef, find_by_data_folder
+from api.process.planes import open_log
+from bench.agents_parts import BLOCK_SIZE
+from bench.deployed import deployed
+from bench.figures import OURS
+from bench.frontdoor_targets import Mocker, Target, dynamo_over
+from bench.slice_part import engine_args
+from core.codec import decode_message
+from core.events import RequestFinished
+from core.events.request_stages import RequestStages
+from core.ids import StreamSeq
+from core.subjects import ROUTING, is_kv
+from streams.jetstream.broker_accounts import READER
+from streams.jetstream.broker_inspection import BrokerInspection
+
+MODEL = "sim"
+CAPACITY_BLOCKS = 160_000
+CONTEXT_MAX = 262_144
+SPEED = 12.0
+"""Times as fast as Dynamo's mocker at 1: a decode step from 0.48 ms on, 8 192 prompt tokens in 14 ms."""
+ENGINE = dataclasses.replace(
+    mocker_settings(BLOCK_SIZE, CAPACITY_BLOCKS), context_max=CONTEXT_MAX, time_scale=SPEED, token_min=300, vocab=900
+)
+"""Of our workers. Their tokens are plain words: text that may be half a character is held back."""
+START_S, START_WORKER_S = 120.0, 6.0
+"""Longest start, and of it what each worker has: a process on few cores."""
+
+
+class LogState(NamedTuple):
+    """The log at a moment."""
+
+    bytes: Mapping[str, int]
+    """By kind of stream: `kv`, and `routing`."""
+    routing_seq: StreamSeq
+    """Of the last decision or end."""
+
+
+class MeasuredSide(NamedTuple):
+    """A front end that serves, with the log behind it where there is one."""
+
+    target: Target
+    deployment: DeploymentRef | None = None
+
+    def log_state(self) -> LogState | None:
+        """As of now; None without a log."""
+        return None if self.deployment is None else asyncio.run(_log_state(self.deployment))
+
+    def stages_since(self, before: LogState) -> list[RequestStages]:
+        """The recorded stages of all attempts that ended since then."""
+        assert self.deployment is not None
+        return asyncio.run(_stages(self.deployment, before.routing_seq))
+
+
+@contextmanager
+def ours(frontends: int, workers: int) -> Iterator[MeasuredSide]:
+    """`contrail up` with a real log and so many front ends and simulated workers."""
+    group = {"name": "decode", "model": MODEL, "count": workers, "engine": "simulated"}
+    group["engine_args"] = engine_args(ENGINE)
+    config = {"log": {"max_bytes": "8GiB"}, "frontend": {"replicas": frontends}, "workers": [group]}
+    with deployed(config, START_S + START_WORKER_S * workers) as there:
+        pids = tuple(part["pid"] for part in there.parts("frontend"))
+        yield MeasuredSide(Target(OURS, there.port, pids), find_by_data_folder(there.data))
+
+
+@contextmanager
+def dynamo(venv: Path, folder: Path, workers: int) -> Iterator[MeasuredSide]:
+    """Dynamo's front end with its KV router, and so many of its mock workers."""
+    with TemporaryDirectory() as home:
+        model = long_context(folder, Path(home, "model"))
+        mocker = Mocker(SPEED, workers, CAPACITY_BLOCKS)
+        with dynamo_over(venv, str(model), MODEL, mocker, START_S) as target:
+            yield MeasuredSide(target)
+
+
+def long_context(folder: Path, copy: Path) -> Path:
+    """A copy of a model's folder that names CONTEXT_MAX as its context: Dynamo reads it there."""
+    shutil.copytree(folder, copy)
+    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        file = copy / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), key: CONTEXT_MAX}))
+    return copy
+
+
+async def _log_state(deployment: DeploymentRef) -> LogState:
+    found, last = {ROUTING: 0, "kv": 0}, StreamSeq(0)
+    credentials = deployment.nats_credentials(READER)
+    async with BrokerInspection(deployment.nats, credentials, deployment.namespace) as broker:
+        for stream in await broker.streams():
+            kind = "kv" if is_kv(stream.name) else str(stream.name)
+            if kind in found:
+                found[kind] += stream.bytes
+    async with open_log(deployment) as log:
+        last = (await log.state(ROUTING)).last_seq
+    return LogState(found, last)
+
+
+async def _stages(deployment: DeploymentRef, after: StreamSeq) -> list[RequestStages]:
+    async with open_log(deployment) as log:
+        messages = [decode_message(record.payload) async for record in log.read(ROUTING, StreamSeq(after + 1))]
+    ends = (event for message in messages for event in message.events if isinstance(event, RequestFinished))
+    return [stages for end in ends if (stages := RequestStages.of(end.stages)) is not None]
