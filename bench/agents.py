@@ -62,6 +62,11 @@ class Measured(NamedTuple):
     idle_s: float
     """Processor time of the front end in IDLE_S without requests."""
     cpu_s: float
+    """Of the front end during the load …"""
+    others_s: float
+    """… of what stands behind it: workers, broker, registry …"""
+    client_s: float
+    """… and of the client. All of them share the machine's cores."""
     memory_bytes: int
     """Once the load is over …"""
     grown_bytes: int
@@ -80,11 +85,6 @@ class Measured(NamedTuple):
     def requests(self) -> int:
         """Turns that were answered."""
         return len(self.run.answers)
-
-    @property
-    def cpu_ms(self) -> float:
-        """Of a request."""
-        return self.cpu_s / self.requests * MILLI
 
     @property
     def mean_ms(self) -> float:
@@ -184,9 +184,11 @@ def _measured(name: str, there: MeasuredSide, work: Work) -> Measured:
     time.sleep(IDLE_S)
     idle_s = target.cpu_s() - idle_s
     uvloop.run(talk_all(target.port, MODEL, QUICK, "warm-up"))
-    before, cpu_s, memory_bytes = there.log_state(), target.cpu_s(), target.memory_bytes()
+    before, memory_bytes = there.log_state(), target.memory_bytes()
+    clocks = (target.cpu_s, target.others_s, time.process_time)
+    began_s = [clock() for clock in clocks]
     run = uvloop.run(work(target.port))
-    cpu_s = target.cpu_s() - cpu_s
+    cpu_s, others_s, client_s = (clock() - at_s for clock, at_s in zip(clocks, began_s, strict=True))
     time.sleep(SETTLE_S)
     if failed := [answer for answer in run.answers if answer.status != OK]:
         sys.exit(f"{name}: {len(failed)} of {len(run.answers)} turns failed, the first one with {failed[0].status}")
@@ -196,13 +198,18 @@ def _measured(name: str, there: MeasuredSide, work: Work) -> Measured:
         log_bytes = {kind: total - before.bytes[kind] for kind, total in after.bytes.items()}
         stages = there.stages_since(before)
     memory = target.memory_bytes()
-    return Measured(run, idle_s, cpu_s, memory, memory - memory_bytes, log_bytes, stages)
+    return Measured(run, idle_s, cpu_s, others_s, client_s, memory, memory - memory_bytes, log_bytes, stages)
 
 
 def figures(name: str, runs: Mapping[str, Sequence[Measured]], *, streams: bool) -> Iterable[Figure]:
     """Medians of our runs beside those of each peer, and what only ours has."""
     yield from beside(f"{name}: CPU without requests", "ms/s", runs, lambda run: run.idle_s / IDLE_S * MILLI)
-    yield from beside(f"{name}: CPU per request", "ms", runs, lambda run: run.cpu_ms)
+    yield from beside(f"{name}: CPU per request", "ms", runs, lambda run: run.cpu_s / run.requests * MILLI)
+    behind = f"{name}: CPU behind the front end, per request"
+    yield from beside(behind, "ms", runs, lambda run: run.others_s / run.requests * MILLI)
+    yield from beside(
+        f"{name}: CPU of the client, per request", "ms", runs, lambda run: run.client_s / run.requests * MILLI
+    )
     yield from beside(f"{name}: tokens of a prompt", "", runs, lambda run: run.prompt_tokens / run.requests)
     times = {"first text": _first, "whole answer": _whole} if streams else {"whole answer": _whole}
     for label, of in times.items():

@@ -77,8 +77,11 @@ def ours(frontends: int, workers: int) -> Iterator[MeasuredSide]:
     group["engine_args"] = engine_args(ENGINE)
     config = {"log": {"max_bytes": "8GiB"}, "frontend": {"replicas": frontends}, "workers": [group]}
     with deployed(config, START_S + START_WORKER_S * workers) as there:
-        pids = tuple(part["pid"] for part in there.parts("frontend"))
-        yield MeasuredSide(Target(OURS, there.port, pids), find_by_data_folder(there.data))
+        pids, others = (
+            tuple(part["pid"] for kind in kinds for part in there.parts(kind))
+            for kinds in (("frontend",), ("worker", "nats", "etcd"))
+        )
+        yield MeasuredSide(Target(OURS, there.port, pids, others), find_by_data_folder(there.data))
 
 
 @contextmanager

@@ -44,10 +44,16 @@ class Target(NamedTuple):
     port: int
     pids: tuple[int, ...]
     """Of the front door alone: their processor time is what it costs."""
+    others: tuple[int, ...] = ()
+    """Of what stands behind it: workers, broker, registry."""
 
     def cpu_s(self) -> float:
         """Spent by it and its children until now."""
         return sum(map(cpu_s, [child for pid in self.pids for child in family(pid)]))
+
+    def others_s(self) -> float:
+        """Spent by what stands behind it until now."""
+        return sum(map(cpu_s, [child for pid in self.others for child in family(pid)]))
 
     def memory_bytes(self) -> int:
         """Resident memory of it and its children now."""
@@ -131,11 +137,11 @@ def dynamo_over(venv: Path, folder: str, model: str, mocker: Mocker, wait_s: flo
             python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port),
             "--router-mode", "kv",
         ]  # fmt: skip
-        stack.enter_context(running(workers, home / "mocker.log", env))
+        behind = stack.enter_context(running(workers, home / "mocker.log", env))
         process = stack.enter_context(running(front, home / "front.log", env))
         answers(port, home / "front.log", {**ASKED, "model": model}, wait_s)
         time.sleep(SETTLE_S)
-        yield Target("dynamo", port, (process.pid,))
+        yield Target("dynamo", port, (process.pid,), (behind.pid,))
 
 
 @contextmanager

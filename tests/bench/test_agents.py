@@ -50,7 +50,15 @@ def parsed(*words: str) -> argparse.Namespace:
 def measured(seconds: list[float], cpu_s: float = 1.0, **fields: Any) -> Measured:
     answers = [TalkAnswer(turn, each, each / 2, 200, 1000, 900) for turn, each in enumerate(seconds)]
     run = TalksRun(answers, in_flight=3, carried=fields.pop("carried", True))
-    rest = {"idle_s": 0.1, "memory_bytes": 2**20, "grown_bytes": 0, "log_bytes": {}, "stages": ()}
+    rest = {
+        "idle_s": 0.1,
+        "others_s": 2.0,
+        "client_s": 0.4,
+        "memory_bytes": 2**20,
+        "grown_bytes": 0,
+        "log_bytes": {},
+        "stages": (),
+    }
     return Measured(run=run, cpu_s=cpu_s, **{**rest, **fields})
 
 
@@ -67,6 +75,10 @@ def test_figures_are_medians_of_our_runs_beside_those_of_the_peer() -> None:
     found = by_name(figures("load", runs, streams=True))
 
     assert (found["CPU per request"].value, found["CPU per request"].peer) == pytest.approx((200, 400))
+    assert (found["CPU behind the front end, per request"].value, found["CPU of the client, per request"].peer) == (
+        500,
+        100,
+    )
     assert (found["whole answer, p50"].value, found["whole answer, p50"].peer) == (300, 800)
     assert (found["first text, p50"].value, found["first text, p99"].peer) == (150, 500)
     assert found["hit rate"].value == found["hit rate"].peer == 0.9
@@ -133,15 +145,19 @@ def test_dynamos_workers_have_our_speed_capacity_and_context_and_are_not_measure
             json.loads((model / name).read_text())[key]
             for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length"))
         ]
-        commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in side.target.pids]
+        front, behind = (
+            [Path(f"/proc/{pid}/cmdline").read_text() for pid in pids]
+            for pids in (side.target.pids, side.target.others)
+        )
 
     assert {
         "--num-workers": "5", "--block-size": "16", "--num-gpu-blocks-override": str(CAPACITY_BLOCKS),
         "--speedup-ratio": f"{SPEED:g}", "--model-name": MODEL,
     }.items() <= dict(zip(started[2::2], started[3::2], strict=True)).items()  # fmt: skip
     assert contexts == [CONTEXT_MAX] * 2
-    assert len(commands) == 1
-    assert "dynamo.frontend" in commands[0]
+    assert (len(front), len(behind)) == (1, 1)
+    assert "dynamo.frontend" in front[0]
+    assert "dynamo.mocker" in behind[0]
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] < CONTEXT_MAX
     assert side.log_state() is None
 
@@ -164,7 +180,9 @@ def test_ours_has_stages_of_each_request_and_bytes_of_the_log(monkeypatch: pytes
     assert found.log_bytes["routing"] > 100 * LOAD.requests
     assert found.log_bytes["kv"] > 0
     assert found.hit_rate > 0.5
-    assert 0 < found.cpu_ms < 1000
+    assert 0 < found.cpu_s < 10
+    assert 0 < found.others_s < 10
+    assert 0 < found.client_s < 10
     assert found.memory_bytes > 30 * 2**20
 
 
