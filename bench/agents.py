@@ -192,11 +192,12 @@ def _measured(name: str, there: MeasuredSide, work: Work) -> Measured:
     time.sleep(SETTLE_S)
     if failed := [answer for answer in run.answers if answer.status != OK]:
         sys.exit(f"{name}: {len(failed)} of {len(run.answers)} turns failed, the first one with {failed[0].status}")
-    after = there.log_state()
     log_bytes, stages = dict[str, int](), list[RequestStages]()
-    if before is not None and after is not None:
+    if before is not None:
+        stages = there.stages_since(before, len(run.answers))
+        after = there.log_state()
+        assert after is not None
         log_bytes = {kind: total - before.bytes[kind] for kind, total in after.bytes.items()}
-        stages = there.stages_since(before)
     memory = target.memory_bytes()
     return Measured(run, idle_s, cpu_s, others_s, client_s, memory, memory - memory_bytes, log_bytes, stages)
 

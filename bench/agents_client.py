@@ -67,15 +67,16 @@ class TalkClient:
         self._connection: _Connection | None = None
 
     async def ask(self, turn: int, due_s: float | None = None) -> TalkAnswer:
-        """The next turn, once the one before is answered; without `due_s`, it is due when its body is made."""
+        """The next turn, once the one before is answered; without `due_s`, it is due once its connection is there."""
         async with self._turn:
-            body = self._talk.body()
-            due_s = time.perf_counter() if due_s is None else due_s
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    status, answer, first_s = await self._post(body)
+                    reader, writer = await self._connected()
+                    body = self._talk.body()
+                    due_s = time.perf_counter() if due_s is None else due_s
+                    status, answer, first_s = await self._post(reader, writer, body)
             except (OSError, EOFError, TimeoutError):
-                status, answer, first_s = 0, {}, due_s
+                status, answer, first_s = 0, {}, 0.0
             end_s = time.perf_counter()
             usage = answer.get("usage") or {}
             cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -83,6 +84,7 @@ class TalkClient:
                 self._talk.on_answer(answer["text"])
             if self._reconnects or status != OK:
                 self.close()
+        due_s = end_s if due_s is None else due_s
         first_s = (first_s or end_s) - due_s
         return TalkAnswer(turn, end_s - due_s, first_s, status, usage.get("prompt_tokens", 0), cached)
 
@@ -92,11 +94,15 @@ class TalkClient:
             self._connection[1].close()
             self._connection = None
 
-    async def _post(self, body: bytes) -> tuple[int, dict[str, Any], float]:
-        """Status, `text` and `usage` of the answer, and the time of a stream's first text."""
+    async def _connected(self) -> _Connection:
         if self._connection is None:
             self._connection = await asyncio.open_connection("127.0.0.1", self._port, limit=HEAD_BYTES_MAX)
-        reader, writer = self._connection
+        return self._connection
+
+    async def _post(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes
+    ) -> tuple[int, dict[str, Any], float]:
+        """Status, `text` and `usage` of the answer, and the time of a stream's first text."""
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"

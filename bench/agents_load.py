@@ -55,19 +55,19 @@ class Talk:
             ANSWER_TOKENS,
             STREAMED if streams else b"",
         )
-        self._messages = [message("system", lines(random.Random("system"), SYSTEM_TOKENS))]
+        self._messages = [
+            message("system", lines(random.Random("system"), SYSTEM_TOKENS)),
+            message("user", lines(self._dice, load.first_tokens)),
+        ]
 
     def body(self) -> bytes:
-        """The request of the next turn, with its news."""
-        if len(self._messages) == 1:
-            self._messages.append(message("user", lines(self._dice, self._load.first_tokens)))
-        else:
-            self._messages.append(message("tool", lines(self._dice, self._load.news_tokens), tool_call_id="call"))
+        """The request of the next turn."""
         return self._head + b",".join(self._messages) + b"]}"
 
     def on_answer(self, text: str) -> None:
-        """The answer is part of later turns."""
-        self._messages.append(message("assistant", text))
+        """The answer is part of later turns, and the next turn has its news."""
+        news = message("tool", lines(self._dice, self._load.news_tokens), tool_call_id="call")
+        self._messages += [message("assistant", text), news]
 
 
 def message(role: str, content: str, **more: str) -> bytes:

@@ -10,6 +10,8 @@ import asyncio
 import dataclasses
 import json
 import shutil
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +47,11 @@ START_S, START_WORKER_S = 120.0, 6.0
 """Longest start, and of it what each worker has: a process on few cores."""
 
 
+RECORDS_S = 60.0
+"""Longest wait for the log to have the ends of all requests."""
+POLL_S = 1.0
+
+
 class LogState(NamedTuple):
     """The log at a moment."""
 
@@ -64,10 +71,16 @@ class MeasuredSide(NamedTuple):
         """As of now; None without a log."""
         return None if self.deployment is None else asyncio.run(_log_state(self.deployment))
 
-    def stages_since(self, before: LogState) -> list[RequestStages]:
-        """The recorded stages of all attempts that ended since then."""
+    def stages_since(self, before: LogState, requests: int) -> list[RequestStages]:
+        """The recorded stages of all attempts since then, once so many requests have ended in the log. The program ends
+        if the log has fewer after RECORDS_S."""
         assert self.deployment is not None
-        return asyncio.run(_stages(self.deployment, before.routing_seq))
+        until_s = time.monotonic() + RECORDS_S
+        while len(found := asyncio.run(_ends(self.deployment, before.routing_seq))) < requests:
+            if time.monotonic() > until_s:
+                sys.exit(f"after {RECORDS_S:g} s the log has {len(found)} ends of {requests} requests")
+            time.sleep(POLL_S)
+        return [stages for end in found.values() for stages in end]
 
 
 @contextmanager
@@ -116,8 +129,12 @@ async def _log_state(deployment: DeploymentRef) -> LogState:
     return LogState(found, last)
 
 
-async def _stages(deployment: DeploymentRef, after: StreamSeq) -> list[RequestStages]:
+async def _ends(deployment: DeploymentRef, after: StreamSeq) -> dict[str, list[RequestStages]]:
+    """The recorded stages of each request that ended behind `after`, an attempt after the other."""
+    found: dict[str, list[RequestStages]] = {}
     async with open_log(deployment) as log:
-        messages = [decode_message(record.payload) async for record in log.read(ROUTING, StreamSeq(after + 1))]
-    ends = (event for message in messages for event in message.events if isinstance(event, RequestFinished))
-    return [stages for end in ends if (stages := RequestStages.of(end.stages)) is not None]
+        async for record in log.read(ROUTING, StreamSeq(after + 1)):
+            for event in decode_message(record.payload).events:
+                if isinstance(event, RequestFinished) and (stages := RequestStages.of(event.stages)) is not None:
+                    found.setdefault(event.request, []).append(stages)
+    return found

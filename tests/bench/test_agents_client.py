@@ -10,7 +10,7 @@ import pytest
 from bench import agents_client
 from bench.agents_client import arrivals, talk_all, talk_at_rate
 from bench.agents_load import TalksLoad
-from tests.bench.talk_server import BROKEN, CHUNKED, TEXT, WHOLE, talk_server
+from tests.bench.talk_server import BROKEN, CHUNKED, TEXT, WHOLE, TalkServer, talk_server
 
 LOAD = TalksLoad(talks=3, turns=3, at_once=2, first_tokens=200, news_tokens=60)
 RATE = 200.0
@@ -79,9 +79,15 @@ async def test_an_answer_that_takes_too_long_has_failed(monkeypatch: pytest.Monk
 async def test_turns_arrive_at_the_rate_though_answers_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents_client, "IN_FLIGHT_MAX", 4)
 
-    async with talk_server() as (there, port):
+    async def answer_late(there: TalkServer) -> None:
+        while len(there.asked) < LOAD.talks:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # two more turns arrive
+        there.answering.set()
+
+    async with talk_server() as (there, port), asyncio.TaskGroup() as group:
         there.answering.clear()
-        asyncio.get_running_loop().call_later(0.3, there.answering.set)
+        group.create_task(answer_late(there))
         run = await talk_at_rate(port, "m", LOAD, "seed", RATE)
 
     assert (run.in_flight, run.carried) == (4, False)
