@@ -45,7 +45,7 @@ LOADS = {
 }
 QUICK = TalksLoad(4, 3, 4, 2000, 500)
 SETTLE_S = 1.0
-"""For the last messages of a load."""
+"""For the last messages of a load, and of the warm-up before it."""
 IDLE_S = 10.0
 STAGE_SHARE_MIN = 0.01
 """Stages with less of the mean answer are not shown."""
@@ -184,6 +184,7 @@ def _measured(name: str, there: MeasuredSide, work: Work) -> Measured:
     time.sleep(IDLE_S)
     idle_s = target.cpu_s() - idle_s
     uvloop.run(talk_all(target.port, MODEL, QUICK, "warm-up"))
+    time.sleep(SETTLE_S)
     before, memory_bytes = there.log_state(), target.memory_bytes()
     clocks = (target.cpu_s, target.others_s, time.process_time)
     began_s = [clock() for clock in clocks]

@@ -24,7 +24,7 @@ ANSWER_S = 300.0
 """A turn that takes longer has failed."""
 HEAD_BYTES_MAX = 2**22
 """Longest line or head of an answer."""
-IN_FLIGHT_MAX = 128
+IN_FLIGHT_MAX = 64
 """Turns that are due and not answered. A front end that has more of them does not carry the rate: arrivals end."""
 ARRIVALS_S = 240.0
 """Longest time in which turns arrive at a rate."""

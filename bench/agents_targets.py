@@ -45,8 +45,6 @@ ENGINE = dataclasses.replace(
 """Of our workers. Their tokens are plain words: text that may be half a character is held back."""
 START_S, START_WORKER_S = 120.0, 6.0
 """Longest start, and of it what each worker has: a process on few cores."""
-
-
 RECORDS_S = 60.0
 """Longest wait for the log to have the ends of all requests."""
 POLL_S = 1.0
@@ -117,7 +115,7 @@ def long_context(folder: Path, copy: Path) -> Path:
 
 
 async def _log_state(deployment: DeploymentRef) -> LogState:
-    found, last = {ROUTING: 0, "kv": 0}, StreamSeq(0)
+    found = {ROUTING: 0, "kv": 0}
     credentials = deployment.nats_credentials(READER)
     async with BrokerInspection(deployment.nats, credentials, deployment.namespace) as broker:
         for stream in await broker.streams():
@@ -125,8 +123,7 @@ async def _log_state(deployment: DeploymentRef) -> LogState:
             if kind in found:
                 found[kind] += stream.bytes
     async with open_log(deployment) as log:
-        last = (await log.state(ROUTING)).last_seq
-    return LogState(found, last)
+        return LogState(found, (await log.state(ROUTING)).last_seq)
 
 
 async def _ends(deployment: DeploymentRef, after: StreamSeq) -> dict[str, list[RequestStages]]:
