@@ -14,25 +14,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 MICRO = 1e6
+OURS = "contrail"
+"""The name of our runs among those of peers."""
+Run = TypeVar("Run")
+"""One measured run."""
 TERMINATED = 128 + signal.SIGTERM
 """Exit status, as shells have it."""
 REFUSED = 2
 """Exit status if nothing can be measured as it was asked for, as argparse has it."""
-DYNAMO_REPLAY = "dynamo.replay"
+DYNAMO_REPLAY, DYNAMO_MOCKER = "dynamo.replay", "dynamo.mocker"
 PEERS: Mapping[str, str] = {"frontdoor": "", "index": "dynamo.llm", "routing": DYNAMO_REPLAY, "arena": DYNAMO_REPLAY}
 """Measurements with `--peer-venv`, and what that environment must be able to import; nothing where any of several peers
 will do."""
 RUNTIME = "pip install ai-dynamo-runtime==1.6.1"
 INSTALL: Mapping[str, str] = {
     "dynamo.llm": f"`{RUNTIME}`",
-    DYNAMO_REPLAY: f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
+    **dict.fromkeys(
+        (DYNAMO_REPLAY, DYNAMO_MOCKER),
+        f"`{RUNTIME}` and `pip install --no-deps ai-dynamo==1.6.1`, with what that needs",
+    ),
 }
 """Packages that each module needs."""
 IMPORT_S = 120.0
@@ -121,6 +128,18 @@ def _check_writable(file: Path) -> None:
 def _keep(what: Mapping[str, Any], file: Path | None) -> None:
     if file is not None:
         file.write_text(json.dumps(what, indent=1, default=str) + "\n")
+
+
+def beside(
+    what: str, unit: str, runs: Mapping[str, Sequence[Run]], of: Callable[[Run], float], *, lower: bool = True
+) -> Iterable[Figure]:
+    """Our median of what `of` takes from each run, once for each peer; `runs` are by name, ours by OURS."""
+    medians = {name: median(map(of, each)) for name, each in runs.items()}
+    mine = medians.pop(OURS)
+    if not medians:
+        yield Figure(what, mine, unit, lower_is_better=lower)
+    for peer, theirs in medians.items():
+        yield Figure(what, mine, unit, theirs, lower_is_better=lower, note=f"peer: {peer}")
 
 
 def shown(figure: Figure) -> str:

@@ -26,19 +26,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
 
 from actors.engines.tiny_model import ensure_tiny_checkpoint
-from bench.figures import MICRO, Figure, main
+from bench.figures import MICRO, OURS, Figure, beside, main
 from bench.frontdoor_load import FIRST, Found, Job, numbered
 from bench.frontdoor_parts import parts
 from bench.frontdoor_targets import PEERS, Target, ours
 from bench.frontdoor_worker import MODEL, TOGETHER, Pace
 
-OURS = "contrail"
 BODIES = 2048
 """Then they come again, under other numbers."""
 TURN_WORDS = 100
@@ -97,7 +95,7 @@ def measure(options: argparse.Namespace) -> Iterable[Figure]:
         yield from _streamed(doors, options)
         fours: dict[str, Opened] = {OURS: lambda pace: ours(folder, pace, INTERVAL)}
         runs = _runs(fours, options, PACED, partial(_job, options, clients=STREAMS, stream=True))
-        yield from _beside(
+        yield from beside(
             f"streamed, engines tell {INTERVAL} at a time, CPU per token", "us", runs, lambda run: run.token_us
         )
 
@@ -124,15 +122,15 @@ def _has(venv: Path, mark: str) -> bool:
 def _plain(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[Figure]:
     """Whole answers, sixteen clients."""
     runs = _runs(doors, options, AT_ONCE, partial(_job, options, clients=16))
-    yield from _beside("plain chat, CPU per request", "us", runs, lambda run: run.cpu_us)
+    yield from beside("plain chat, CPU per request", "us", runs, lambda run: run.cpu_us)
     rate = "plain chat, 16 clients"
-    yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
+    yield from beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
     runs = _runs(doors, options, AT_ONCE, partial(_job, options, clients=CROWD))
-    yield from _beside(f"plain chat, {CROWD} clients, CPU per request", "us", runs, lambda run: run.cpu_us)
+    yield from beside(f"plain chat, {CROWD} clients, CPU per request", "us", runs, lambda run: run.cpu_us)
     rate = f"plain chat, {CROWD} clients"
-    yield from _beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
+    yield from beside(rate, "requests/s", runs, lambda run: run.found.requests / run.found.seconds, lower=False)
     runs = _runs(doors, options, PACED, partial(_job, options, clients=STREAMS))
-    yield from _beside("plain chat, tokens one by one, CPU per request", "us", runs, lambda run: run.cpu_us)
+    yield from beside("plain chat, tokens one by one, CPU per request", "us", runs, lambda run: run.cpu_us)
 
 
 def _alone(opened: Opened, options: argparse.Namespace) -> Iterable[Figure]:
@@ -151,11 +149,11 @@ def _streamed(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable
         job = partial(_job, options, clients=STREAMS, stream=True, quick=quick)
         how = ", quick acknowledgements" if quick else ""
         runs = _runs(doors, options, PACED, job)
-        yield from _beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
+        yield from beside(f"streamed, CPU per token{how}", "us", runs, lambda run: run.token_us)
         like = {name: measured for name, measured in runs.items() if name not in OTHER_PREFILL}
-        yield from _beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
+        yield from beside(f"streamed, first token p50{how}", "ms", like, lambda run: run.found.first_p50_ms)
         in_step = _runs(routers, options, IN_STEP, job)
-        yield from _beside(f"streamed, workers in step, CPU per token{how}", "us", in_step, lambda run: run.token_us)
+        yield from beside(f"streamed, workers in step, CPU per token{how}", "us", in_step, lambda run: run.token_us)
     yield from _flowing(routers, options)
 
 
@@ -163,7 +161,7 @@ def _flowing(doors: dict[str, Opened], options: argparse.Namespace) -> Iterable[
     """Cost of a token in streams that neither begin nor end; not beside a peer with a pace of its own."""
     for pace, how in ((PACED, ""), (IN_STEP, ", workers in step")):
         runs = _repeated(doors, options, pace, _flow)
-        yield from _beside(f"streamed, CPU per further token{how}", "us", runs, lambda run: run.cpu_us)
+        yield from beside(f"streamed, CPU per further token{how}", "us", runs, lambda run: run.cpu_us)
 
 
 def _flow(target: Target) -> Measured:
@@ -183,18 +181,6 @@ def _flow(target: Target) -> Measured:
         sys.exit(f"{target.name}: of {STREAMS} streams {found.all_requests} came whole, in {found.seconds:.1f} s")
     tokens = STREAMS * took_s * 1000 / PACED.ms
     return Measured(found, spent_s / tokens * MICRO)
-
-
-def _beside(
-    what: str, unit: str, runs: dict[str, list[Measured]], of: Callable[[Measured], float], *, lower: bool = True
-) -> Iterable[Figure]:
-    """Our median, once for each peer."""
-    medians = {name: median(map(of, measured)) for name, measured in runs.items()}
-    mine = medians.pop(OURS)
-    if not medians:
-        yield Figure(what, mine, unit, lower_is_better=lower)
-    for peer, theirs in medians.items():
-        yield Figure(what, mine, unit, theirs, lower_is_better=lower, note=f"peer: {peer}")
 
 
 def _runs(

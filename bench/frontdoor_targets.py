@@ -22,10 +22,11 @@ from threading import Timer
 from typing import NamedTuple
 
 from bench.frontdoor_worker import MODEL, Pace
-from bench.processes import END_S, cpu_s, family, running, started
+from bench.processes import END_S, cpu_s, family, resident_bytes, running, started
 from streams.embedded.loopback_ports import free_port
 
 WORKERS = 4
+BLOCK_SIZE = 16
 READY_S = 60.0
 """Longest wait for a front door's first answer, and for a helper's line `ready`."""
 SETTLE_S = 2.0
@@ -43,10 +44,20 @@ class Target(NamedTuple):
     port: int
     pids: tuple[int, ...]
     """Of the front door alone: their processor time is what it costs."""
+    others: tuple[int, ...] = ()
+    """Of what stands behind it: workers, broker, registry."""
 
     def cpu_s(self) -> float:
         """Spent by it and its children until now."""
         return sum(map(cpu_s, [child for pid in self.pids for child in family(pid)]))
+
+    def others_s(self) -> float:
+        """Spent by what stands behind it until now."""
+        return sum(map(cpu_s, [child for pid in self.others for child in family(pid)]))
+
+    def memory_bytes(self) -> int:
+        """Resident memory of it and its children now."""
+        return sum(map(resident_bytes, [child for pid in self.pids for child in family(pid)]))
 
 
 def answers(port: int, log: Path, body: Mapping[str, object] = ASKED, wait_s: float = READY_S) -> None:
@@ -88,9 +99,27 @@ def ours(folder: str, pace: Pace, interval: int = 1) -> Iterator[Target]:
         yield Target("contrail", port, tuple(part["pid"] for part in parts if part["kind"] == "frontend"))
 
 
+class Mocker(NamedTuple):
+    """Dynamo's mock workers, all in one process of their own."""
+
+    speedup: float
+    """So many times as fast as at 1, where a decode step takes 5.74 ms or more, and 8 192 prompt tokens 169 ms."""
+    workers: int = WORKERS
+    blocks: int = 65_536
+    """In each worker's cache, of BLOCK_SIZE tokens."""
+
+
 @contextmanager
 def dynamo(venv: Path, folder: str, pace: Pace) -> Iterator[Target]:
     """Dynamo's front end with its KV router over its mocker; the pace is the mocker's own where there is one."""
+    with dynamo_over(venv, folder, MODEL, Mocker(1 if pace.ms else 1000)) as target:
+        yield target
+
+
+@contextmanager
+def dynamo_over(venv: Path, folder: str, model: str, mocker: Mocker, wait_s: float = READY_S) -> Iterator[Target]:
+    """Dynamo's front end with its KV router at its defaults, over these workers; all processes have the environment's
+    Python and the folder's tokenizer."""
     with ExitStack() as stack:
         home, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), free_port()
         (home / "kv").mkdir()
@@ -98,20 +127,21 @@ def dynamo(venv: Path, folder: str, pace: Pace) -> Iterator[Target]:
             "DYN_LOG": "error", "DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(home / "kv"),
             "DYN_REQUEST_PLANE": "tcp",
         }  # fmt: skip
-        python, speed = str(venv / "bin" / "python"), "1" if pace.ms else "1000"
-        mocker = [
-            python, "-m", "dynamo.mocker", "--model-path", folder, "--model-name", MODEL, "--num-workers", str(WORKERS),
-            "--speedup-ratio", speed, "--block-size", "16", "--num-gpu-blocks-override", "65536",
+        python = str(venv / "bin" / "python")
+        workers = [
+            python, "-m", "dynamo.mocker", "--model-path", folder, "--model-name", model,
+            "--num-workers", str(mocker.workers), "--speedup-ratio", f"{mocker.speedup:g}",
+            "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(mocker.blocks),
         ]  # fmt: skip
         front = [
             python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port),
             "--router-mode", "kv",
         ]  # fmt: skip
-        stack.enter_context(running(mocker, home / "mocker.log", env))
+        behind = stack.enter_context(running(workers, home / "mocker.log", env))
         process = stack.enter_context(running(front, home / "front.log", env))
-        answers(port, home / "front.log")
+        answers(port, home / "front.log", {**ASKED, "model": model}, wait_s)
         time.sleep(SETTLE_S)
-        yield Target("dynamo", port, (process.pid,))
+        yield Target("dynamo", port, (process.pid,), (behind.pid,))
 
 
 @contextmanager

@@ -55,20 +55,20 @@ def family(pid: int) -> list[int]:
 
 def cpu_s(pid: int) -> float:
     """Processor time of the process until now; 0 if it is gone."""
-    return _stat_s(Path(f"/proc/{pid}/stat"))
-
-
-def main_thread_s(pid: int) -> float:
-    """Processor time of the process's main thread until now, in which its event loop runs; 0 if it is gone."""
-    return _stat_s(Path(f"/proc/{pid}/task/{pid}/stat"))
-
-
-def _stat_s(path: Path) -> float:
     try:
-        fields = path.read_text().rsplit(")", 1)[1].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of the process now; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(text.split("VmRSS:", 1)[1].split()[0]) * 1024
 
 
 def machine_s() -> tuple[float, float]:

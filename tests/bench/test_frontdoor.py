@@ -16,10 +16,9 @@ import msgspec
 import pytest
 
 from bench import frontdoor, frontdoor_load, frontdoor_targets
-from bench.figures import _options
+from bench.figures import OURS, _options
 from bench.frontdoor import (
     BODIES,
-    OURS,
     TOKENS_OUT,
     WORDS,
     Measured,
