@@ -50,8 +50,8 @@ from projections.scaling.scale_settings import ON, ScaleSettings
 OVERDUE_MAX = 16
 """Overdue orders at once; one more cancels the oldest of them."""
 GONE_MS = 45_000
-"""A surplus of workers that stays for so long shows that workers of overdue orders are gone. It is longer than a drain by
-default. An idle fleet still reaches its least workers within a minute behind the window for shrinking."""
+"""A surplus of workers that stays for so long shows that workers of overdue orders are gone. It is longer than a drain
+by default. An idle fleet still reaches its least workers within a minute behind the window for shrinking."""
 STARTS_KEPT = 64
 """Observed starts of which the 95th percentile is taken."""
 START_PERCENTILE = 95
