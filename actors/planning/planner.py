@@ -49,6 +49,9 @@ from projections.scaling.scale_settings import ON, ScaleSettings
 
 OVERDUE_MAX = 16
 """Overdue orders at once; one more cancels the oldest of them."""
+GONE_MS = 45_000
+"""A surplus of workers that stays for so long shows that workers of overdue orders are gone. It is longer than a drain
+by default. An idle fleet still reaches its least workers within a minute behind the window for shrinking."""
 STARTS_KEPT = 64
 """Observed starts of which the 95th percentile is taken."""
 START_PERCENTILE = 95
@@ -163,6 +166,8 @@ class Planner:
         """Orders that are not ready, with the time when they were given."""
         self._overdue: dict[int, None] = {}
         """Those of them that should have come long ago, in the order in which that was noticed."""
+        self._surplus_ms: int | None = None
+        """The first of the last decisions that all let workers drain beside overdue orders; None without one."""
         self._took_ms: deque[int] = deque(maxlen=STARTS_KEPT)
         known = self.fold.capacity
         self._hits: dict[int, tuple[int, int]] = {
@@ -188,8 +193,18 @@ class Planner:
         return len(self._pending)
 
     def oldest_orders(self, count: int) -> list[int]:
-        """Numbers of the orders that were given first, of those that are not ready; so many at most."""
-        return list(islice(self._pending, count))
+        """Numbers of the orders that workers which appear are taken for, so many at most: of those that are not ready,
+        the ones that were given first, and overdue ones behind all others.
+
+        The worker of an overdue order has most likely died, and its replacement is the one that appears. If that were
+        taken for the overdue one, the order of the replacement would stay, and the fleet would end a worker for it.
+        """
+        return list(islice((*self._hopeful, *self._overdue), count))
+
+    @property
+    def _hopeful(self) -> list[int]:
+        """Orders that are neither ready nor overdue, oldest first."""
+        return [start for start in self._pending if start not in self._overdue]
 
     @property
     def horizon_s(self) -> int | None:
@@ -305,9 +320,9 @@ class Planner:
             self._pending[start] = decided.at_ms
             self._record(WorkerStarting(at_ms=decided.at_ms, start=start), commands)
             orders.append(StartWorker(start))
-        hopeful = [start for start in self._pending if start not in self._overdue]
-        for start in reversed(hopeful[max(0, len(hopeful) + missing) :] if missing < 0 else []):
+        for start in self._needless(decided.at_ms, missing):
             del self._pending[start]
+            self._overdue.pop(start, None)
             orders.append(CancelStart(start))
         drained = max(0, -missing - fleet.starting)
         orders += [DrainWorker()] * drained
@@ -315,6 +330,22 @@ class Planner:
         self._started, self._drained = self._started + max(0, missing), self._drained + drained
         if orders and not self._has_hand:
             self._record_applied(decided.at_ms, decided.target, UNSET, commands)
+
+    def _needless(self, at_ms: int, missing: int) -> list[int]:
+        """Orders to cancel: of those that start the newest ones, and overdue ones whose workers count as gone.
+
+        The order to the hand has room for overdue workers. A hand that has ended one of these, and not the one that
+        serves in its place, keeps a worker too many: so a surplus that stays gives overdue orders up.
+        """
+        hopeful = self._hopeful
+        if -missing <= len(hopeful) or not self._overdue:
+            self._surplus_ms = None
+        elif self._surplus_ms is None:
+            self._surplus_ms = at_ms
+        gone: list[int] = []
+        if self._surplus_ms is not None and at_ms - self._surplus_ms >= GONE_MS:
+            gone, self._surplus_ms = list(self._overdue), None
+        return [*gone, *reversed(hopeful[max(0, len(hopeful) + missing) :] if missing < 0 else [])]
 
     def _on_acknowledged(self, answer: FleetAcknowledgement, at_ms: int, commands: list[PlannerCommand]) -> None:
         if answer.error:

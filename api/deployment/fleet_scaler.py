@@ -1,7 +1,9 @@
 """FleetScaler: the hand of a planner in `contrail up`. It starts and drains workers of one group, to as many as its
 target says.
 
-A worker that is drained is the one with the highest number. It hands its requests over, as every worker that ends.
+Workers that do not serve are drained first, and among these and the others the highest number is. So a worker that dies
+again and again while it starts keeps no place of one that serves. A drained worker hands its requests over, as every
+worker that ends.
 """
 
 from __future__ import annotations
@@ -164,7 +166,10 @@ class FleetScaler:
             self._devices.give_back(part.name)
 
     async def _drain_worker(self, goal: int) -> None:
-        part = max(self._own, key=lambda each: int(each.name.rpartition("-")[2]))
+        own = self._own
+        ready = await asyncio.gather(*(each.ready() for each in own))  # each bounded by the time of a probe
+        serving = {each.name for each, is_ready in zip(own, ready, strict=True) if is_ready}
+        part = max(own, key=lambda each: (each.name not in serving, int(each.name.rpartition("-")[2])))
         self._report(f"{part.name} drains: the planner wants {goal}")
         await self._supervisor.release(part)
         self._workers.remove(part)

@@ -137,6 +137,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/planning/test_fleet_target.py",
         "tests/actors/planning/test_kubernetes_hand.py",
         "tests/actors/planning/test_planner_service.py",
+        "tests/actors/planning/test_lost_starts.py",
         "tests/api/deployment/test_fleet_scaler.py",
         "tests/projections/scaling/test_scale_fold.py",
         "tests/projections/scaling/test_measured_profile.py",
@@ -3195,6 +3196,12 @@ MUTANTS: tuple[Mutant, ...] = (
                 "if False:",
                 NO_SCALE,
             ),
+            "dead-worker-takes-replacement": (
+                "(*self._hopeful, *self._overdue), count",
+                "self._pending, count",
+                NO_SCALE,
+            ),
+            "dead-worker-expected-for-ever": ("self._surplus_ms >= GONE_MS", "self._surplus_ms >= 1e12", NO_SCALE),
         },
     ),
     *_mutants(
@@ -3301,7 +3308,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "planner",
         "api/deployment/fleet_scaler.py",
         {
-            "lowest-number-drains": ("part = max(self._own,", "part = min(self._own,", NO_SCALE),
+            "lowest-number-drains": ("serving, int(each.name", "serving, -int(each.name", NO_SCALE),
+            "serving-worker-drains": ("each.name not in serving, int", "False, int", NO_SCALE),
             "number-taken-twice": ("(*self._workers, *self._beside)}", "self._workers}", NO_SCALE),
         },
     ),

@@ -18,6 +18,7 @@ from api.deployment.supervisor import Supervisor
 from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
 from streams.memory.memory_registry import MemoryRegistry, MemoryRegistryStore
+from tests.api.deployment.test_supervisor import LISTENS
 from tests.fixtures.eventually import eventually
 
 SERVE = "import time; time.sleep(60)"
@@ -38,6 +39,8 @@ class Fleet:
         self.workers: list[ManagedProcess] = []
         self.beside: list[ManagedProcess] = []
         self.program = SERVE
+        self.serving: set[str] = set()
+        """Workers that answer that they are ready."""
         self.fault = ""
         self.store = MemoryRegistryStore()
         self.supervisor = Supervisor(self.told.append)
@@ -50,8 +53,10 @@ class Fleet:
             raise CallerError(self.fault)
         self.made.append(number)
         self.drained_by_then = [part.name for part in self.beside]
-        command = (sys.executable, "-c", self.program)
-        return ManagedProcess(ProcessSpec(name=f"decode-{number}", kind="test", what="", command=command), self.data, 5)
+        name = f"decode-{number}"
+        program = LISTENS if name in self.serving else self.program
+        command = (sys.executable, "-c", program, str(self.data.path), name)
+        return ManagedProcess(ProcessSpec(name=name, kind="test", what="", command=command), self.data, 5)
 
     def target(self, workers: int, decision: int, fence: int = 1, group: str = "decode") -> None:
         self.store.put(TARGET_KEY, FleetTarget(fence, decision, group, workers).encode())
@@ -172,6 +177,21 @@ async def test_a_number_is_free_when_its_worker_is_gone(fleet: Fleet) -> None:
     assert not drained.running
     assert fleet.made == [0, 1, 2, 2]
     assert not fleet.drained_by_then
+
+
+async def test_workers_that_do_not_serve_go_first(fleet: Fleet) -> None:
+    """Among these, and among the others, the highest number does: a worker that dies again and again keeps no place of
+    one that serves."""
+    fleet.serving = {"decode-0", "decode-2"}
+    fleet.target(3, 1)
+    await fleet.has("decode-0", "decode-1", "decode-2")
+    await eventually(
+        lambda: all(part.announcement for part in fleet.workers if part.name in fleet.serving), "listeners"
+    )
+    fleet.target(2, 2)
+    await fleet.has("decode-0", "decode-2")
+    fleet.target(1, 3)
+    await fleet.has("decode-0")
 
 
 async def test_no_worker_is_changed_while_others_are_exchanged(fleet: Fleet) -> None:
