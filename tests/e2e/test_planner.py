@@ -250,6 +250,8 @@ async def test_a_fleet_ends_at_zero_and_begins_with_a_request(tmp_path: Path) ->
         assert scale["periods"] == scale["periods_verified"]
         decided = [event for event in await running.events(SCALE) if isinstance(event, ScaleDecided)]
         changes = [(after.bound, after.target) for last, after in pairwise(decided) if last.target != after.target]
+        if changes[0] == ("from_zero", 1):  # on a busy machine the first decision comes before the first worker
+            del changes[0]
         assert changes == [("idle", 0), ("from_zero", 1)] * 2 + [("idle", 0)]
         queued = [event for event in await running.events(ROUTING) if isinstance(event, RequestQueued)]
         assert [event.why for event in queued] == ["no_worker"] * 2
