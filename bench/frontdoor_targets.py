@@ -22,8 +22,9 @@ from threading import Timer
 from typing import NamedTuple
 
 from bench.frontdoor_worker import MODEL, Pace
-from bench.processes import END_S, cpu_s, family, resident_bytes, running, started
+from bench.processes import END_S, cpu_s, family, running, started
 from streams.embedded.loopback_ports import free_port
+from tests.chaos.processes import rss_bytes
 
 WORKERS = 4
 BLOCK_SIZE = 16
@@ -57,7 +58,7 @@ class Target(NamedTuple):
 
     def memory_bytes(self) -> int:
         """Resident memory of it and its children now."""
-        return sum(map(resident_bytes, [child for pid in self.pids for child in family(pid)]))
+        return sum(map(rss_bytes, [child for pid in self.pids for child in family(pid)]))
 
 
 def answers(port: int, log: Path, body: Mapping[str, object] = ASKED, wait_s: float = READY_S) -> None:

@@ -62,15 +62,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory of the process now; 0 if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    return int(text.split("VmRSS:", 1)[1].split()[0]) * 1024
-
-
 def machine_s() -> tuple[float, float]:
     """Processor time that all processes of the machine have had, and that there was, since it was started."""
     fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))

@@ -9,7 +9,6 @@ if a request failed, if the fleet shrank behind a gap in the decisions, if the m
 next planner, if a period has times of the wrong clock, or if a decision or a period cannot be made again.
 """
 
-# ruff: noqa: T201 - it reports to its caller
 from __future__ import annotations
 
 import argparse
@@ -36,7 +35,8 @@ from core.subjects import SCALE
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
 from tests.actors.planning.planner_run import turns
-from tests.e2e.deployment import Running, contrail, up
+from tests.chaos.planned_fleet import PlannedRun
+from tests.e2e.deployment import Running, up
 from tests.e2e.test_planner import Load
 from tests.fixtures.eventually import eventually
 
@@ -70,7 +70,6 @@ GAP_MS = 8_000
 """Between two decisions, with a period of a second on a busy machine: more is a gap."""
 CLOCK_AHEAD_S = 3600
 CLOCK_OFF_MAX_MS = 60_000
-VERIFY_S = 600.0
 FAILURES_KEPT = 10
 WRONG_CLOCK = f"""
 import sys, time
@@ -83,7 +82,7 @@ if "planner" in sys.orig_argv:
 """Python imports it at its start, as `sitecustomize`."""
 
 
-class PlannerFaults(msgspec.Struct, kw_only=True):
+class PlannerFaults(PlannedRun, kw_only=True):
     """Findings of a run."""
 
     served: int = 0
@@ -105,10 +104,6 @@ class PlannerFaults(msgspec.Struct, kw_only=True):
     ordered_after: int = 0
     """… and at the end."""
     ready_after: int = 0
-    decisions: int = 0
-    verified: int = 0
-    periods: int = 0
-    periods_verified: int = 0
     failures: list[str] = msgspec.field(default_factory=list)
     """The first FAILURES_KEPT of requests."""
 
@@ -119,8 +114,7 @@ class PlannerFaults(msgspec.Struct, kw_only=True):
         is_met = len(self.gaps_s) >= 3 and abs(self.offset_ms - 1000 * CLOCK_AHEAD_S) < CLOCK_OFF_MAX_MS
         is_kept = not self.shrunk_behind_gaps and not self.late_periods
         is_ordered = self.ordered_before < self.lost_order <= self.ordered_after and self.ready_after >= self.lost_order
-        is_proved = self.verified == self.decisions > 0 and self.periods_verified == self.periods
-        return is_served and is_met and is_kept and is_ordered and is_proved
+        return is_served and is_met and is_kept and is_ordered and self.is_proved
 
 
 class FaultSite:
@@ -178,7 +172,7 @@ class FaultSite:
         found.served, found.failed = load.served, len(load.failed)
         found.failures = [str(each)[:300] for each in load.failed[:FAILURES_KEPT]]
         await self._read_stream(begin_ms)
-        await self._verify()
+        await found.prove(running)
         return found
 
     def _state(self) -> dict[str, Any]:
@@ -253,13 +247,6 @@ class FaultSite:
         rolled = [event for event in events if isinstance(event, DemandRolled)]
         found.late_periods = sum(not first_ms <= each.at_ms <= last_ms for each in rolled)
 
-    async def _verify(self) -> None:
-        words = ("replay", "verify", "--data", str(self.running.data), "--json")
-        verified = await asyncio.to_thread(contrail, *words, timeout_s=VERIFY_S)
-        scale, found = json.loads(verified.stdout)["scale"], self.found
-        found.decisions, found.verified = scale["decisions"], scale["verified"]
-        found.periods, found.periods_verified = scale["periods"], scale["periods_verified"]
-
 
 @contextmanager
 def wrong_clock(folder: Path) -> Iterator[None]:
@@ -290,11 +277,7 @@ async def main(argv: Sequence[str] | None = None) -> int:
             found = await site.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    result: dict[str, Any] = msgspec.to_builtins(found)
-    if options.report:
-        options.report.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    return 0 if found.is_good else 1
+    return found.report(options.report)
 
 
 if __name__ == "__main__":

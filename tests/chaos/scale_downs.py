@@ -8,7 +8,6 @@ asked alone. The exit status is 1 if an answer failed or differs, if a decision 
 if no stream went on at another worker.
 """
 
-# ruff: noqa: T201 - it reports to its caller
 from __future__ import annotations
 
 import argparse
@@ -20,13 +19,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import msgspec
 
 from core.events import RequestMigrated, ScaleDecided
 from core.subjects import ROUTING, SCALE
+from tests.chaos.planned_fleet import PlannedRun
 from tests.e2e.deployment import Running, contrail, up
 from tests.fixtures.eventually import eventually
 
@@ -53,11 +53,10 @@ SPREAD_S = 2.4
 """Time before a fleet shrinks in which each stream begins anew: then its newest workers have some, too."""
 CHANGE_S = 120.0
 """Longest time until the fleet has the new size, on a busy machine."""
-VERIFY_S = 600.0
 FAILURES_KEPT = 10
 
 
-class ScaleDowns(msgspec.Struct, kw_only=True):
+class ScaleDowns(PlannedRun, kw_only=True):
     """Findings of a run."""
 
     downs: int = 0
@@ -68,9 +67,6 @@ class ScaleDowns(msgspec.Struct, kw_only=True):
     """Whole answers with another text."""
     moved: int = 0
     """Streams that went on at another worker."""
-    decisions: int = 0
-    verified: int = 0
-    """Decisions of the planner that were made again."""
     failures: list[str] = msgspec.field(default_factory=list)
     """The first FAILURES_KEPT of them."""
 
@@ -78,7 +74,7 @@ class ScaleDowns(msgspec.Struct, kw_only=True):
     def is_good(self) -> bool:
         """Every stream had its text, and drains met some of them."""
         whole = self.answers > 0 and not self.failed and not self.wrong
-        return whole and self.moved > 0 and self.verified == self.decisions > 0
+        return whole and self.moved > 0 and self.is_proved
 
 
 class StreamAnswer(NamedTuple):
@@ -167,11 +163,7 @@ async def shrink(running: Running, downs: int) -> ScaleDowns:
                     await asyncio.sleep(SPREAD_S)
                     await set_size(running, workers)
                     found.downs += 1
-    verified = await asyncio.to_thread(
-        contrail, "replay", "verify", "--data", str(running.data), "--json", timeout_s=VERIFY_S
-    )
-    scale = json.loads(verified.stdout)["scale"]
-    found.decisions, found.verified = scale["decisions"], scale["verified"]
+    await found.prove(running)
     found.moved = sum(isinstance(event, RequestMigrated) for event in await running.events(ROUTING))
     return found
 
@@ -218,11 +210,7 @@ async def main(argv: Sequence[str] | None = None) -> int:
             found = await shrink(running, options.downs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    result: dict[str, Any] = msgspec.to_builtins(found)
-    if options.report:
-        options.report.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    return 0 if found.is_good else 1
+    return found.report(options.report)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ never comes was not reported or not replaced, if its process was started too oft
 worker that serves, or if a decision or a period cannot be made again.
 """
 
-# ruff: noqa: T201 - it reports to its caller
 from __future__ import annotations
 
 import argparse
@@ -23,14 +22,14 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from core.events import ScaleDecided, ScaleFailed, WorkerStarting
 from core.subjects import SCALE
 from tests.actors.planning.planner_run import turns
-from tests.e2e.deployment import Running, contrail, up
+from tests.chaos.planned_fleet import PlannedRun
+from tests.e2e.deployment import Running, up
 from tests.e2e.test_planner import Load
 from tests.fixtures.eventually import eventually
 
@@ -52,7 +51,6 @@ LOOK_S = 0.05
 GROWN_S = 60.0
 SHRUNK_S = 240.0
 """Longest time until the fleet has one worker again. An order whose worker is gone is dropped after a while."""
-VERIFY_S = 600.0
 TURNS_MAX = 2
 """Changes of direction in either part: up with the requests, down behind them, and once more for chance."""
 BACKOFF_S = 30.0
@@ -62,7 +60,7 @@ SHORT_PAUSES = 6
 FAILURES_KEPT = 10
 
 
-class StartKills(msgspec.Struct, kw_only=True):
+class StartKills(PlannedRun, kw_only=True):
     """Findings of a run."""
 
     served: int = 0
@@ -84,10 +82,6 @@ class StartKills(msgspec.Struct, kw_only=True):
     """Changes of direction of the target, in each part."""
     shrunk_s: float = 0.0
     """From the end of the last requests to a fleet of one worker that serves."""
-    decisions: int = 0
-    verified: int = 0
-    periods: int = 0
-    periods_verified: int = 0
     failures: list[str] = msgspec.field(default_factory=list)
     """The first FAILURES_KEPT of requests."""
 
@@ -99,8 +93,7 @@ class StartKills(msgspec.Struct, kw_only=True):
         is_replaced = bool(self.overdue) and all(self.overdue) and self.replaced_s > self.lacked_s
         lasted_s = self.kills_s[-1] if self.kills_s else 0.0
         is_calm = self.killed_once == 1 < len(self.kills_s) <= SHORT_PAUSES + lasted_s / BACKOFF_S
-        is_proved = self.verified == self.decisions > 0 and self.periods_verified == self.periods
-        return is_served and is_bounded and is_replaced and is_calm and is_proved
+        return is_served and is_bounded and is_replaced and is_calm and self.is_proved
 
 
 class StartKiller:
@@ -171,7 +164,7 @@ async def run(running: Running, once_s: float = ONCE_S, always_s: float = ALWAYS
     found.overdue = [event.reason for event in events if isinstance(event, ScaleFailed)]
     targets = await _targets(running)
     found.turns = [turns(targets[:first]), turns(targets[first:])]
-    await _verify(running, found)
+    await found.prove(running)
     return found
 
 
@@ -205,14 +198,6 @@ async def _targets(running: Running) -> list[int]:
     return [event.target for event in await running.events(SCALE) if isinstance(event, ScaleDecided)]
 
 
-async def _verify(running: Running, found: StartKills) -> None:
-    words = ("replay", "verify", "--data", str(running.data), "--json")
-    verified = await asyncio.to_thread(contrail, *words, timeout_s=VERIFY_S)
-    scale = json.loads(verified.stdout)["scale"]
-    found.decisions, found.verified = scale["decisions"], scale["verified"]
-    found.periods, found.periods_verified = scale["periods"], scale["periods_verified"]
-
-
 def deployment(folder: Path) -> Path:
     """The file of the deployment."""
     file = folder / "planned.yaml"
@@ -234,11 +219,7 @@ async def main(argv: Sequence[str] | None = None) -> int:
             found = await run(running)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    result: dict[str, Any] = msgspec.to_builtins(found)
-    if options.report:
-        options.report.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    return 0 if found.is_good else 1
+    return found.report(options.report)
 
 
 if __name__ == "__main__":
