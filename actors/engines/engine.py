@@ -7,7 +7,7 @@ in one piece, and are made, sent and read on event loops.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from actors.engines.engine_adapters import EngineAdapters
@@ -82,7 +82,7 @@ class CacheStored(NamedTuple):
     """The engine's own names of them; equal content has an equal name, and may be stored several times."""
     parent: int | None
     """The engine's name of the block before the first; None at the start of a prompt."""
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     """block_size * len(blocks) token ids; empty if the engine cannot say (then it is not indexed)."""
     block_size: int
     tier: str

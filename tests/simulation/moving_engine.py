@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from actors.engines.engine import CacheChange, CacheStored
-from actors.engines.simulated.block_pool import content_behind, content_root
+from actors.engines.simulated.block_chains import content_behind, content_root
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.engine_step import EngineState, step
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
@@ -26,7 +26,7 @@ class _Block(NamedTuple):
     """What a block's name stands for."""
 
     parent: int | None
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
 
 
 def settings_of(options: Options) -> SimulatedSettings:

@@ -16,16 +16,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-import xxhash
-
 from actors.engines.engine import CacheChange, CacheEmptied, CacheRemoved, CacheStored
 from actors.engines.simulated.simulated_host_tier import TIER as HOST
 from actors.engines.simulated.simulated_host_tier import HostTier
-from core.prompt import scope_bytes
 
 TIER = "device"
-_NAME_SEED = 0x51
-_CONTENT_SEED = 0x52
 NEVER_WRITTEN = 0
 """The content of memory that nothing was computed into."""
 FREE_QUEUE_MAX = 3
@@ -227,28 +222,3 @@ class BlockPool:
             copies.remove(block)
         if not copies:
             del self._copies[name]
-
-
-def block_names(raw: bytes, step: int, parent: int | None, adapter: str | None, cache_salt: str | None) -> list[int]:
-    """The engine's names of the full blocks in these token bytes, `step` bytes each, behind `parent`."""
-    if parent is None:
-        parent = xxhash.xxh3_64_intdigest(scope_bytes(adapter, cache_salt), _NAME_SEED)
-    names = []
-    for start in range(0, len(raw) - step + 1, step):
-        parent = xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + raw[start : start + step], _NAME_SEED)
-        names.append(parent)
-    return names
-
-
-def content_root(vocab: int, block_size: int, adapter: str | None) -> int:
-    """Root of the content hashes of a prompt's first block: an engine of another kind reads other content from the same
-    bytes.
-
-    A cache salt keeps names apart, and changes nothing in memory.
-    """
-    return xxhash.xxh3_64_intdigest(f"{vocab}/{block_size}".encode() + scope_bytes(adapter, None), _CONTENT_SEED)
-
-
-def content_behind(parent: int, raw: bytes) -> int:
-    """The content of a block with exactly these tokens, computed behind the content before it."""
-    return xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + raw, _CONTENT_SEED)

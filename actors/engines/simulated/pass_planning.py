@@ -50,8 +50,8 @@ def admit(state: EngineState, work: ScheduledPasses) -> None:
         if asks_disk and _read(state, seq, len(found), work.start_us):
             del state.waiting[0]
             continue
-        shared = sum(block.users > 0 for block in found)
-        if state.pool.free < seq.blocks_known - shared:
+        lacking = seq.blocks_known - state.pool.free
+        if lacking > 0 and lacking > sum(block.users > 0 for block in found):
             break
         behind = [] if seq.pull else state.pool.find_behind(seq.names_reusable, len(found), seq.request.skip_tiers)
         del state.waiting[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import TYPE_CHECKING
@@ -232,10 +233,12 @@ class SimulatedEngine:
         if due_us is None:
             await self._wake.wait()
             return
-        wait_s = (due_us - self.now_us()) / 1e6 / self.settings.time_scale
+        # in whole milliseconds, as its time moves: a shorter wait would find nothing due, and wait again, hundreds of
+        # times for an answer of 16 tokens
+        wait_ms = math.ceil((due_us - self.now_us()) / 1000 / self.settings.time_scale)
         try:
             # not wait_for: up to Python 3.11 it may swallow a cancellation
-            async with asyncio.timeout(max(0.0, wait_s)):
+            async with asyncio.timeout(max(0, wait_ms) / 1000):
                 await self._wake.wait()
         except TimeoutError:
             pass  # nothing came before it was due

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import xxhash
 
 from actors.engines.engine import CacheStored
-from actors.engines.simulated.block_pool import TIER, block_names, content_behind, content_root
+from actors.engines.simulated.block_chains import BlockChains, content_behind, content_root, name_turn
+from actors.engines.simulated.block_pool import TIER
 from actors.engines.simulated.sequence import EngineSequence
 from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.errors import CallerError
@@ -134,19 +135,23 @@ class TokenSequence(EngineSequence):
     on is another, and so is all that is computed: without an error, because it cannot be seen.
     """
 
-    __slots__ = ("_choosing", "_drawn", "_reply", "_right", "_root", "_settings", "_text", "_wrong", "tokens")
+    __slots__ = ("_choosing", "_drawn", "_reply", "_right", "_root", "_settings", "_text", "_turn", "_wrong", "tokens")
 
     def __init__(
         self,
         request: GenerateRequest,
         settings: SimulatedSettings,
+        chains: BlockChains,
         *,
         hold: bool = False,
         pull: bool = False,
         reply: tuple[int, ...] = (),
     ) -> None:
-        step = settings.block_size * TOKEN_BYTES
-        names = block_names(request.tokens, step, None, request.adapter, request.cache_salt)
+        self._root = content_root(settings.vocab, settings.block_size, request.adapter)
+        self._turn = name_turn(request.cache_salt)
+        """Makes names of contents."""
+        self._right, names = chains.of(request.tokens, self._root, self._turn)
+        """The right content of each full block."""
         super().__init__(request, settings, len(request.tokens) // TOKEN_BYTES, names, hold=hold, pull=pull)
         self._settings = settings
         self._choosing = TokenBounds(request.sampling, settings)
@@ -155,9 +160,6 @@ class TokenSequence(EngineSequence):
         """The value that the newest token was drawn by."""
         self.tokens = array("I", request.tokens)
         """Prompt and answer."""
-        self._root = content_root(settings.vocab, settings.block_size, request.adapter)
-        self._right: list[int] = []
-        """The right content of each full block."""
         self._wrong = b""
         """Not empty once a block held something else."""
         self._text = xxhash.xxh3_64(scope_bytes(request.adapter, None) + request.tokens, seed=_TOKEN_SEED)
@@ -252,10 +254,9 @@ class TokenSequence(EngineSequence):
 
     def _stored(self, first: int, full: int) -> CacheStored:
         size, names = self.size, self.names
-        adapter, cache_salt = self.request.adapter, self.request.cache_salt
         if full > len(names):
-            rest = self.tokens[len(names) * size : full * size].tobytes()
-            names += block_names(rest, size * TOKEN_BYTES, names[-1] if names else None, adapter, cache_salt)
-        tokens = tuple(self.tokens[first * size : full * size])
+            names += [content ^ self._turn for content in self._right_contents(len(names), full, full * size)]
+        tokens = self.tokens[first * size : full * size]
         parent = names[first - 1] if first else None
+        adapter, cache_salt = self.request.adapter, self.request.cache_salt
         return CacheStored(tuple(names[first:full]), parent, tokens, size, TIER, adapter, cache_salt, indexable=True)

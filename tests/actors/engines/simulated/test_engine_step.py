@@ -186,7 +186,7 @@ def predicted(tokens: bytes, held: set[int]) -> int:
 
 def found(state: EngineState, tokens: bytes) -> int:
     probe = GenerateRequest(id=RequestId("probe"), tokens=tokens, sampling=Sampling(max_tokens=1))
-    return len(state.pool.find(TokenSequence(probe, SMALL).names_reusable))
+    return len(state.pool.find(TokenSequence(probe, SMALL, state.chains).names_reusable))
 
 
 def test_prefix_reuse() -> None:
@@ -209,8 +209,8 @@ def test_events() -> None:
     chain, single = run.changes
     assert isinstance(chain, CacheStored)
     assert isinstance(single, CacheStored)
-    assert (chain.parent, chain.tokens, len(chain.blocks)) == (None, (1, 2, 3, 4, 5, 6, 7, 8), 2)
-    assert (single.parent, single.tokens) == (chain.blocks[-1], (9, *tokens[:3]))
+    assert (chain.parent, tuple(chain.tokens), len(chain.blocks)) == (None, (1, 2, 3, 4, 5, 6, 7, 8), 2)
+    assert (single.parent, tuple(single.tokens)) == (chain.blocks[-1], (9, *tokens[:3]))
 
 
 def test_eviction_is_oldest_first_and_spares_what_runs() -> None:

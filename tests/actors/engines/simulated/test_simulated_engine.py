@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from actors.engines.engine import CacheChange
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings
@@ -136,3 +137,23 @@ async def test_a_broken_listener_is_a_dead_engine() -> None:
     with pytest.raises(EngineDead, match="no room"):
         await answer_to(engine, request(prompt(40)))
     await engine.stop()
+
+
+PAUSES = 20
+
+
+def test_a_pause_ends_when_something_can_be_due() -> None:
+    """The engine's time moves by whole milliseconds, and so does the loop's: a pause that is shorter would end at the
+    same time at which it began, and be taken again until that has passed."""
+
+    async def moved() -> int:
+        engine = SimulatedEngine("sim", FAST)
+        count = 0
+        for _ in range(PAUSES):
+            await asyncio.sleep(0)  # the loop looks at the clock
+            began_us = engine.now_us()
+            await engine._pause(began_us + 1)
+            count += engine.now_us() > began_us
+        return count
+
+    assert uvloop.run(moved()) > PAUSES // 2  # a clock that ticks between the two looks ends one early
