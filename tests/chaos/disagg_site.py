@@ -20,13 +20,13 @@ from actors.disagg.prefill_role import queue_name
 from core.subjects import JOBS, asked_wildcard, job_kind
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
-from streams.embedded.loopback_ports import free_port
 from streams.log import QueueLimits
 from tests.chaos.disagg_engines import Judge, Kind, judge_of
 from tests.chaos.disagg_jobs import JobsLog
 from tests.chaos.disagg_load import DisaggLoad
 from tests.chaos.part import Part
 from tests.e2e.deployment import Running, up
+from tests.fixtures.own_ports import own_port
 
 DECODE, PREFILL = "decode", "prefill"
 ANCHOR = "anchor-0"
@@ -159,7 +159,7 @@ class Site:
     def make(self, role: str, port: int = 0, **args: Any) -> Worker:
         """A worker that is not started; `args` are added to its engine's."""
         name = f"{role}-{len(self.all)}"
-        port = port or free_port()
+        port = port or own_port()
         more = self.kind.prefill_args if role == PREFILL else {}
         engine_args, environment = self.kind.words({**self.kind.args, **more, **args}, port)
         words = ["prefill-worker"] if role == PREFILL else ["worker", "--remote-prefill"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from streams.embedded.loopback_ports import free_port
 from tests.docs.pages import DOCS, FRONT, ROOT
+from tests.fixtures.own_ports import own_port
 
 READY_S = 120
 END_S = 60
@@ -84,7 +84,7 @@ def test_the_first_minute(page: Path, heading: str, tmp_path: Path) -> None:
     """After the installation every command of the section runs, one after the other, and says what it is for."""
     venv, install, up, *rest = section_commands(page, heading)
     assert (venv, install) == ("python3.11 -m venv .venv", ".venv/bin/pip install -e .")
-    folder, port = folder_with_contrail(tmp_path), free_port()
+    folder, port = folder_with_contrail(tmp_path), own_port()
     with running(up, folder, port):
         printed = [run(command.replace(PORT, str(port)), folder) for command in rest]
     answer, explained, *_ = printed

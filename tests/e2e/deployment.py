@@ -24,10 +24,10 @@ from core.codec import decode_message
 from core.ids import StreamName, StreamSeq, WorkerId
 from core.prompt import hashes_from_bytes
 from projections.folds.state import State
-from streams.embedded.loopback_ports import free_port
 from streams.jetstream.broker_accounts import ADMIN
 from streams.jetstream.jetstream_log import JetStreamLog
 from tests.fixtures.eventually import eventually
+from tests.fixtures.own_ports import own_port
 from tests.fixtures.tiny_folder import give_tiny_model
 
 CONTRAIL = (sys.executable, "-P", "-m", "api.cli")
@@ -157,7 +157,7 @@ class Running:
 
 def start(data: Path, *words: str, port: int | None = None) -> Running:
     """`contrail up` with these words, in a session of its own; `wait_ready` waits for it."""
-    port = port or free_port()
+    port = port or own_port()
     give_tiny_model(data)
     with data.with_suffix(".out").open("wb") as file:
         command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), *words]

@@ -23,7 +23,6 @@ from core.clock import SystemClock
 from core.errors import ContrailError
 from core.ids import WorkerId
 from core.keys import DeploymentKey
-from streams.embedded.loopback_ports import free_port
 from streams.etcd.etcd_credentials import EtcdCredentials
 from streams.etcd.etcd_registry import EtcdRegistry
 from streams.jetstream.broker_accounts import REPLICA, ROLES
@@ -32,6 +31,7 @@ from tests.e2e.by_hand import Access, by_hand
 from tests.e2e.deployment import CONTRAIL, Running, up
 from tests.fixtures.eventually import eventually
 from tests.fixtures.listeners import listeners
+from tests.fixtures.own_ports import own_port
 
 MARKER = "zebra crossing at noon"
 BIG = b'{"model": "tiny", "messages": [{"role": "user", "content": "' + b"a" * 50_000_000 + b'"}]}'
@@ -202,7 +202,7 @@ def _nothing_lies_open(running: Running) -> None:
 
 async def test_what_supervises_may_go_in_any_way(tmp_path: Path) -> None:
     """Killed, its parts end and the next start clears up; unheard, it goes on supervising and ends in order."""
-    data, port = tmp_path / "data", free_port()
+    data, port = tmp_path / "data", own_port()
     command = [*CONTRAIL, "up", "--data", str(data), "--port", str(port), "--engine", "simulated"]
     pids: list[int] = []
     try:

@@ -15,7 +15,6 @@ from core.keys import DeploymentKey
 from projections.digest import FOLD_VERSION
 from streams.embedded.embedded_etcd import EmbeddedEtcd
 from streams.embedded.embedded_nats import EmbeddedNats
-from streams.embedded.loopback_ports import free_port
 from streams.jetstream.jetstream_log import JetStreamLog
 from streams.topology import Topology
 from tests.chaos.load import Load
@@ -24,6 +23,7 @@ from tests.chaos.part import Part
 from tests.chaos.record import LogRecord
 from tests.chaos.reports import Reports
 from tests.fixtures.eventually import eventually
+from tests.fixtures.own_ports import own_port
 
 NAMESPACE = "upgrade"
 THIS, NEXT = "this", "next"
@@ -37,7 +37,7 @@ class Fleet:
     """Front ends on one port and workers, each of one version or the other."""
 
     def __init__(self, folder: Path, nats: EmbeddedNats, etcd: EmbeddedEtcd, versions: dict[str, Path | None]) -> None:
-        self.port = free_port()
+        self.port = own_port()
         self.key = DeploymentKey.load_or_create(folder / "key")
         self.running: dict[str, Part] = {}
         self.origins = 0
