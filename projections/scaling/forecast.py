@@ -40,7 +40,10 @@ SEASON_WIDTH_S = 3600
 ERRORS_KEPT = 60
 """Recent errors of a forecaster, one for each minute at most."""
 ERRORS_MIN = 10
-"""With fewer errors nothing is added to a forecast."""
+"""With fewer errors a forecast with a quantile lies as far above its rate as any may."""
+ERROR_MOST_BP = 12_500
+"""No forecast lies further above its rate. A step is an error of once, however high it is; the hour behind it must not
+be paid for."""
 KALMAN_MINUTES = 180
 STEP_S = 15
 """The level begins anew where the arrivals of so many seconds are a step …"""
@@ -202,11 +205,13 @@ def forecast(
 
 
 def _error_bp(errors_bp: Sequence[int], quantile: int) -> int:
-    """The error that so many percent of the recent ones stay at or below, and at least none."""
-    if len(errors_bp) < ERRORS_MIN or quantile <= LIMITS["quantile"][0]:
+    """The error that so many percent of the recent ones stay at or below; at least none, and ERROR_MOST_BP at most."""
+    if quantile <= LIMITS["quantile"][0]:
         return 10_000
+    if len(errors_bp) < ERRORS_MIN:
+        return ERROR_MOST_BP
     ordered = sorted(errors_bp)
-    return max(10_000, ordered[-(-len(ordered) * quantile // 100) - 1])
+    return min(ERROR_MOST_BP, max(10_000, ordered[-(-len(ordered) * quantile // 100) - 1]))
 
 
 def _season_m(history: RateHistory, season_s: int, at_ms: int) -> int:

@@ -6,7 +6,8 @@
    below that.
 3. The target rises at once, unless the present fleet misses the goal by little (`ScaleRules.hold_bp`). It falls to the
    most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
-   turns no worker off and on.
+   turns no worker off and on. Where the forecast lies above the expected demand, the goal is a little lower
+   (`goal_above_bp`).
 4. Without the sizes of ended requests, or before the window is full, the target never falls.
 5. Where more requests attained the bounds than was asked, the goal sinks a little, until they are spent.
 6. Where simulations judge, the fewest workers that both the queue and the simulations find good enough are required.
@@ -154,10 +155,13 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     model = queue_of(inputs)
     burst_m = burst_rate_m(demand)
     waiting = demand[-1].waiting if demand else 0
-    rate_m = max(inputs.forecast.upper_m, burst_m) + waiting * MILLI // max(1, inputs.forecast.horizon_s)
+    waiting_m = waiting * MILLI // max(1, inputs.forecast.horizon_s)
+    rate_m = max(inputs.forecast.upper_m, burst_m) + waiting_m
+    expected_m = max(inputs.forecast.rate_m, burst_m) + waiting_m if rules.excuses else rate_m
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound, judged = 0, GOAL, 0
-    goal = Goal(_attainment_bp(inputs), inputs.surplus_bp if rules.spends_surplus else 0)
+    sought_bp = goal_above_bp(_attainment_bp(inputs), inputs.forecast, inputs.version)
+    goal = Goal(sought_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE
     elif not model.is_known:
@@ -167,7 +171,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
             goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
-        search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m)
+        search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m, expected_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
@@ -244,6 +248,14 @@ def _attainment_bp(inputs: ScaleInputs) -> int:
     return whole_bp + (ALL_BP - whole_bp) // 2 if has_roles else whole_bp
 
 
+def goal_above_bp(attainment_bp: int, forecast: ScaleForecast, version: int) -> int:
+    """The attainment that is sought at the forecast's upper rate, where this one is sought at the expected demand
+    (`ScaleRules.excuses`). At most twice as many requests may miss the bounds there."""
+    above_bp = (forecast.upper_m - forecast.rate_m) * ALL_BP // max(1, forecast.rate_m)
+    excused_bp = min(ALL_BP, RULES[version].excuses * above_bp)
+    return attainment_bp - (ALL_BP - attainment_bp) * excused_bp // ALL_BP
+
+
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
     """The number of workers, within the bounds of the settings, and its reason. A smaller fleet has the `highest` one
     that was required in the window."""
@@ -291,24 +303,28 @@ class _Search:
         most: int,
         present: int,
         rate_m: int,
+        expected_m: int,
     ) -> None:
         """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target, which stays while it
-        misses the goal by at most `hold_bp`."""
+        misses the goal by at most `hold_bp`. A smaller fleet must bear a little more than `expected_m`, too."""
         self._model, self._hits, self._goal, self._hold_bp = model, hits, goal, hold_bp
-        self._most, self._present, self._rate_m = most, present, rate_m
+        self._most, self._present, self._rate_m, self._expected_m = most, present, rate_m, expected_m
         self.candidates: list[ScaleCandidate] = []
         """The predictions so far."""
         self._missed: set[int] = set()
         """Numbers of workers that miss the goal at some rate, and so at each higher one."""
+        self._fewest = 0
 
     def fewest(self) -> int:
         """The fewest workers; one more than may be if none of these reaches the goal."""
-        return self._fewest_at(self._rate_m)
+        self._fewest = self._fewest_at(self._rate_m)
+        return self._fewest
 
     def fewest_with_margin(self, regretted: int) -> int:
         """The same at a somewhat higher demand, and at most the present number. Below the `regretted` number the demand
         is higher still. Comes after `fewest`."""
-        kept = self._fewest_at(raised_m(self._rate_m))
+        raised = raised_m(self._expected_m)
+        kept = self._fewest_at(raised) if raised > self._rate_m else self._fewest
         if kept >= regretted:
             return kept
         return min(regretted, self._fewest_at(raised_m(self._rate_m, REGRET_MARGIN_BP)))

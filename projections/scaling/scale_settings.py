@@ -66,7 +66,7 @@ class ScaleSettings(msgspec.Struct, frozen=True, kw_only=True):
     predictor: str = SEASONAL
     season_s: int = DAY_S
     """Period after which demand repeats itself, for the predictor `seasonal`."""
-    quantile: int = 50
+    quantile: int = 95
     """The forecast lies above so many percent of its own recent errors."""
     priority: int = 0
     """Of several models that share devices, one with a higher priority gets its workers first."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from core.event_json import time_text
 from core.events.scale import ScaleDecided
 from projections.scaling import scale_decision as rules
+from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
 from replay.explain.scale_explanation import ScaleOutcome, ScaleWindow
 from replay.verify.scale_checks import CUT, ScaleVerdict, differing_field
@@ -29,8 +30,7 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
                 f"the fewest that are predicted to serve {_share(decided.goal_bp)} of requests within "
                 f"{settings.ttft_ms} ms to the first token and {settings.itl_ms} ms per further token"
             )
-            if decided.goal_bp < settings.attainment_bp:
-                why += f"; {settings.attainment:g} % are asked for, and earlier requests attained more"
+            why += _lower_goal(decided, settings)
         case rules.CEILING:
             why = (
                 f"a fleet without any wait would serve {_share(decided.ceiling_bp)} of requests within the bounds, so "
@@ -50,6 +50,20 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
         case _:
             why = _PLAIN_REASONS.get(decided.bound, decided.bound)
     return f"{_workers(decided.target)}: {why}."
+
+
+def _lower_goal(decided: ScaleDecided, settings: ScaleSettings) -> str:
+    """The reasons why less is sought than the settings ask for; empty if it is not less."""
+    if decided.goal_bp >= settings.attainment_bp:
+        return ""
+    forecast, above_bp, reasons = decided.forecast, settings.attainment_bp, list[str]()
+    if decided.version in RULES:
+        above_bp = rules.goal_above_bp(above_bp, forecast, decided.version)
+    if above_bp < settings.attainment_bp:
+        reasons.append(f"the demand lies {100 * forecast.upper_m / forecast.rate_m - 100:.0f} % above the expected one")
+    if decided.goal_bp < above_bp:
+        reasons.append("earlier requests attained more")
+    return f"; {settings.attainment:g} % are asked for, and {' and '.join(reasons)}"
 
 
 def _window_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWindow | None) -> str:

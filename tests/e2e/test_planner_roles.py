@@ -74,8 +74,8 @@ async def test_devices_change_their_role(tmp_path: Path) -> None:
         assert shown.stdout.splitlines()[1].endswith("prefill")
         explained = await asyncio.to_thread(contrail, "explain", "scale", "--role", "prefill", "--json", *data)
         assert json.loads(explained.stdout)["verdict"] == "equal", explained.stdout
-        metrics = httpx.get(f"http://{running.part('planner-0')['ops']}/metrics").text
-        assert 'contrail_planner_workers{model="",role="prefill",state="ready"} 2.0' in metrics
+        metrics, ready = f"http://{running.part('planner-0')['ops']}/metrics", 'role="prefill",state="ready"} 2.0'
+        await eventually(lambda: f'contrail_planner_workers{{model="",{ready}' in httpx.get(metrics).text, "both", 20)
 
         verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
         assert verified.returncode == 0, verified.stdout

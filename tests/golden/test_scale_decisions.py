@@ -48,10 +48,10 @@ def test_decisions_come_out_as_they_were(version: int) -> None:
 
 @pytest.mark.parametrize("version", sorted(RULES)[1:])
 def test_the_version_before_decides_otherwise(version: int) -> None:
-    """So the file of the version before distinguishes the two."""
+    """So the file of each version distinguishes the two."""
     differ = (
-        decide_scale(inputs._replace(version=version)).candidates != event.candidates
-        for event, inputs in decisions(version - 1)
+        decide_scale(inputs._replace(version=version - 1)).candidates != event.candidates
+        for event, inputs in decisions(version)
     )
 
     assert any(differ)

@@ -3089,7 +3089,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *_mutants(
         "planner",
         "projections/scaling/forecast.py",
-        {"level-of-no-period": ("while len(recent) > 1 and sum", "while sum", NO_SCALE)},
+        {
+            "level-of-no-period": ("while len(recent) > 1 and sum", "while sum", NO_SCALE),
+            "step-is-an-error-for-ever": ("min(ERROR_MOST_BP, max(10_000,", "max(ERROR_MOST_BP, max(10_000,", NO_SCALE),
+        },
     ),
     *_mutants(
         "planner",
@@ -3343,7 +3346,18 @@ MUTANTS: tuple[Mutant, ...] = (
                 "",
                 NO_SCALE,
             ),
-            "smaller-fleet-without-margin": ("self._fewest_at(raised_m(self._rate_m))", "self.fewest()", NO_SCALE),
+            "smaller-fleet-without-margin": ("raised = raised_m(self._expected_m)", "raised = self._rate_m", NO_SCALE),
+            "margin-above-the-forecast": (
+                " + waiting_m if rules.excuses else rate_m",
+                " + waiting_m + rate_m",
+                NO_SCALE,
+            ),
+            "excuses-unbounded": (
+                "min(ALL_BP, RULES[version].excuses * above_bp)",
+                "RULES[version].excuses * above_bp",
+                NO_SCALE,
+            ),
+            "excuses-of-any-demand": (" - (ALL_BP - attainment_bp) * excused_bp // ALL_BP", "", NO_SCALE),
             "present-fleet-with-margin": (" and rate_m > self._rate_m", " and rate_m < self._rate_m", NO_SCALE),
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from core.events.scale import ScaleForecast
-from projections.scaling.forecast import ERRORS_MIN, ForeseenRates, RateHistory, forecast
+from projections.scaling.forecast import ERROR_MOST_BP, ERRORS_MIN, ForeseenRates, RateHistory, forecast
 from projections.scaling.scale_settings import ARIMA, CONSTANT, KALMAN, PROPHET, SEASONAL, ScaleSettings
 from tests.projections.scaling.demands import PERIOD_S, START_MS, rolled
 
@@ -73,19 +73,24 @@ def test_the_same_hour_of_an_earlier_season_counts_if_it_is_higher() -> None:
 
 
 def test_recent_errors_raise_a_forecast_by_their_quantile() -> None:
-    """Every second minute has twice what was foreseen; with few errors nothing is added."""
+    """Every second minute has a fifth more than was foreseen. With few errors, or with larger ones, a forecast lies as
+    far above its rate as any may."""
     found = RateHistory()
     for number in range(1, PER_MINUTE * 2 * ERRORS_MIN + 1):
         minute = number // PER_MINUTE
-        found.add(rolled(number, 20 if minute % 2 else 10))
+        found.add(rolled(number, 12 if minute % 2 else 10))
         made = ScaleForecast(predictor=CONSTANT, rate_m=2_000, upper_m=2_000, quantile=50, horizon_s=60)
         found.note(START_MS + number * PERIOD_S * 1000, made)
     periods = PER_MINUTE * 2 * ERRORS_MIN
 
     plain, raised = (foreseen(found, periods, predictor=CONSTANT, quantile=quantile) for quantile in (50, 95))
     assert plain.upper_m == plain.rate_m
-    assert 1.8 * raised.rate_m < raised.upper_m < 2.2 * raised.rate_m
-    assert foreseen(history([10] * PER_MINUTE), PER_MINUTE, quantile=95).upper_m == 2_000
+    assert 1.15 * raised.rate_m < raised.upper_m < 1.2 * raised.rate_m  # a minute has some of its neighbour's arrivals
+    for errors in ([30_000] * ERRORS_MIN, [10_000] * (ERRORS_MIN - 1)):
+        found.errors_bp.clear()
+        found.errors_bp.extend(errors)
+        most = foreseen(found, periods, predictor=CONSTANT, quantile=95)
+        assert most.upper_m == most.rate_m * ERROR_MOST_BP // 10_000
 
 
 def test_a_library_foresees_whole_minutes() -> None:
@@ -94,12 +99,12 @@ def test_a_library_foresees_whole_minutes() -> None:
     at_ms = START_MS + 180_000
     number = (at_ms + 60_000) // 60_000
     answer = ForeseenRates(ARIMA, number - 1, (1_000, 2_500, 3_000))
-    settings = ScaleSettings(predictor=ARIMA)
+    settings = ScaleSettings(predictor=ARIMA, quantile=50)
 
     assert forecast(found, settings, at_ms, 60, answer) == ScaleForecast(
         predictor=ARIMA, rate_m=2_500, upper_m=2_500, quantile=50, horizon_s=60
     )
     for other in (None, answer._replace(predictor=PROPHET), answer._replace(first=number + 1)):
         stood_in = forecast(found, settings, at_ms, 60, other)
-        assert stood_in == forecast(found, ScaleSettings(predictor=SEASONAL), at_ms, 60)
+        assert stood_in == forecast(found, ScaleSettings(predictor=SEASONAL, quantile=50), at_ms, 60)
     assert forecast(found, ScaleSettings(predictor=KALMAN), at_ms, 60, answer).predictor == KALMAN

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from core.events.scale import DemandRolled, HitRate
+from core.events.scale import DemandRolled, HitRate, ScaleCandidate, ScaleDecided
 from projections.scaling.scale_decision import (
     BURST,
     CEILING,
@@ -25,6 +25,7 @@ from projections.scaling.scale_decision import (
     Goal,
     HitRates,
     RequiredWorkers,
+    ScaleInputs,
     burst_rate_m,
     decide_scale,
     raised_m,
@@ -131,6 +132,42 @@ def test_a_surplus_saves_workers() -> None:
     assert decide_scale(much).goal_bp == decide_scale(none).goal_bp - SPENT_MOST_BP
     assert decide_scale(much).required == decide_scale(none).required - 1
     assert decide_scale(much._replace(version=1)) == decide_scale(none._replace(version=1))
+
+
+def above(base: ScaleInputs, above_bp: int) -> ScaleInputs:
+    """The same with a forecast so much above its rate."""
+    rate_m = base.forecast.rate_m
+    return base._replace(forecast=replace(base.forecast, upper_m=rate_m * (10_000 + above_bp) // 10_000))
+
+
+def test_demand_above_the_expected_one_may_miss_more() -> None:
+    """For each percent two percent more requests, and twice as many at most. Earlier rules excused none."""
+    base = inputs(steady(100), SETTINGS, 20_000)
+    goals = [decide_scale(above(base, above_bp)).goal_bp for above_bp in (0, 100, 2_000, 5_000, 9_000)]
+
+    assert goals == [9_500, 9_490, 9_300, 9_000, 9_000]
+    assert {decide_scale(above(base, 2_000)._replace(version=version)).goal_bp for version in (1, 2, 3)} == {9_500}
+
+
+def test_the_margin_of_a_smaller_fleet_lies_in_the_forecast() -> None:
+    """It counts from the expected demand: a forecast further above its rate needs no more. By earlier rules it came on
+    top, and so it does for a fall that was taken back."""
+    for above_bp in (0, 200, 2_500):
+        base = above(inputs(steady(100), SETTINGS, 20_000, ready=16)._replace(target=16), above_bp)
+        found, upper_m = decide_scale(base), base.forecast.upper_m
+        assert max(each.rate_m for each in found.candidates) == max(upper_m, raised_m(20_000))
+        assert len({(each.workers, each.rate_m) for each in found.candidates}) == len(found.candidates)
+        assert found.required == min(each.workers for each in found.candidates if reached(each, found, 16))
+        earlier = decide_scale(base._replace(version=3))
+        assert max(each.rate_m for each in earlier.candidates) == raised_m(upper_m)
+        regretted = decide_scale(base._replace(regretted=16))
+        assert max(each.rate_m for each in regretted.candidates) == raised_m(upper_m, REGRET_MARGIN_BP)
+
+
+def reached(candidate: ScaleCandidate, found: ScaleDecided, present: int) -> bool:
+    """The candidate reaches the goal at the highest demand, and is not the present number."""
+    most_m = max(each.rate_m for each in found.candidates)
+    return candidate.workers != present and candidate.rate_m == most_m and candidate.attainment_bp >= found.goal_bp
 
 
 def test_a_smaller_fleet_must_bear_a_little_more() -> None:
@@ -252,12 +289,13 @@ def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     arrivals=st.lists(st.integers(0, 60), min_size=5, max_size=30).filter(any),
     uncached=st.integers(1, 30_000),
     output=st.integers(1, 1_000),
-    rate_m=st.integers(100, 15_000),
-    more=st.integers(0, 15_000),
+    rate_m=st.integers(10, 1_500),
+    more=st.integers(0, 1_500),
     attainment=st.integers(5_000, 10_000),
     ready=st.integers(0, 16),
     regretted=st.integers(0, 16),
     surplus=st.integers(-100, 500),
+    above_bp=st.integers(0, 30).map(lambda tenths: tenths * 1_000),
     version=st.sampled_from(list(RULES)),
 )
 def test_more_demand_never_wants_fewer_workers(
@@ -270,15 +308,16 @@ def test_more_demand_never_wants_fewer_workers(
     ready: int,
     regretted: int,
     surplus: int,
+    above_bp: int,
     version: int,
 ) -> None:
-    """By each version of the rules, for any sizes, bursts, fleet, surplus and goal, reachable or not; also where a
-    smaller fleet must bear more."""
+    """By each version of the rules, for any sizes, bursts, fleet, surplus, margin and goal, reachable or not. A smaller
+    fleet must bear more, too."""
     both = (cell(5, uncached, output, 30_000), cell(2, uncached * 3, output * 2, 90_000))
     demand = [rolled(number, count, both) for number, count in enumerate(arrivals)]
     sought = replace(SETTINGS, attainment=attainment / 100)
 
-    bases = (inputs(demand, sought, rate, ready=ready) for rate in (rate_m, rate_m + more))
+    bases = (above(inputs(demand, sought, rate * 10, ready=ready), above_bp) for rate in (rate_m, rate_m + more))
     low, high = (
         decide_scale(
             each._replace(
