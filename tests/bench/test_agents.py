@@ -181,7 +181,7 @@ def test_ours_has_stages_of_each_request_and_bytes_of_the_log(monkeypatch: pytes
     assert found.log_bytes["kv"] > 0
     assert found.hit_rate > 0.5
     assert 0 < found.cpu_s < 10
-    assert 0 < found.others_s < 10
+    assert 0 <= found.others_s < 10  # in ticks of 10 ms; four small requests may take less
     assert 0 < found.client_s < 10
     assert found.memory_bytes > 30 * 2**20
 

@@ -35,7 +35,7 @@ from tests.fixtures.eventually import eventually
 
 ENGINE = {"prefill_us_per_token": 400, "capacity_blocks": 4096}
 """The prompts of `Load` take 400 ms: two workers can just compute them."""
-MOST = 5
+MOST = 6
 PLANNER = {
     "mode": "act",
     "slo": {"ttft_ms": 1000, "itl_ms": 100},
