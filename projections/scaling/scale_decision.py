@@ -157,7 +157,7 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     waiting = demand[-1].waiting if demand else 0
     waiting_m = waiting * MILLI // max(1, inputs.forecast.horizon_s)
     rate_m = max(inputs.forecast.upper_m, burst_m) + waiting_m
-    expected_m = max(inputs.forecast.rate_m, burst_m) + waiting_m if rules.excuses else rate_m
+    expected_m = max(inputs.forecast.rate_m, burst_m) + waiting_m if rules.relaxation else rate_m
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound, judged = 0, GOAL, 0
     sought_bp = goal_above_bp(_attainment_bp(inputs), inputs.forecast, inputs.version)
@@ -250,10 +250,10 @@ def _attainment_bp(inputs: ScaleInputs) -> int:
 
 def goal_above_bp(attainment_bp: int, forecast: ScaleForecast, version: int) -> int:
     """The attainment that is sought at the forecast's upper rate, where this one is sought at the expected demand
-    (`ScaleRules.excuses`). At most twice as many requests may miss the bounds there."""
+    (`ScaleRules.relaxation`). At most twice as many requests may miss the bounds there."""
     above_bp = (forecast.upper_m - forecast.rate_m) * ALL_BP // max(1, forecast.rate_m)
-    excused_bp = min(ALL_BP, RULES[version].excuses * above_bp)
-    return attainment_bp - (ALL_BP - attainment_bp) * excused_bp // ALL_BP
+    relaxed_bp = min(ALL_BP, RULES[version].relaxation * above_bp)
+    return attainment_bp - (ALL_BP - attainment_bp) * relaxed_bp // ALL_BP
 
 
 def _target(inputs: ScaleInputs, required: int, highest: int, bound: str) -> tuple[int, str]:
@@ -314,6 +314,7 @@ class _Search:
         self._missed: set[int] = set()
         """Numbers of workers that miss the goal at some rate, and so at each higher one."""
         self._fewest = 0
+        """Result of `fewest`."""
 
     def fewest(self) -> int:
         """The fewest workers; one more than may be if none of these reaches the goal."""

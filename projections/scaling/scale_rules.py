@@ -34,7 +34,7 @@ class ScaleRules(NamedTuple):
     rests_at_zero: bool
     """A fleet that may be at zero ends at once when its time without an arrival is over, also where the forecast
     expects demand. It stays at zero until a request comes, and the decision that ends that says so."""
-    excuses: int
+    relaxation: int
     """The goal is that of the expected demand. A forecast with a quantile lies above it: for each percent of that, so
     many percent more requests may miss the bounds. With any, the margin of a smaller fleet counts from the expected
     demand, until a fall had to be taken back."""
@@ -47,11 +47,11 @@ _V1 = ScaleRules(
     spends_surplus=False,
     goes_round_whole=False,
     rests_at_zero=False,
-    excuses=0,
+    relaxation=0,
 )
 _V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
 _V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
-_V4 = _V3._replace(hold_bp=200, excuses=2)
+_V4 = _V3._replace(hold_bp=200, relaxation=2)
 RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
 """By the version that a decision records (`ScaleDecided.version`).
 

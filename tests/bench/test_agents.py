@@ -21,7 +21,10 @@ from bench.figures import OURS, Figure
 from core.events.request_stages import RequestStages
 
 PEER = "Dynamo of dyn"
-LOAD = TalksLoad(2, 2, 2, 400, 100)
+LOAD = TalksLoad(2, 10, 2, 400, 100)
+"""So many requests that their processor time is some ticks of 10 ms."""
+TICK_MS = 5
+"""Of the kernel's own time of arrival."""
 FAKE = """
 import json, sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -176,12 +179,12 @@ def test_ours_has_stages_of_each_request_and_bytes_of_the_log(monkeypatch: pytes
 
     assert isinstance(side, MeasuredSide)
     assert len(found.stages) == LOAD.requests
-    assert 0 < sum(found.stage_ms(place) for place in range(len(RequestStages._fields))) <= found.mean_ms + 1
+    assert 0 < sum(found.stage_ms(place) for place in range(len(RequestStages._fields))) <= found.mean_ms + TICK_MS
     assert found.log_bytes["routing"] > 100 * LOAD.requests
     assert found.log_bytes["kv"] > 0
     assert found.hit_rate > 0.5
     assert 0 < found.cpu_s < 10
-    assert 0 <= found.others_s < 10  # in ticks of 10 ms; four small requests may take less
+    assert 0 < found.others_s < 10
     assert 0 < found.client_s < 10
     assert found.memory_bytes > 30 * 2**20
 

@@ -3348,16 +3348,16 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "smaller-fleet-without-margin": ("raised = raised_m(self._expected_m)", "raised = self._rate_m", NO_SCALE),
             "margin-above-the-forecast": (
-                " + waiting_m if rules.excuses else rate_m",
+                " + waiting_m if rules.relaxation else rate_m",
                 " + waiting_m + rate_m",
                 NO_SCALE,
             ),
-            "excuses-unbounded": (
-                "min(ALL_BP, RULES[version].excuses * above_bp)",
-                "RULES[version].excuses * above_bp",
+            "relaxation-unbounded": (
+                "min(ALL_BP, RULES[version].relaxation * above_bp)",
+                "RULES[version].relaxation * above_bp",
                 NO_SCALE,
             ),
-            "excuses-of-any-demand": (" - (ALL_BP - attainment_bp) * excused_bp // ALL_BP", "", NO_SCALE),
+            "relaxation-of-any-demand": (" - (ALL_BP - attainment_bp) * relaxed_bp // ALL_BP", "", NO_SCALE),
             "present-fleet-with-margin": (" and rate_m > self._rate_m", " and rate_m < self._rate_m", NO_SCALE),
             "surplus-unbounded": ("min(SPENT_MOST_BP, spent_bp)", "spent_bp", NO_SCALE),
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),

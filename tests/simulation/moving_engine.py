@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from actors.engines.engine import CacheChange, CacheStored
-from actors.engines.simulated.block_chains import content_behind, content_root
+from actors.engines.simulated.block_hash_cache import content_behind, content_root
 from actors.engines.simulated.engine_state import Submit
 from actors.engines.simulated.engine_step import EngineState, step
 from actors.engines.simulated.simulated_engine import SimulatedEngine, SimulatedSettings

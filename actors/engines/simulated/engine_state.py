@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.engines.engine import CacheChange, EngineLoad, TierLoads
-from actors.engines.simulated.block_chains import BlockChains
+from actors.engines.simulated.block_hash_cache import BlockHashCache
 from actors.engines.simulated.block_holds import BlockHolds
 from actors.engines.simulated.block_pool import BlockPool
 from actors.engines.simulated.pass_timing import PassBatch, timing_of
@@ -111,7 +111,7 @@ class EngineState:
         self.timing = timing_of(settings)
         self.now_us = 0
         self.pool = BlockPool(settings.capacity_blocks, settings.host_blocks)
-        self.chains = BlockChains(settings.block_size, settings.capacity_blocks)
+        self.hash_cache = BlockHashCache(settings.block_size, settings.capacity_blocks)
         self.loads: dict[str, TierLoads] = {}
         """Loads that have ended, by tier; in simulated microseconds. `loads_by` has those under way, too."""
         self.waiting: list[tuple[int, int, EngineSequence]] = []

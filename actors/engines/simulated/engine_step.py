@@ -73,7 +73,7 @@ def _submit(state: EngineState, item: Submit) -> None:
     if item.known is not None:
         seq = BlockHashSequence(request, state.settings, item.known, hold=item.hold, pull=item.pull)
     else:
-        seq = TokenSequence(request, state.settings, state.chains, hold=item.hold, pull=item.pull, reply=item.reply)
+        seq = TokenSequence(request, state.settings, state.hash_cache, hold=item.hold, pull=item.pull, reply=item.reply)
     seq.arrived_us, seq.fetchable = state.now_us, item.fetchable
     insort(state.waiting, (request.priority, state.arrived, seq))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import xxhash
 
 from actors.engines.engine import CacheStored
-from actors.engines.simulated.block_chains import BlockChains, content_behind, content_root, name_turn
+from actors.engines.simulated.block_hash_cache import BlockHashCache, content_behind, content_root, name_turn
 from actors.engines.simulated.block_pool import TIER
 from actors.engines.simulated.sequence import EngineSequence
 from actors.engines.simulated.simulated_settings import SimulatedSettings
@@ -141,7 +141,7 @@ class TokenSequence(EngineSequence):
         self,
         request: GenerateRequest,
         settings: SimulatedSettings,
-        chains: BlockChains,
+        hash_cache: BlockHashCache,
         *,
         hold: bool = False,
         pull: bool = False,
@@ -150,7 +150,7 @@ class TokenSequence(EngineSequence):
         self._root = content_root(settings.vocab, settings.block_size, request.adapter)
         self._turn = name_turn(request.cache_salt)
         """Makes names of contents."""
-        self._right, names = chains.of(request.tokens, self._root, self._turn)
+        self._right, names = hash_cache.of(request.tokens, self._root, self._turn)
         """The right content of each full block."""
         super().__init__(request, settings, len(request.tokens) // TOKEN_BYTES, names, hold=hold, pull=pull)
         self._settings = settings

@@ -186,7 +186,7 @@ def predicted(tokens: bytes, held: set[int]) -> int:
 
 def found(state: EngineState, tokens: bytes) -> int:
     probe = GenerateRequest(id=RequestId("probe"), tokens=tokens, sampling=Sampling(max_tokens=1))
-    return len(state.pool.find(TokenSequence(probe, SMALL, state.chains).names_reusable))
+    return len(state.pool.find(TokenSequence(probe, SMALL, state.hash_cache).names_reusable))
 
 
 def test_prefix_reuse() -> None:
