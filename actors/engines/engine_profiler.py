@@ -3,16 +3,18 @@
 1. A prefill is one prompt alone in the engine, from its first pass to its first token by the engine's own clock, or
    from sending to the first token where the engine does not tell that.
 2. A decode step is the time between two tokens of a request, while as many requests get tokens as the point says.
-3. Each round measures every point once, the cheap ones first. The rounds end with the time: what is measured by then is
+3. If an answer ends before the steps are counted, the point is measured again with answers twice as long. A full
+   machine takes long to begin so many requests. Where longer ones do not fit into the engine, the point is left out.
+4. Each round measures every point once, the cheap ones first. The rounds end with the time: what is measured by then is
    the profile. Half of the time is the prefills'.
-4. Prompts are random token ids, so that no block of them was seen before.
+5. Prompts are random token ids, so that no block of them was seen before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from statistics import median
 from typing import NamedTuple, Protocol, TypeVar, cast
@@ -34,6 +36,8 @@ CONTEXT_FACTOR = 4
 """Tokens of a decoding request, from one column of the table to the next."""
 STEPS = 16
 """Decode steps of one measurement of a point."""
+ANSWERS_TRIED = 4
+"""Lengths of answers for one measurement of a point, each twice the one before."""
 REPEATS = 5
 """Rounds at most."""
 REQUESTS_MAX = 256
@@ -140,7 +144,8 @@ class EngineProfiler:
             await self._prefill(self.prompts[0])  # the first one also pays for work that an engine does only once
             await self._rounds(self.prompts, self._measure_prefill)
         async with _at_most(seconds - (self._clock.monotonic_us() - began_us) / US_PER_S):
-            await self._steps_of(self.shapes[0])
+            if not await self._steps_of(self.shapes[0]):  # the first one pays here, too
+                raise Unavailable("the engine ended an answer too early: its steps cannot be measured")
             await self._rounds(self.shapes, self._measure_decode)
         self._progress(1, 1)
         if not self._prefill_us or not any(shape.requests == 1 for shape in self._decode_us):
@@ -178,8 +183,8 @@ class EngineProfiler:
         self._prefill_us.setdefault(tokens, []).append(took_us)
 
     async def _measure_decode(self, shape: DecodeShape) -> None:
-        steps_us = await self._steps_of(shape)
-        self._decode_us.setdefault(shape, []).extend(steps_us)
+        if steps_us := await self._steps_of(shape):
+            self._decode_us.setdefault(shape, []).extend(steps_us)
 
     async def _prefill(self, tokens: int) -> int:
         """The time of one prompt."""
@@ -192,20 +197,30 @@ class EngineProfiler:
         raise Unavailable(f"the engine ended a prompt of {tokens} tokens without any token")
 
     async def _steps_of(self, shape: DecodeShape) -> list[float]:
-        """The times of steps, while all requests of the shape decode."""
-        steps, output_max = _Steps(shape.requests), _output_max(shape.requests)
-        requests = [_request(shape.tokens - STEPS // 2, output_max) for _ in range(shape.requests)]
-        following = [asyncio.ensure_future(self._follow(request, steps)) for request in requests]
-        try:
-            await asyncio.gather(*following)
-        finally:
-            for task in following:
-                task.cancel()
-            await asyncio.wait(following)
-        return steps.found_us
+        """The times of steps, while all requests of the shape decode; none if even the longest answers ended before."""
+        for output_max in self._lengths(shape):
+            steps = _Steps(shape.requests)
+            requests = [_request(shape.tokens - STEPS // 2, output_max) for _ in range(shape.requests)]
+            following = [asyncio.ensure_future(self._follow(request, steps)) for request in requests]
+            try:
+                await asyncio.gather(*following)
+            finally:
+                for task in following:
+                    task.cancel()
+                await asyncio.wait(following)
+            if steps.are_enough:
+                return steps.found_us
+        return []
+
+    def _lengths(self, shape: DecodeShape) -> Iterator[int]:
+        """Tokens of answers to try, as many as fit into the engine."""
+        facts, shortest = self._facts, _output_max(shape.requests)
+        room = (facts.room_tokens or shape.requests * facts.context_max) // shape.requests
+        longest = max(shortest, min(room, facts.context_max) - shape.tokens)
+        yield from sorted({min(longest, shortest << doublings) for doublings in range(ANSWERS_TRIED)})
 
     async def _follow(self, request: GenerateRequest, steps: _Steps) -> None:
-        """The request's steps are counted. It ends when those of all requests are."""
+        """The request's steps are counted. It ends when those of all requests are, or with its answer."""
         before_us, counted = 0, UNCOUNTED
         async with aclosing(self._outputs(request)) as outputs:
             async for output in outputs:
@@ -221,7 +236,6 @@ class EngineProfiler:
                 before_us = now_us
                 if steps.are_enough:
                     return
-        raise Unavailable("the engine ended an answer too early: its steps cannot be measured")
 
     def _outputs(self, request: GenerateRequest) -> AsyncGenerator[Output]:
         # a cast: each implementation is an asynchronous generator, which the protocol leaves open

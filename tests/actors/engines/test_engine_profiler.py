@@ -9,6 +9,8 @@ import pytest
 
 from actors.engines.engine import Engine
 from actors.engines.engine_profiler import (
+    ANSWERS_TRIED,
+    REPEATS,
     STEPS,
     DecodeShape,
     EngineFacts,
@@ -22,6 +24,7 @@ from actors.engines.simulated.simulated_settings import SimulatedSettings
 from core.clock import SystemClock
 from core.errors import CallerError, EngineDead, Unavailable
 from core.generation import GenerateRequest, Output
+from core.ids import RequestId
 
 SETTINGS = SimulatedSettings(
     context_max=1024, capacity_blocks=64, max_seqs=4, prefill_us_per_token=20, decode_us_per_step=4000
@@ -109,8 +112,65 @@ async def test_an_engine_without_tokens_is_no_engine_to_measure() -> None:
     """Also one whose answers end before their steps are counted."""
     with pytest.raises(Unavailable, match="ended a prompt of 32 tokens without any token"):
         await EngineProfiler(_Broken(0), FACTS, SystemClock()).measure(5, "")
+    broken = _Broken(STEPS)
     with pytest.raises(Unavailable, match="ended an answer too early"):
-        await EngineProfiler(_Broken(STEPS), FACTS, SystemClock()).measure(5, "")
+        await EngineProfiler(broken, FACTS, SystemClock()).measure(5, "")
+    prompts = 1 + REPEATS * len(doubled(32, 1023))
+    assert broken.closed == prompts + ANSWERS_TRIED
+
+
+class _Slow:
+    """An engine that begins a further request only when the first one has had so many tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._first: RequestId | None = None
+        self._begin = asyncio.Event()
+        self.lengths: list[int] = []
+        """Tokens of answers that were asked for, but for prompts alone."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Output]:
+        if request.sampling.max_tokens > 1:
+            self.lengths.append(request.sampling.max_tokens)
+        is_first = self._first is None
+        if is_first:
+            self._first = request.id
+            self._begin.clear()
+        else:
+            await self._begin.wait()
+        try:
+            for at in range(request.sampling.max_tokens):
+                await asyncio.sleep(0)
+                if at == self._tokens:
+                    self._begin.set()
+                yield Output(tokens=(7,))
+        finally:
+            if is_first:
+                self._begin.set()
+                self._first = None
+
+
+async def test_answers_are_longer_where_requests_begin_late() -> None:
+    """A full machine begins the second request when the first answer of 68 tokens has ended; of 136 they overlap. Where
+    these do not fit into the context, the point is left out."""
+    slow = _Slow(100)
+    profiler = EngineProfiler(slow, FACTS._replace(slots=2, room_tokens=0), SystemClock())
+
+    found = await profiler.measure(20, "")
+
+    assert {(it.requests, it.tokens): it.repeats for it in found.decode} == {
+        (requests, tokens): REPEATS * STEPS * requests
+        for requests, tokens in [(1, 32), (1, 128), (1, 512), (1, 956), (2, 32), (2, 128)]
+    }
+    assert slow.lengths.count(136) == 2 * REPEATS * 2
+
+
+async def test_longer_answers_stay_within_the_engines_room() -> None:
+    """Its cache has room for two prompts of 32 tokens and answers of 100."""
+    slow = _Slow(10_000)
+    found = await EngineProfiler(slow, FACTS._replace(slots=2, room_tokens=264), SystemClock()).measure(20, "")
+    assert {it.requests for it in found.decode} == {1}
+    assert [length for length in slow.lengths if length not in {66, 132, 230}] == REPEATS * [68, 68, 100, 100]
 
 
 async def test_a_timeout_of_the_engine_is_not_the_end_of_the_time() -> None:
