@@ -16,8 +16,6 @@ from actors.kv_objects.object_store import BUSY, DENIED, FAILED, TIMEOUT, Object
 from core.errors import CallerError
 
 CONNECT_S = 1.0
-REGION = "us-east-1"
-"""Of a store of one's own that has no regions."""
 PAGE = 1000
 DETAIL_MAX = 200
 """Characters of a failure's text."""

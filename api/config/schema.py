@@ -833,6 +833,16 @@ class Deployment(Section, frozen=True, kw_only=True):
         """One of PLANNER_MODES."""
         return str(self.planner.get(MODE, OFF))
 
+    def with_planner(self) -> Deployment:
+        """The same; where the file has no planner, with one that advises by the default settings. CallerError if no
+        planner can size its worker groups."""
+        if self.planner_mode != OFF:
+            return self
+        try:
+            return msgspec.structs.replace(self, planner={**self.planner, MODE: ADVISE})
+        except ValueError as error:
+            raise CallerError(str(error)) from error
+
     @property
     def scale_settings(self) -> ScaleSettings:
         """The settings in the planner section that all models have in common."""

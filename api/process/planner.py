@@ -112,7 +112,7 @@ def planner_options(connection: DeploymentRef, name: str, profiles: Mapping[str,
     deployment names. CallerError if the deployment has no planner, or a file is no profile, or is of no model."""
     deployment = connection.deployment
     if deployment.planner_mode == OFF:
-        raise CallerError("the deployment has no planner: give its file `planner: {mode: advise}`, or `act`")
+        raise CallerError("the deployment has no planner: give its file `planner: {mode: act}`, or take --advise")
     planned = deployment.planned_groups
     named = [each.section.label for each in planned]
     if unknown := sorted(profiles.keys() - set(named)):

@@ -75,13 +75,12 @@ ROW_FIELDS: Mapping[type[EventBase], tuple[str, ...]] = {
         "version",
     ),
 }
-FORECAST_FIELDS = ("predictor", "rate_m", "upper_m", "quantile", "horizon_s")
 FORECAST = "forecast"
 """The one value of a row that is a row itself."""
 
 
 class ForecastRow(msgspec.Struct, frozen=True, array_like=True):
-    """A `ScaleForecast`: the values of FORECAST_FIELDS."""
+    """The values of a `ScaleForecast`."""
 
     predictor: str
     rate_m: int

@@ -511,12 +511,6 @@ def _revision_differences(at: RecordedDecision | RecordedRefusal) -> Iterator[Te
         yield Term("settings_revision", "", at.event.settings_revision, state.revision)
 
 
-def first_term(at: RecordedDecision, decision: Decision | str) -> tuple[Term | None, RequestRouted | None]:
-    """The first term in which the decision differs from its record, if any, and its own event."""
-    found = remade(at, decision)
-    return next(iter(found.terms), None), found.routed
-
-
 def rules_term(version: int) -> Term:
     """The difference of a decision by a version of the rules that this program does not have."""
     return Term("rules", "", version, max(RULES))

@@ -10,6 +10,7 @@ import signal
 from asyncio.subprocess import DEVNULL
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import httpx
@@ -186,6 +187,9 @@ async def test_devices_move_from_one_model_to_another(tmp_path: Path) -> None:
         refused = await asyncio.to_thread(contrail, "scale", "set", "--model", "coder", "devices_max", "9", *data)
         assert "all models have it in common" in refused.stderr
 
+        unnamed = await asyncio.to_thread(contrail, "scale", "hold", *data)
+        assert "several fleets are sized: give --model, one of coder, tiny" in unnamed.stderr
+
         shown = await asyncio.to_thread(contrail, "scale", "--last", "300", "--model", "coder", *data)
         assert " coder" in shown.stdout
         assert " tiny" not in shown.stdout
@@ -273,10 +277,57 @@ async def test_a_planner_that_advises_starts_nothing(tmp_path: Path) -> None:
         await eventually(lambda: running.state("planner-0")["decision"]["revision"] == 2, "a decision by it")
         refused = await asyncio.to_thread(contrail, "scale", "set", "mode", "act", *data)
         assert (refused.returncode, "says `advise`" in refused.stderr) == (2, True)
+        held = await asyncio.to_thread(contrail, "scale", "hold", *data)
+        assert (held.returncode, held.stdout) == (0, "live: min 3, max 3\n"), "the fleet shrinks to 2 only later"
         back = await asyncio.to_thread(contrail, "scale", "unset", "--all", *data)
         assert (back.returncode, back.stdout) == (0, "live: nothing\n")
         found = await asyncio.to_thread(contrail, "doctor", "--data", str(running.data))
         assert found.returncode == 0, found.stdout
+
+
+async def test_a_planner_advises_a_fleet_whose_file_has_none(tmp_path: Path) -> None:
+    """`contrail planner --advise` makes the stream for its decisions; `contrail scale` shows them and sets what counts
+    for them, while it runs. Everything is proved."""
+    file = tmp_path / "unplanned.yaml"
+    file.write_text(json.dumps({"version": 1, "workers": WORKERS}))
+    async with up(tmp_path / "data", "-f", str(file)) as running:
+        data = ("--data", str(running.data))
+        for words in (("scale",), ("scale", "hold", "2"), ("planner",)):
+            refused = await asyncio.to_thread(contrail, *words, *data)
+            assert (refused.returncode, "the deployment has no planner" in refused.stderr) == (2, True)
+        advising = await asyncio.create_subprocess_exec(
+            *CONTRAIL, "planner", "--advise", *data, stdout=DEVNULL, stderr=DEVNULL
+        )
+        try:
+            shown = await decisions(data)
+            assert shown[-1]["target"] == 1
+            held = await asyncio.to_thread(contrail, "scale", "hold", "3", *data)
+            assert (held.returncode, held.stdout) == (0, "live: min 3, max 3\n"), held.stderr
+            async with asyncio.timeout(30):
+                while (await decisions(data))[-1]["target"] != 3:
+                    await asyncio.sleep(0.5)
+        finally:
+            advising.terminate()
+            status = await asyncio.wait_for(advising.wait(), 30)
+        assert status == 0
+        assert len(running.workers()) == 1
+        found = await asyncio.to_thread(contrail, "doctor", *data)
+        assert found.returncode == 0, found.stdout
+        verified = await asyncio.to_thread(contrail, "replay", "verify", *data, "--json")
+        scale = json.loads(verified.stdout)["scale"]
+        assert (verified.returncode, scale["decisions"]) == (0, scale["verified"]), verified.stdout
+        assert scale["verified"] > 0
+
+
+async def decisions(data: tuple[str, str]) -> list[dict[str, Any]]:
+    """Those that `contrail scale` shows, once there are some."""
+    async with asyncio.timeout(40):
+        while True:
+            shown = await asyncio.to_thread(contrail, "scale", "--json", *data)
+            found: list[dict[str, Any]] = json.loads(shown.stdout)["decisions"] if not shown.returncode else []
+            if found:
+                return found
+            await asyncio.sleep(0.5)
 
 
 async def test_a_planner_alone_sizes_pods(tmp_path: Path, nats_server: EmbeddedNats, etcd_server: EmbeddedEtcd) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 import orjson
 
+from actors.planning.planner_service import CLAIM
 from actors.planning.planner_settings import (
     ACT,
     PLANNER_SETTINGS_KEY,
@@ -38,7 +39,7 @@ from core.events.scale import NO_MODEL, DemandRolled, ScaleDecided, fleet_key, m
 from core.ids import StreamSeq
 from core.subjects import SCALE
 
-NO_PLANNER = "the deployment has no planner: give its file `planner: {mode: advise}`"
+NO_PLANNER = "the deployment has no planner: give its file `planner: {mode: act}`, or start `contrail planner --advise`"
 LAST = 12
 LAST_MAX = 10_000
 HEADS = ("decided", "arrived/s", "forecast/s", "waiting", "ready", "starting", "overdue", "required", "target", "why")
@@ -67,6 +68,7 @@ def scale() -> None:
     contrail scale --data data --last 100
     contrail scale set max 4 ttft_ms 800
     contrail scale set mode advise              decide and tell, and order nothing
+    contrail scale hold                         keep as many workers as now
     contrail scale unset --all                  as the deployment file says
     """
 
@@ -134,6 +136,42 @@ def unset(
     asyncio.run(_change(connection, {}, None if everything else frozenset(keys), model, role))
 
 
+@scale.command()
+@deployment_options
+@MODEL_OPTION
+@ROLE_OPTION
+@click.argument("workers", type=click.IntRange(min=1), required=False, metavar="[N]")
+def hold(connection: DeploymentRef, workers: int | None, model: str | None, role: str | None) -> None:
+    """Keep N workers, or as many as the newest decision has: `min` and `max` are that number from the next one on.
+
+    \b
+    contrail scale hold
+    contrail scale hold 4
+    contrail scale hold --model coder
+    contrail scale unset min max                size the fleet again
+
+    Workers that die are replaced meanwhile. Where several models or both roles are sized, --model and --role name one.
+    """
+    planned = connection.deployment.with_planner().planned_groups
+    meant = [each for each in planned if model in {None, each.section.model} and role in {None, each.group.role}]
+    if len(meant) > 1:
+        models = sorted({each.section.model for each in meant})
+        named = f"--model, one of {', '.join(models)}" if len(models) > 1 else f"--role, {DECODE} or {PREFILL}"
+        raise CallerError(f"several fleets are sized: give {named}")
+    number = workers or asyncio.run(_target(connection, model, role))
+    asyncio.run(_change(connection, {"min": number, "max": number}, frozenset(), model, role))
+
+
+async def _target(connection: DeploymentRef, model: str | None, role: str | None) -> int:
+    """That of the newest decision. CallerError if there is none, or if it is zero."""
+    found = await _read(connection, LAST, model, role)
+    if not found:
+        raise CallerError("no decision yet: give the number of workers, `contrail scale hold 4`")
+    if not found[-1].decided.target:
+        raise CallerError("the fleet is at zero: there is no worker to keep")
+    return found[-1].decided.target
+
+
 async def _change(
     connection: DeploymentRef,
     given: Mapping[str, Any],
@@ -142,10 +180,8 @@ async def _change(
     role: str | None,
 ) -> None:
     """The registry has the settings with this change, of all models or of one, or of prefill workers, or CallerError
-    says what is wrong with them."""
-    deployment = connection.deployment
-    if deployment.planner_mode == OFF:
-        raise CallerError(NO_PLANNER)
+    says what is wrong with them. Where the file has no planner, one must lead."""
+    deployment = connection.deployment.with_planner()
     planned = deployment.planned_groups
     names = [each.section.model for each in planned if each.group.role == DECODE]
     fleet = fleet_key(model or NO_MODEL, role or DECODE)
@@ -156,6 +192,8 @@ async def _change(
         there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
         raise CallerError(f"--model {model}: {there}")
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
+        if connection.deployment.planner_mode == OFF and not await registry.get(CLAIM):
+            raise CallerError(NO_PLANNER)
         found = [change for change in await registry.get(PLANNER_SETTINGS_KEY) if change.key == PLANNER_SETTINGS_KEY]
         everything = parsed(found[0].value) if found and (removed is not None or fleet) else {}
         before = own_settings(fleet, everything)

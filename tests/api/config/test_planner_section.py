@@ -11,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from actors.planning import forecast_process
+from api.cli.planner_command import advising
 from api.config.data_folder import DataFolder
 from api.config.deployment_ref import DeploymentRef
 from api.config.loading import load
@@ -45,6 +46,26 @@ def test_without_a_mode_there_is_no_planner_and_no_stream(tmp_path: Path) -> Non
     assert SCALE not in found.topology.names()
     with pytest.raises(CallerError, match="has no planner"):
         planner_options(found, "planner-0")
+
+
+def test_a_planner_can_advise_where_the_file_has_none(tmp_path: Path) -> None:
+    """By the settings that stand there, else the default ones. A file with a planner stays as it is."""
+    found = deployed(tmp_path, {"max": 3}).deployment.with_planner()
+    assert found.planner_mode == "advise"
+    assert [(each.group.name, each.settings.max) for each in found.planned_groups] == [("decode", 3)]
+    acting = deployed(tmp_path, {"mode": "act"}).deployment
+    assert acting.with_planner() is acting
+    two = deployed(tmp_path, {}, SIMULATED, {**SIMULATED, "name": "other"}).deployment
+    with pytest.raises(CallerError, match="one worker group of each role"):
+        two.with_planner()
+
+
+async def test_beside_planners_that_act_none_advises(tmp_path: Path) -> None:
+    """While it led, no worker would be ordered."""
+    with pytest.raises(CallerError, match="contrail scale set mode advise"):
+        await advising(deployed(tmp_path, {"mode": "act"}))
+    advised = deployed(tmp_path, {"mode": "advise"})
+    assert await advising(advised) is advised
 
 
 def test_a_simulated_group_has_its_profile(tmp_path: Path) -> None:
