@@ -29,10 +29,10 @@ read PROGRESS_VERSION, too."""
 ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
-PROGRAM_VERSION = "0.6.0"
+PROGRAM_VERSION = "0.7.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
-DECIDE_VERSION = 6
+DECIDE_VERSION = 7
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice or digest; `projections.policy.rules` keeps the earlier ones."""
 

@@ -30,11 +30,12 @@ from projections.policy.cost import (
     ESTIMATING_POLICIES,
     REQUEST_COST_POLICIES,
     ScoredCandidate,
+    first_price_m,
     load_price_m,
     reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
-from projections.policy.delay_price import OWN_DELAYS, delay_price_m
+from projections.policy.delay_price import FIRST_TOKENS, OWN_DELAYS, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.policies import (
     OVERLAP_POLICIES,
@@ -59,7 +60,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[6]
+RULES_BY_COLUMNS = RULES[7]
 """The rules that this module follows."""
 BYTES = np.dtype("<i8")
 """The form of a number in `projections.policy.candidate_columns`."""
@@ -428,6 +429,11 @@ def _time_costs(
     cost = waits.column + settings.own_weight_m * own // MILLI
     cost += settings.own_request_weight_m * own * load.requests // MILLI
     cost += per_active * blocks // MILLI + per_reuse * load.reuse // REUSE_STEPS
+    if per_first := first_price_m(settings, waits.backlog, size):
+        first = FIRST_TOKENS // size
+        if per_first * max(first, NUMBER_MAX + TOKENS_MAX) > PRODUCT_MAX:
+            return None
+        cost += per_first * np.minimum(blocks, first) // MILLI
     per_delay = delay_price_m(settings, waits.backlog.reuse_max)
     if per_delay:
         if per_delay * (OWN_DELAYS * (int(waits.column.max()) + most) + NUMBER_MAX * most) > PRODUCT_MAX:

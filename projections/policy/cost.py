@@ -11,6 +11,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
 
     cost(w) = own_weight * own(w) + wait(w)
             + active_weight * (prefill of each token that fits into the active blocks on w)
+            + FIRST_TIMES * active_weight * talks * (the same of the first FIRST_TOKENS of them)
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
@@ -34,7 +35,7 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.load_fold import REUSE_STEPS
-from projections.policy.delay_price import OWN_DELAYS, delay_price_m
+from projections.policy.delay_price import FIRST_TOKENS, OWN_DELAYS, delay_price_m, first_active_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
@@ -118,6 +119,7 @@ def _score_by_time(
     (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
     per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
     per_active = settings.active_weight_m * per_token_m * size // MILLI
+    first, per_first = FIRST_TOKENS // size, first_price_m(settings, backlog, size)
     bound_us = settings.session_wait_max_ms * MILLI
     reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
     per_delay = delay_price_m(settings, backlog.reuse_max)
@@ -139,6 +141,8 @@ def _score_by_time(
             own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
             cost += per_own * own // MILLI + per_request * own * active_requests // MILLI
             cost += per_active * active_blocks // MILLI + per_reuse * reuse(worker, 0) // REUSE_STEPS
+            if per_first:
+                cost += per_first * min(first, active_blocks) // MILLI
             cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI
             if loads_us is not None:
                 cost += per_load * loads_us[overlap] // MILLI
@@ -154,6 +158,7 @@ class TimeCostTerms(NamedTuple):
     own: int
     wait: int
     decode: int
+    """Of the active blocks."""
     requests: int
     reuse: int
     """Of the talks that live there."""
@@ -174,7 +179,8 @@ def estimate(
     return TimeCostTerms(
         own=settings.own_weight_m * own // MILLI,
         wait=wait,
-        decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI,
+        decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI
+        + first_price_m(settings, backlog, size) * min(active_blocks, FIRST_TOKENS // size) // MILLI,
         requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
         reuse=reuse_price_us(settings, tokens, backlog.time.per_token_m)
         * backlog.reuse.get(candidate.worker, 0)
@@ -184,6 +190,14 @@ def estimate(
         // MILLI,
         load=load_price_m(delay_price_m(settings, backlog.reuse_max)) * load_us // MILLI,
     )
+
+
+def first_price_m(settings: RoutingSettings, backlog: PrefillBacklog, size: int) -> int:
+    """The price of each of a worker's first active blocks beside that of any, in thousandths of a microsecond; 0 by
+    rules that have none."""
+    if not backlog.first_counts:
+        return 0
+    return first_active_price_m(settings, backlog.reuse_max) * backlog.time.per_token_m * size // MILLI
 
 
 def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> int:
