@@ -430,10 +430,9 @@ def _time_costs(
     cost += settings.own_request_weight_m * own * load.requests // MILLI
     cost += per_active * blocks // MILLI + per_reuse * load.reuse // REUSE_STEPS
     if per_first := first_price_m(settings, waits.backlog, size):
-        first = FIRST_TOKENS // size
-        if per_first * max(first, NUMBER_MAX + TOKENS_MAX) > PRODUCT_MAX:
+        if per_first * (NUMBER_MAX + TOKENS_MAX) > PRODUCT_MAX:
             return None
-        cost += per_first * np.minimum(blocks, first) // MILLI
+        cost += per_first * np.minimum(blocks, FIRST_TOKENS // size) // MILLI
     per_delay = delay_price_m(settings, waits.backlog.reuse_max)
     if per_delay:
         if per_delay * (OWN_DELAYS * (int(waits.column.max()) + most) + NUMBER_MAX * most) > PRODUCT_MAX:

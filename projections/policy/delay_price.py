@@ -1,8 +1,9 @@
-"""Delay price: what a delay costs under `time`, by how full of talks the workers are, and what company costs there.
+"""Delay price: the price of a delay, and of a worker's first active tokens, under `time`, by how full of talks the
+workers are.
 
 A talk is decoded for a long time, and its next turn waits for the end of this one. So where talks fill the workers, a
-delay counts more (decision 41 has the reasons). So does the first talk in company of which all steps would be: while
-other workers are idle, a copy of the prompt costs less than the answer gains (decision 78).
+delay counts more (decision 41 has the reasons). The first talks on a worker count more, too: all steps of an answer are
+in their company. While other workers are idle, a copy of the prompt costs less than the answer gains (decision 78).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OWN_DELAYS = 2
 FIRST_TOKENS = 160_000
 """Tokens in active blocks of a worker that count more than further ones: two talks of coding agents. Where each worker
 has as many, the price is the same everywhere, and prompts stay where their caches are."""
-FIRST_TIMES = 10
+FIRST_TIMES = 5
 """They cost so many times `active_weight` more: searched on a public trace of coding agents."""
 
 

@@ -24,7 +24,7 @@ from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
 from projections.policy.decide import Decision, decide, record
-from projections.policy.delay_price import REUSE_FULL
+from projections.policy.delay_price import FIRST_TOKENS, REUSE_FULL
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -78,6 +78,8 @@ class RandomFleet:
         self._asked_adapters = ("",) * 5 + (ADAPTERS if dice.random() < 0.4 else ())
         self._spread = dice.choice((1, 2, 60))
         """Loads differ by so much: with 1 nearly all costs are equal."""
+        self._has_long = dice.random() < 0.4
+        """Some requests hold as many blocks as talks of coding agents."""
         for _ in range(dice.choice((1, 2, 5, 12, 30, 70))):
             self._join()
         for pool in self._pools:
@@ -251,7 +253,10 @@ class RandomFleet:
             now_ms=NOW_MS + dice.randrange(-3000, 6000) if dice.random() < 0.9 else 0,
             wait_us=dice.randrange(10**6) if dice.random() < 0.3 else 0, believed=believed,
         )  # fmt: skip
-        return name, msgspec.structs.replace(event, blocks=max(1, event.blocks // self._spread * self._spread))
+        blocks = max(1, event.blocks // self._spread * self._spread)
+        if self._has_long and dice.random() < 0.3:  # about as many as count more among talks, or half of them
+            blocks = FIRST_TOKENS // dice.choice(self._sizes) // dice.choice((1, 2)) + dice.randrange(-1, 2)
+        return name, msgspec.structs.replace(event, blocks=blocks)
 
     def _route(self) -> None:
         name, event = self._routed()

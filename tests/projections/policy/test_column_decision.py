@@ -16,8 +16,16 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.worker_table import ELIGIBLE_MAX, NUMBER_MAX, OUTSTANDING_COLUMNS
 from projections.index.depth_column import MATRIX_BLOCKS_MAX
 from projections.index.prefix_index import PrefixIndex
-from projections.policy.column_decision import TOKENS_MAX, WEIGHT_M_MAX, RankedCandidates, decide_by_columns
+from projections.policy.column_decision import (
+    PRODUCT_MAX,
+    TOKENS_MAX,
+    WEIGHT_M_MAX,
+    RankedCandidates,
+    decide_by_columns,
+)
+from projections.policy.cost import first_price_m, pending_beyond
 from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide, decide_newest
+from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest
@@ -238,6 +246,38 @@ def test_fleets_with_pools_are_among_them() -> None:
             state, cached = fleet.site.state, settings.policy != "approximate"
             pooled += cached and state.reported(request.prompt) != state.reported(request.prompt, pools=False)
     assert pooled > FLEETS
+
+
+def test_fleets_with_first_active_tokens_are_among_them() -> None:
+    """Decisions by columns among talks, with candidates below, at and above FIRST_TOKENS."""
+    found = dict.fromkeys(("below", "at", "above"), 0)
+    for seed in range(FLEETS):
+        fleet = RandomFleet(seed)
+        for mine, judge, request, settings in fleet.decisions():
+            assert mine._replace(ranked=[*mine.ranked]) == judge
+            size = request.prompt.block_size
+            if not is_by_columns(mine) or settings.policy != "time" or not first_price_m(settings, mine.backlog, size):
+                continue
+            counts = [each.candidate.active_blocks - pending_beyond(each.candidate) for each in mine.ranked]
+            first = FIRST_TOKENS // size
+            found["below"] += any(0 < blocks < first for blocks in counts)
+            found["at"] += first in counts
+            found["above"] += max(counts) > first
+    assert min(found.values()) > 0, found
+
+
+def test_the_price_of_first_tokens_is_bounded(site: Site) -> None:
+    """It alone is beyond the bound: without talks, and with a smaller weight, columns decide."""
+    time = PrefillTime(0, 1_000_000)
+    most = PRODUCT_MAX // (NUMBER_MAX + TOKENS_MAX) * 1000 // (FIRST_TIMES * time.per_token_m * ASKED.block_size)
+    assert 0 < most < WEIGHT_M_MAX
+    request = RouteRequest(RequestId("r"), 0, "tiny", ASKED, time=time)
+    usual = RoutingSettings(policy="time", own_request_weight_m=0, delay_weight_m=0, reuse_weight_m=0)
+    light, heavy = (msgspec.structs.replace(usual, active_weight_m=weight_m) for weight_m in (most, most + 1))
+    assert is_by_columns(decided(site, heavy, request))
+    site.say(LOAD, WORKERS[3], load(reuse_rate=1 << 30))
+    assert is_by_columns(decided(site, light, request))
+    assert not is_by_columns(decided(site, heavy, request))
 
 
 def test_only_the_first_of_a_ranking_are_sorted(site: Site) -> None:

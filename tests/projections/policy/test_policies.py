@@ -17,13 +17,18 @@ from core.keys import session_key
 from core.prompt import Prompt
 from core.settings import POLICIES, RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections.folds.load_fold import REUSE_STEPS
+from projections.folds.state import NO_OVERLAP
 from projections.policy.binding_plan import HELD_MAX
-from projections.policy.cost import estimate
+from projections.policy.cost import estimate, score
 from projections.policy.decide import Decision, decide, record
+from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS, REUSE_FULL
 from projections.policy.policies import SESSION_TOKENS, two_of
+from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.view import RouteRequest
-from tests.projections.facts import load, prefilled, prompt, routed, worker_id
+from projections.policy.rules import FIRST_VERSION
+from projections.policy.view import Candidate, RouteRequest
+from tests.projections.facts import SEED, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import REPLICA, Site
 
 A, B, C, D = (WorkerId(worker_id(number)) for number in (1, 2, 3, 4))
@@ -107,7 +112,7 @@ def test_delays_have_a_price_among_talks(site: Site) -> None:
     """By the greatest reuse of all candidates: twice what a request waits and computes, and its prefill for each
     active request there. Versions 1 and 2 of the rules knew none."""
     site.say(ROUTING, OTHER, routed("x", C, BUSY, now_ms=NOW_MS - 2), routed("y", D, BUSY), prefilled("y"))
-    given_ = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=500)
+    given_ = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=500, active_weight_m=0)
     wanted = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
     before = decided(site, given_)
     site.say(LOAD, B, load(reuse_rate=3000))
@@ -131,6 +136,56 @@ def test_delays_have_a_price_among_talks(site: Site) -> None:
     assert costs(decided(site, full))[A] == costs(before)[A] + 2 * OWN_US  # full is full
     site.say(LOAD, B, load(draining=True, reuse_rate=3000))
     assert {**costs(decided(site, given_)), B: 0} == {**costs(before), B: 0}  # B is no candidate
+
+
+def test_the_first_active_tokens_have_a_price_among_talks(site: Site) -> None:
+    """The price is the same at and above FIRST_TOKENS. It is 0 without talks, and by version 6 of the rules."""
+    first = FIRST_TOKENS // 4
+    active = {A: 0, B: 1000, C: first, D: first + 5000}
+    for worker, blocks in active.items():
+        event = structs.replace(routed(f"x{worker}", worker, BUSY), blocks=blocks)
+        site.say(ROUTING, OTHER, event, prefilled(event.request))
+    given_ = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=0)
+    before = decided(site, given_)
+    assert costs(before)[C] - costs(before)[A] == BLOCK_NS * first // 1000
+    for rate, reuse in ((3000, 31), (1 << 30, REUSE_FULL)):
+        site.say(LOAD, B, load(reuse_rate=rate))
+        decision = decided(site, given_)
+        price_ns = FIRST_TIMES * 38 * reuse // REUSE_FULL * 20_500 * 4 // 1000
+        assert costs(decision) == {
+            worker: cost + price_ns * min(active[WorkerId(worker)], first) // 1000
+            for worker, cost in costs(before).items()
+        }
+        for each in decision.ranked:
+            terms = estimate(each.candidate, each.prefill_m, given_, ASKED.tokens, 4, decision.backlog)
+            assert sum(terms) == each.cost
+            blocks = active[each.candidate.worker]
+            assert terms.decode == BLOCK_NS * blocks // 1000 + price_ns * min(blocks, first) // 1000
+        asked = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
+        assert costs(decide(site.view, asked, given_, NOW_MS, 0, version=FIRST_VERSION - 1)) == costs(before)
+    site.say(LOAD, B, load(draining=True, reuse_rate=3000))
+    assert {**costs(decided(site, given_)), B: 0} == {**costs(before), B: 0}  # B is no candidate
+
+
+@pytest.mark.parametrize("size", [1, 16, 48, 1000, FIRST_TOKENS, FIRST_TOKENS + 1])
+def test_the_first_active_tokens_are_whole_blocks(size: int) -> None:
+    """A block counts among the first ones if all of its tokens do. Negative counts of pending events stay as they
+    are."""
+    first, asked = FIRST_TOKENS // size, Prompt(bytes(4 * size), size, SEED)
+    given_, request = structs.replace(BY_TIME, active_weight_m=1000), RouteRequest(RequestId("r"), 0, "tiny", asked)
+    backlog = PrefillBacklog(PrefillTime(0, 1000), {}, reuse_max=4 * REUSE_STEPS)
+    counts = (-3, 0, 1, max(0, first - 1), first, first + 1, 2 * first + 7)
+    candidates = [
+        Candidate(WorkerId(worker_id(at)), "tiny", size, 0, True, NO_OVERLAP, 0, blocks, 0, 0, 0, draining=False)
+        for at, blocks in enumerate(counts)
+    ]
+    scored, plain = (
+        score(candidates, request, given_, (), each) for each in (backlog, backlog._replace(first_counts=False))
+    )
+    added = [one.cost - other.cost for one, other in zip(scored, plain, strict=True)]
+    assert added == [FIRST_TIMES * size * min(blocks, first) for blocks in counts]
+    for each in scored:
+        assert sum(estimate(each.candidate, each.prefill_m, given_, asked.tokens, size, backlog)) == each.cost
 
 
 @pytest.mark.parametrize("policy", ["kv", "time"])
