@@ -55,6 +55,7 @@ ADDED = {
     "load_cost",
     "load_ms",
     "loading",
+    "first_times",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

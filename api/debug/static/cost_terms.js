@@ -1,7 +1,7 @@
 // Terms of a candidate's cost, by policy: drawn as a bar, and explained in words.
 
 import { el, swatch } from "./dom.js";
-import { amount } from "./format.js";
+import { amount, count } from "./format.js";
 
 const KV = [
   ["prefill_cost", "computed", "to compute"],
@@ -57,8 +57,9 @@ export function formula({ policy, settings, prefill_time: time, candidates: rows
   if (policy !== "time" || !terms) return null;
   const lasts = `${amount(time.base_ms)} ms and ${amount(time.per_token_us)} µs per token, ${SOURCES[time.source]}`;
   return el("p", { class: "fine", id: "formula" }, `Score = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
-    `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks `,
-    `+ own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
+    `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks`,
+    time.first_times ? `, and up to ${time.first_times} times more, by how full of talks the workers are, for the first ${count(time.first_tokens)} of them` : "",
+    ` + own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
     rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there` : "",
     rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests)` : "",
     rows.some((row) => row.load_cost) ? " + its loads from slower tiers." : ".",

@@ -57,7 +57,8 @@ def test_the_terms_are_those_of_the_explanation(log: Path) -> None:
             assert shown["unit"] == "ms"
             assert attempt.estimates is not None
             assert shown["prefill_time"] == {
-                name: getattr(attempt.estimates, name) for name in ("base_ms", "per_token_us", "source", "loading")
+                name: getattr(attempt.estimates, name)
+                for name in ("base_ms", "per_token_us", "source", "first_times", "first_tokens", "loading")
             }
             sources.add(attempt.estimates.source)
             for row, told in zip(shown["candidates"], attempt.candidates, strict=True):

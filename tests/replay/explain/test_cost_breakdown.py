@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from api.cli.renderer import render
 from api.cli.replay.text.explain_text import explain_text
@@ -16,10 +17,12 @@ from core.events.routing import HELD, RequestQueued
 from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
-from core.subjects import ROUTING
+from core.subjects import LOAD, ROUTING
 from projections.policy.decide import decide, record
+from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
+from projections.policy.rules import FIRST_VERSION
 from projections.policy.view import RouteRequest
 from replay.explain.explain import explain
 from replay.explain.explanation import AttemptExplanation
@@ -28,7 +31,7 @@ from replay.simulate.options import Options
 from replay.simulate.simulated_log import KEY
 from replay.simulate.simulation import simulate
 from tests.fixtures.passes import one_prompt_a_pass
-from tests.projections.facts import joined, prompt, stored
+from tests.projections.facts import finished, joined, load, prefilled, prompt, routed, stored
 from tests.replay.simulate.families import ENGINE, families
 from tests.replay.staged import ASKED, HASHES, KV, A, B, C, R, Stage
 
@@ -147,6 +150,42 @@ def test_loads_are_taken_apart(tmp_path: Path, *, whole: bool) -> None:
         late = ": slower than computing it, so none is counted or loaded" if name == "slow" else ""
         assert f"a block is loaded from the host in 0.1 ms, from the disk in {disk_m / 10**6:g} ms{late}" in text
         assert text.count("+ load") == 2  # in the formula, and over the column
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_first_active_tokens_are_taken_apart(tmp_path: Path, *, whole: bool) -> None:
+    """By the formula of `EstimateBasis`, from the log and from the record alone, with b below FIRST_TOKENS and a above.
+    A decision of version 6 and one without talks have no such term."""
+    it, blocks = staged(), {"a": FIRST_TOKENS // 4 + 50, "b": 3000}
+    for worker, name in ((A, "a"), (B, "b")):
+        it.tell(structs.replace(routed(f"in {name}", worker), blocks=blocks[name]), prefilled(f"in {name}"))
+    it.route("alone", ASKED)
+    it.tell(finished("alone"))
+    it.say(LOAD, B, load(reuse_rate=3000))
+    it.route("before", ASKED, version=FIRST_VERSION - 1)
+    it.tell(finished("before"))
+    it.route("r", ASKED)
+    costs = {}
+    for name in ("alone", "before", "r"):
+        attempt = explain_last(it, tmp_path, name, whole=whole)
+        found = attempt.estimates
+        assert found is not None and found.exact
+        given = (FIRST_TIMES, FIRST_TOKENS) if name == "r" else (0, 0)
+        assert (found.first_times, found.first_tokens) == given
+        assert found.talks == (0 if name == "alone" else 31 / 64)
+        for row in attempt.candidates:
+            assert row.timed is not None and row.timed.decode_tokens == 4 * blocks[row.name]
+            first = min(row.timed.decode_tokens, found.first_tokens)
+            first_us = int(found.first_times * 40 * found.talks) * first
+            assert in_us(row.decode_cost) == 40 * row.timed.decode_tokens + first_us
+            terms = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost, row.reuse_cost, row.delay_cost)
+            assert sum(map(in_us, terms)) == in_us(row.cost)
+            costs[name, row.name] = row.cost
+        with it.recording(tmp_path / f"again {name}") as recording:
+            text = " ".join(render(explain_text(explain(recording, name, whole=whole))).split())
+        said = f"in active blocks, {FIRST_TIMES:g} times more * 0.484375 for the first {FIRST_TOKENS:,} tokens"
+        assert (said in text) == (name == "r")
+    assert costs["before", "b"] < costs["r", "b"]
 
 
 def test_what_was_learned_is_named(tmp_path: Path) -> None:

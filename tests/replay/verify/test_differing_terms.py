@@ -18,10 +18,11 @@ from core.prompt import hashes_from_bytes
 from core.settings import RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.folds import jobs_fold
+from projections.folds.in_flight import InFlight
 from projections.folds.kv_fold import KvFold
 from projections.policy.candidates import CandidateSet
 from projections.policy.cost import ScoredCandidate
-from projections.policy.rules import RULES
+from projections.policy.rules import FIRST_VERSION, RULES
 from projections.policy.view import Candidate
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.gaps import Gaps
@@ -30,7 +31,7 @@ from replay.recording.unknown_sources import UnknownSources
 from replay.verify.judge import judge_decision
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
-from tests.projections.facts import finished, joined, load, pool_joined, prompt, reads, restated, stored
+from tests.projections.facts import finished, joined, load, pool_joined, prompt, reads, replica_restated, restated, stored
 from tests.projections.job_facts import asked
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 
@@ -215,6 +216,25 @@ def test_costs_follow_from_the_recorded_greatest_reuse(
     terms = [(each.term, each.term_worker) for each in found.differences]
     assert terms == {"": [], "cost": [("cost", B)], "max": [("reuse_max", "")]}[bug]
     assert sum(found.not_judged.values()) == (not bug)
+
+
+@pytest.mark.parametrize("version", [FIRST_VERSION - 1, FIRST_VERSION])
+def test_costs_follow_by_the_rules_of_their_version(stage: Stage, tmp_path: Path, version: int) -> None:
+    """The log lacks the report with the greatest reuse. B's cost with the price of its active blocks follows from the
+    recorded reuse, by rules with and without a price of first tokens; a cost by the other rules does not."""
+    stage.settings(RoutingSettings())
+    stage.tell(replica_restated([(("long", 0), InFlight(WorkerId(B), 3000, 0))]), replica=S)
+    lost = stage.say(LOAD, A, load(reuse_rate=3000))
+    event, other = (stage.decided("x", ASKED, version=each) for each in (version, 2 * FIRST_VERSION - 1 - version))
+    at = from_column(event.candidates).index(B)
+    assert event.columns["cost"][at] != other.columns["cost"][from_column(other.candidates).index(B)]
+    stage.tell(event)
+    stage.say(LOAD, A, load())
+    found = verified(stage, tmp_path, {(LOAD, lost)})
+    assert (found.different, sum(found.not_judged.values())) == (0, 1)
+    stage.tell(structs.replace(other, request="y", decide_version=version))
+    found = verified(stage, tmp_path, {(LOAD, lost)})
+    assert {each.request for each in found.differences} == {"y"}
 
 
 def test_settings_that_are_missing_excuse_what_talks_reuse(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ Line = tuple[str, str]
 """A title, which may be empty, and what stands behind it."""
 FORMULA = (
     "own_weight {own_weight:g} * prefill + wait + active_weight {active_weight:g} * prefill of the tokens in active "
-    "blocks + own_request_weight {own_request_weight:g} * prefill * active requests"
+    "blocks{first} + own_request_weight {own_request_weight:g} * prefill * active requests"
 )
+OF_FIRST = ", {times:g} times more{talks} for the first {tokens}"
+"""The price of the first active tokens, by rules that have it and where talks are."""
 OF_RATES = " + reuse_weight {reuse_weight:g} * prefill of the whole prompt * doublings of the reuse there"
 """Its next term, where workers report reuse, …"""
 OF_DELAYS = " + delay_weight {delay_weight:g}{talks} * (twice wait and prefill + prefill * active requests)"
@@ -75,10 +77,12 @@ def _formula(it: EstimateBasis) -> str:
         talks = OF_RATES if "reuse_weight" in it.weights else ""
         delays = OF_DELAYS if "delay_weight" in it.weights else ""
         share = "" if it.talks == 1 else f" * {it.talks:g}"
+        tokens = count_text(it.first_tokens, "token")
+        first = OF_FIRST.format(times=it.first_times, talks=share, tokens=tokens) if it.first_times else ""
         counted = any(not tier.slow for tier in it.loading)
         delayed = f" * (1 + twice delay_weight{share})" if delays else ""
         loads = OF_LOADS.format(delays=delayed) if counted else ""
-        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share)}{loads}{known}"
+        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share, first=first)}{loads}{known}"
     return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
