@@ -32,7 +32,9 @@ from core.ids import ReplicaId, RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from core.subjects import LOAD
+from projections.folds.in_flight import InFlight
 from projections.policy.decide import decide, decide_prefill, record, rejection
+from projections.policy.delay_price import FIRST_TOKENS
 from projections.policy.prefill_choice import REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -64,7 +66,7 @@ SETTINGS = (
     RoutingSettings(temperature_m=900),
     RoutingSettings(
         own_weight_m=1000, own_request_weight_m=200, active_weight_m=400, prefill_base_us=3000,
-        prefill_us_per_token_m=40_000, tie_margin_m=3000,
+        prefill_us_per_token_m=40_000, tie_margin_m=9000,
     ),
     RoutingSettings(device_credit_m=0, reuse_weight_m=0, own_request_weight_m=0, active_weight_m=0),
     RoutingSettings(candidates_recorded_max=2, delay_weight_m=2500, temperature_m=400),
@@ -95,6 +97,10 @@ LOCAL = (*[()] * 7, ("stale",), ("stale",), ("suspected", "stale"), ("not_connec
 """Local reasons of a worker, by their share."""
 STEPS_MS = (1, 2, 5, 150)
 """Between two requests."""
+LONG = ReplicaId("cc" * 8)
+"""A replica that decides on nothing here: its requests are those in long talks."""
+LONG_BLOCKS = (0, 0, 3000, FIRST_TOKENS // 4 - 1, FIRST_TOKENS // 4, FIRST_TOKENS // 4 + 1, 60_000)
+"""Blocks of these on a worker: fewer than those that count more among talks, as many, or more."""
 LAGS = (0, 0, 1, 2, 3, 120)
 """Messages of a stream that a replica has not read."""
 
@@ -104,7 +110,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self.stage = Stage()
-        self._dice = random.Random(5)
+        self._dice = random.Random(6)
         self._in_flight: list[tuple[ReplicaId, str, int, bool]] = []
         """Replica, request, attempt, and whether its first token came."""
         self._local: dict[ReplicaId, dict[str, tuple[str, ...]]] = {R: {}, S: {}}
@@ -128,7 +134,7 @@ class DecisionLog:
         stage.say(KV, OTHER_SIZE, joined("other-size", block_size=8))
         for number, worker in enumerate(PREFILLING):
             stage.say(KV, worker, structs.replace(joined(f"prefill-{number}"), role=PREFILL))
-        for replica, name in ((R, "frontend-0"), (S, "frontend-1")):
+        for replica, name in ((R, "frontend-0"), (S, "frontend-1"), (LONG, "frontend-2")):
             stage.replica(replica, name)
         for settings in SETTINGS:
             for replica in (R, S):
@@ -168,10 +174,21 @@ class DecisionLog:
             stage.say(LOAD, dice.choice(DECODE), load(waiting, draining=draining, reuse_rate=rate))
         if dice.random() < 0.5:
             self._change_local(dice.choice((R, S)))
-        if dice.random() < 0.02:
-            stage.tell(ReplicaRestated(**_nothing_in_flight()), replica=self._restate())
+        self._restate_replicas()
         while len(self._in_flight) > dice.randrange(4, 24):
             self._go_on()
+
+    def _restate_replicas(self) -> None:
+        """Now and then a replica has begun again; and other long requests are in flight, mostly none."""
+        dice = self._dice
+        if dice.random() < 0.02:
+            self.stage.tell(ReplicaRestated(**_nothing_in_flight()), replica=self._restate())
+        if dice.random() >= 0.15:
+            return
+        workers = [] if dice.random() < 0.6 else dice.sample(DECODE, 2)
+        in_flight = {worker: InFlight(WorkerId(worker), dice.choice(LONG_BLOCKS), 0) for worker in sorted(workers)}
+        event = replica_restated([((f"long on {worker}", 0), each) for worker, each in in_flight.items()])
+        self.stage.tell(event, replica=LONG)
 
     def _load_adapter(self, worker: str, adapter: str) -> None:
         name, _, content = adapter.partition("@")

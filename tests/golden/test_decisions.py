@@ -22,6 +22,7 @@ from projections.folds.state import DISK, NO_OVERLAP
 from projections.policy import policies
 from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, score
 from projections.policy.decide import decide
+from projections.policy.delay_price import FIRST_TOKENS
 from projections.policy.policies import TEMPERATURE_POLICIES, rank
 from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, prefill_reason
 from projections.policy.rules import RULES
@@ -83,6 +84,26 @@ def test_version_6_differs_by_the_digest_alone() -> None:
             assert before.digest == at.event.digest != after.digest
 
 
+def test_version_7_differs_in_costs_among_talks_alone() -> None:
+    """Each decision of version 6 under another policy, or without talks, is the same by version 7 but for its digest.
+    Of the others, some choose another worker."""
+    found = dict.fromkeys(("same", "costs", "worker"), 0)
+    for file in (6, 7):
+        with Recording.open(FILES[file], KEY) as recording:
+            for at in Playback(recording, gaps=Gaps()):
+                asked = at.view, at.request, at.settings, at.event.now_ms, at.event.seed
+                before, after = (decide(*asked, version=version) for version in (6, 7))
+                if at.settings.policy != "time" or not after.backlog.reuse_max:
+                    backlog = after.backlog._replace(first_counts=before.backlog.first_counts)
+                    assert before._replace(version=7, digest="") == after._replace(digest="", backlog=backlog)
+                    found["same"] += 1
+                    continue
+                costs = ({each.candidate.worker: each.cost for each in it.ranked} for it in (before, after))
+                found["costs"] += next(costs) != next(costs)
+                found["worker"] += before.worker != after.worker
+    assert min(found.values()) > 3, found
+
+
 def test_the_program_names_the_version_of_its_package() -> None:
     """Replicas join with it, and it excuses rules that another program lacks."""
     assert tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]["version"] == PROGRAM_VERSION
@@ -123,6 +144,7 @@ def test_the_log_has_every_state(path: Path) -> None:
         *(("time", fact) for fact in ("reuse", "equal") if _version_of(path) > 1),
         *(("time", fact) for fact in ("hidden reuse",) if _version_of(path) > 2),
         *(("", reason) for reason in ("other_adapter", "adapter") if _version_of(path) > 4),
+        *(("time", fact) for fact in ("below first tokens", "at first tokens", "beyond") if _version_of(path) > 6),
         *((policy, fact) for policy in ("kv", "time") for fact in ("pool", "pool's bound") if _version_of(path) > 3),
     }
     refused = [event for event in events if isinstance(event, RequestRejected)]
@@ -166,6 +188,8 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
     readers = at.view.state.pool_readers()
     pooled = [(with_pools.get(it.worker, NO_OVERLAP), without.get(it.worker, NO_OVERLAP)) for it in readers]
     deep = [without.get(it.source, NO_OVERLAP)[DISK] for it in readers]
+    first = FIRST_TOKENS // event.block_size
+    active = columns["active_blocks"] if max(columns.get("reuse", ()), default=0) else ()
     return {
         "chosen": True,
         "temperature": settings.temperature_m > 0 and columns["cost"][0] > min(columns["cost"]),
@@ -178,6 +202,9 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
         "prefer": bool(event.prefer),
         "wait": any(columns.get("wait_us", ())),
         "reuse": any(columns.get("reuse", ())),
+        "below first tokens": any(0 < blocks < first for blocks in active),
+        "at first tokens": first in active,
+        "beyond": any(blocks > first for blocks in active),
         "hidden reuse": len(columns.get("reuse", ())) > len(workers),
         "held": bool(event.held) and event.policy in ESTIMATING_POLICIES,
         "learned": bool(event.prefill_time),
@@ -225,7 +252,7 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
     monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[7\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+    with pytest.raises(AssertionError, match=r"RULES\[8\], raise DECIDE_VERSION and PROGRAM_VERSION"):
         check(DECIDE_VERSION)
 
 
