@@ -36,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "c3116bee33e5efc5c3fb57c709b71b4c",
-    "two that lag": "9fc45edd54048b61206696d5d994ec1c",
-    "workers that fail": "3fd1143842859ccb7af3a880192d6831",
-    "twenty workers": "c92044237aae07d84eb25c2fbad33f39",
-    "prefill workers": "3afe0cb559a5a33542421a7fe82a5699",
-    "closed loop": "7e9fc3de86fc921a162056300c5c4b3d",
-    "kv": "941001674b0be100e0e2b48fa97edaa7",
-    "host tier": "998858820d22631f962b0791f119a1ca",
-    "approximate": "fa5bea24413836e27a1bbb2360446885",
-    "least loaded": "65effc3785a5a4b51b2f00cf24aa0d9a",
+    "time": "77bd83b772858f54eaaaf192e8fc8676",
+    "two that lag": "8243e075cbead25b64ff7588a8b7eec7",
+    "workers that fail": "8fd201c3e6802add79406ac7c2c0ea14",
+    "twenty workers": "b42c66d81ee018af4322bf92131a3dc5",
+    "prefill workers": "1e2b60a5ee0e031d5b2c1180969aa5ee",
+    "closed loop": "c73b455614446a4c9fef5555b064d1f5",
+    "kv": "9476fdd6a22a8c47b02fbe19786e95d1",
+    "host tier": "1ab73124b217a93654263323015d4182",
+    "approximate": "299f537b50d12b226b4d42fa15903ca1",
+    "least loaded": "d2afa34b31dafbb3f482f0adff5cf60c",
 }
 
 
