@@ -66,7 +66,7 @@ SETTINGS = (
     RoutingSettings(temperature_m=900),
     RoutingSettings(
         own_weight_m=1000, own_request_weight_m=200, active_weight_m=400, prefill_base_us=3000,
-        prefill_us_per_token_m=40_000, tie_margin_m=9000,
+        prefill_us_per_token_m=40_000, tie_margin_m=3000,
     ),
     RoutingSettings(device_credit_m=0, reuse_weight_m=0, own_request_weight_m=0, active_weight_m=0),
     RoutingSettings(candidates_recorded_max=2, delay_weight_m=2500, temperature_m=400),
@@ -110,7 +110,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self.stage = Stage()
-        self._dice = random.Random(6)
+        self._dice, self._dice_of_long = random.Random(5), random.Random(5)
         self._in_flight: list[tuple[ReplicaId, str, int, bool]] = []
         """Replica, request, attempt, and whether its first token came."""
         self._local: dict[ReplicaId, dict[str, tuple[str, ...]]] = {R: {}, S: {}}
@@ -180,9 +180,9 @@ class DecisionLog:
 
     def _restate_replicas(self) -> None:
         """Now and then a replica has begun again; and other long requests are in flight, mostly none."""
-        dice = self._dice
-        if dice.random() < 0.02:
+        if self._dice.random() < 0.02:
             self.stage.tell(ReplicaRestated(**_nothing_in_flight()), replica=self._restate())
+        dice = self._dice_of_long
         if dice.random() >= 0.15:
             return
         workers = [] if dice.random() < 0.6 else dice.sample(DECODE, 2)
