@@ -31,7 +31,17 @@ from replay.recording.unknown_sources import UnknownSources
 from replay.verify.judge import judge_decision
 from replay.verify.verify import VerifyResult, verify
 from streams.archive.archive_writer import ArchiveWriter
-from tests.projections.facts import finished, joined, load, pool_joined, prompt, reads, replica_restated, restated, stored
+from tests.projections.facts import (
+    finished,
+    joined,
+    load,
+    pool_joined,
+    prompt,
+    reads,
+    replica_restated,
+    restated,
+    stored,
+)
 from tests.projections.job_facts import asked
 from tests.replay.staged import KEY, KV, A, B, C, R, S, Stage
 
