@@ -15,6 +15,7 @@ from core.events.request_stages import RequestStages
 from core.events.routing import PROGRESS_VERSION
 from core.settings import RoutingSettings
 from core.subjects import LOAD
+from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
 from replay.explain.explain import explain
 from replay.explain.explanation import Explanation
 from replay.recording.recording import Recording
@@ -222,6 +223,26 @@ def test_scores_are_drawn_term_by_term(timed: Served, browser: Browser) -> None:
         expect(formula).to_contain_text(f"active_weight {WEIGHTS['active_weight']:g}")
         expect(formula).to_contain_text("prefill of the tokens in active blocks")
         expect(formula).to_contain_text(f"own_request_weight {WEIGHTS['own_request_weight']:g}")
+
+
+def test_the_price_of_first_tokens_is_named(tmp_path: Path, browser: Browser) -> None:
+    """Among talks; not for a decision before them."""
+    stage, log = Stage(), tmp_path / "log"
+    stage.say(KV, A, joined("a"))
+    stage.replica(settings=RoutingSettings())
+    stage.route("before", ASKED)
+    stage.say(LOAD, A, load(reuse_rate=3000))
+    stage.route("among", ASKED)
+    stage.archived(log)
+    with Recording.open(log) as recording:
+        before, among = (explain(recording, request) for request in ("before", "among"))
+    times = f"up to {FIRST_TIMES} times more, by how full of talks the workers are"
+    price = f"in active blocks, and {times}, for the first {FIRST_TOKENS:,} of them + own_request_weight"
+    with serving("--log", str(log)) as url:
+        for found, text in ((among, price), (before, "in active blocks + own_request_weight")):
+            with looking(browser, url) as page:
+                show(page, found)
+                expect(page.locator("#formula")).to_contain_text(text)
 
 
 def test_sliders_are_those_of_the_policy(timed: Served, browser: Browser) -> None:
