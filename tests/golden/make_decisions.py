@@ -97,7 +97,7 @@ LOCAL = (*[()] * 7, ("stale",), ("stale",), ("suspected", "stale"), ("not_connec
 """Local reasons of a worker, by their share."""
 STEPS_MS = (1, 2, 5, 150)
 """Between two requests."""
-LONG = ReplicaId("cc" * 8)
+LONG = ReplicaId("aa" * 8)
 """A replica that decides on nothing here: its requests are those in long talks."""
 LONG_BLOCKS = (0, 0, 3000, FIRST_TOKENS // 4 - 1, FIRST_TOKENS // 4, FIRST_TOKENS // 4 + 1, 60_000)
 """Blocks of these on a worker: fewer than those that count more among talks, as many, or more."""
@@ -134,7 +134,7 @@ class DecisionLog:
         stage.say(KV, OTHER_SIZE, joined("other-size", block_size=8))
         for number, worker in enumerate(PREFILLING):
             stage.say(KV, worker, structs.replace(joined(f"prefill-{number}"), role=PREFILL))
-        for replica, name in ((R, "frontend-0"), (S, "frontend-1"), (LONG, "frontend-2")):
+        for replica, name in ((R, "frontend-0"), (S, "frontend-1"), (LONG, "frontend-long")):
             stage.replica(replica, name)
         for settings in SETTINGS:
             for replica in (R, S):
