@@ -15,11 +15,12 @@ REUSE_FULL = 4 * REUSE_STEPS
 """Reuse (`projections.folds.load_fold.reuse_of`) from which on a worker is full of talks: four doublings."""
 OWN_DELAYS = 2
 """Times that a request's own delay counts among those that talks suffer: searched on public traces."""
-FIRST_TOKENS = 160_000
-"""Tokens in active blocks of a worker that count more than further ones: two talks of coding agents. Where each worker
+FIRST_TOKENS = 80_000
+"""Tokens in active blocks of a worker that count more than further ones: one talk of coding agents. Where each worker
 has as many, the price is the same everywhere, and prompts stay where their caches are."""
-FIRST_TIMES = 5
-"""They cost so many times `active_weight` more: searched on a public trace of coding agents."""
+FIRST_TIMES = 10
+"""They cost so many times `active_weight` more: searched on a public trace of coding agents. So while another worker
+has less, company costs about a prefill of each of its tokens."""
 
 
 def delay_price_m(settings: RoutingSettings, reuse_max: int) -> int:
