@@ -41,7 +41,7 @@ MEANINGS = {
     "stale_credit": "all credit of a worker whose load reports stopped is multiplied by this",
     "own_weight": "time: price of a microsecond of the request's own prefill; above 1 for the copy that it makes",
     "own_request_weight": "time: the same once more for each active request there",
-    "active_weight": "time: price of active blocks: of each token that fits into them, in prefills of a token",
+    "active_weight": "time: price of active blocks, for each token that fits in, in its prefills; more among talks",
     "reuse_weight": "time: price of the talks that live there: a prefill of the prompt for each doubling of reuse",
     "delay_weight": "time: price of a microsecond of delay among talks: its own twice, and that of requests it delays",
     "prefill_base_us": f"time, session: a prefill is taken to last so many microseconds …; {LEARNED}",

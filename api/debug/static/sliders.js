@@ -10,7 +10,7 @@ const OF_POLICIES = [
   [BY_BLOCKS, "request_weight", 0, 50, 0.5, "price of an active request"],
   [["time"], "own_weight", 0, 16, 0.1, "price of a millisecond of the request's own prefill"],
   [["time"], "own_request_weight", 0, 1, 0.01, "the same once more for each active request, which it holds up"],
-  [["time"], "active_weight", 0, 1, 0.01, "price of the active blocks: of each token that fits into them, in prefills of a token"],
+  [["time"], "active_weight", 0, 1, 0.01, "price of the active blocks, for each token that fits in, in its prefills; more among talks"],
   [["time"], "reuse_weight", 0, 2, 0.05, "price of the talks that live there: of a prefill of the whole prompt, each time that the reuse there doubles"],
   [["time"], "delay_weight", 0, 4, 0.05, "price of delays where talks fill the workers: its own twice, and that of each request that it holds up"],
   [["session"], "session_wait_max_ms", 0, 5000, 10, "with a longer wait for prefills the session's next worker is taken"],
