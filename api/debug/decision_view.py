@@ -84,8 +84,8 @@ def _prefill_time(on: DecisionInputs) -> dict[str, Any] | None:
         "base_ms": basis.base_ms,
         "per_token_us": basis.per_token_us,
         "source": basis.source,
-        "first_times": basis.first_times,
-        "first_tokens": basis.first_tokens,
+        "first_active_times": basis.first_active_times,
+        "first_active_tokens": basis.first_active_tokens,
         "loading": loading,
     }
 

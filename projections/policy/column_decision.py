@@ -28,14 +28,15 @@ from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS, Colu
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
+    FIRST_ACTIVE_TOKENS,
     REQUEST_COST_POLICIES,
     ScoredCandidate,
-    first_price_m,
+    first_active_price_m,
     load_price_m,
     reuse_price_us,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
-from projections.policy.delay_price import FIRST_TOKENS, OWN_DELAYS, delay_price_m
+from projections.policy.delay_price import OWN_DELAYS, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.policies import (
     OVERLAP_POLICIES,
@@ -429,10 +430,10 @@ def _time_costs(
     cost = waits.column + settings.own_weight_m * own // MILLI
     cost += settings.own_request_weight_m * own * load.requests // MILLI
     cost += per_active * blocks // MILLI + per_reuse * load.reuse // REUSE_STEPS
-    if per_first := first_price_m(settings, waits.backlog, size):
+    if per_first := first_active_price_m(settings, waits.backlog, size):
         if per_first * (NUMBER_MAX + TOKENS_MAX) > PRODUCT_MAX:
             return None
-        cost += per_first * np.minimum(blocks, FIRST_TOKENS // size) // MILLI
+        cost += per_first * np.minimum(blocks, FIRST_ACTIVE_TOKENS // size) // MILLI
     per_delay = delay_price_m(settings, waits.backlog.reuse_max)
     if per_delay:
         if per_delay * (OWN_DELAYS * (int(waits.column.max()) + most) + NUMBER_MAX * most) > PRODUCT_MAX:

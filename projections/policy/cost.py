@@ -11,7 +11,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
 
     cost(w) = own_weight * own(w) + wait(w)
             + active_weight * (prefill of each token that fits into the active blocks on w)
-            + FIRST_TIMES * active_weight * talks * (the same of the first FIRST_TOKENS of them)
+            + FIRST_ACTIVE_TIMES * active_weight * talks * (the same of the first FIRST_ACTIVE_TOKENS of them)
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
@@ -35,12 +35,18 @@ from typing import NamedTuple
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.load_fold import REUSE_STEPS
-from projections.policy.delay_price import FIRST_TOKENS, OWN_DELAYS, delay_price_m, first_active_price_m
+from projections.policy.delay_price import OWN_DELAYS, REUSE_FULL, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.view import Candidate, RouteRequest
 
 MILLI = 1000
+FIRST_ACTIVE_TOKENS = 80_000
+"""Tokens in active blocks of a worker that count more than further ones: one talk of coding agents. Where each worker
+has as many, the price is the same everywhere, and prompts stay where their caches are."""
+FIRST_ACTIVE_TIMES = 10
+"""They cost so many times `active_weight` more: searched on a public trace of coding agents. So while another worker
+has less, company costs about a prefill of each of its tokens."""
 ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
@@ -119,7 +125,7 @@ def _score_by_time(
     (base_us, per_token_m), wait_us = backlog.time, backlog.waits_us.get
     per_own, per_request = settings.own_weight_m, settings.own_request_weight_m
     per_active = settings.active_weight_m * per_token_m * size // MILLI
-    first, per_first = FIRST_TOKENS // size, first_price_m(settings, backlog, size)
+    first, per_first = FIRST_ACTIVE_TOKENS // size, first_active_price_m(settings, backlog, size)
     bound_us = settings.session_wait_max_ms * MILLI
     reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
     per_delay = delay_price_m(settings, backlog.reuse_max)
@@ -180,7 +186,7 @@ def estimate(
         own=settings.own_weight_m * own // MILLI,
         wait=wait,
         decode=settings.active_weight_m * backlog.time.per_token_m * size // MILLI * active_blocks // MILLI
-        + first_price_m(settings, backlog, size) * min(active_blocks, FIRST_TOKENS // size) // MILLI,
+        + first_active_price_m(settings, backlog, size) * min(active_blocks, FIRST_ACTIVE_TOKENS // size) // MILLI,
         requests=settings.own_request_weight_m * own * candidate.active_requests // MILLI,
         reuse=reuse_price_us(settings, tokens, backlog.time.per_token_m)
         * backlog.reuse.get(candidate.worker, 0)
@@ -192,12 +198,13 @@ def estimate(
     )
 
 
-def first_price_m(settings: RoutingSettings, backlog: PrefillBacklog, size: int) -> int:
-    """The price of each of a worker's first active blocks beside that of any, in thousandths of a microsecond; 0 by
-    rules that have none."""
-    if not backlog.first_counts:
+def first_active_price_m(settings: RoutingSettings, backlog: PrefillBacklog, size: int) -> int:
+    """The price of each of a worker's first active blocks beside that of any, in thousandths of a microsecond, by how
+    full of talks the workers are; 0 by rules that have none. Decision 78 has the reasons."""
+    if not backlog.prices_first_active:
         return 0
-    return first_active_price_m(settings, backlog.reuse_max) * backlog.time.per_token_m * size // MILLI
+    price_m = FIRST_ACTIVE_TIMES * settings.active_weight_m * min(backlog.reuse_max, REUSE_FULL) // REUSE_FULL
+    return price_m * backlog.time.per_token_m * size // MILLI
 
 
 def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> int:

@@ -98,8 +98,8 @@ def decide(
         backlog = PrefillBacklog.of(time, outstanding, now_ms, request.held, rules.reuse(view))
         if reuse_max := rules.reuse_max(left, backlog.reuse):
             backlog = backlog._replace(reuse_max=reuse_max)
-        if not rules.first_counts:
-            backlog = backlog._replace(first_counts=False)
+        if not rules.prices_first_active:
+            backlog = backlog._replace(prices_first_active=False)
         if loading := request.loading(settings):
             backlog = backlog._replace(loading=loading)
     if left:

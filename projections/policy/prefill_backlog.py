@@ -41,7 +41,7 @@ class PrefillBacklog(NamedTuple):
     """The greatest of all candidates. Rules before version 3 read none."""
     loading: LoadPrices | None = None
     """Prices of blocks of slower tiers; None without learned load times."""
-    first_counts: bool = True
+    prices_first_active: bool = True
     """The first active tokens cost more among talks. Rules before version 7 have one price for all."""
 
     @staticmethod

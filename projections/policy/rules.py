@@ -46,7 +46,7 @@ class Rules(NamedTuple):
     by_columns: bool = True
     """True if the digest of a decision covers its candidates as columns (`projections.policy.candidate_columns`), False
     if as a list."""
-    first_counts: bool = True
+    prices_first_active: bool = True
     """The first active tokens of a worker cost more among talks."""
 
 
@@ -76,14 +76,16 @@ DELAYS_VERSION = 3
 """The first version with a price for delays among talks."""
 POOLS_VERSION = 4
 """The first version that counts blocks in pools."""
-FIRST_VERSION = 7
+FIRST_ACTIVE_VERSION = 7
 """The first version by which the first active tokens cost more among talks."""
-_V6 = Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, first_counts=False)
+_V6 = Rules(
+    find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, prices_first_active=False
+)
 _V5 = _V6._replace(by_columns=False)
 _V3 = _V5._replace(find_candidates=_find_without_pools)
 _V2 = _V3._replace(reuse_max=_no_delays)
 _V1 = _V2._replace(rank=_rank_by_hash, reuse=_no_reuse)
-RULES: dict[int, Rules] = {1: _V1, 2: _V2, 3: _V3, 4: _V5, 5: _V5, 6: _V6, 7: _V6._replace(first_counts=True)}
+RULES: dict[int, Rules] = {1: _V1, 2: _V2, 3: _V3, 4: _V5, 5: _V5, 6: _V6, 7: _V6._replace(prices_first_active=True)}
 """By the version that a decision records (`RequestRouted.decide_version`). Versions 4 and 5 differ by requests for
 adapters, which no record of version 4 has: the functions are the same. Versions 5 and 6 differ by the digest alone."""
 assert max(RULES) == DECIDE_VERSION

@@ -18,13 +18,15 @@ from core.settings import TIERS, RoutingSettings
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
+    FIRST_ACTIVE_TIMES,
+    FIRST_ACTIVE_TOKENS,
     MILLI,
     ScoredCandidate,
     TimeCostTerms,
     estimate,
     pending_beyond,
 )
-from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS, REUSE_FULL
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.policies import SESSION_TOKENS, SOFT_STEPS, SOFT_TABLE, TEMPERATURE_POLICIES, two_of
 from projections.policy.rules import RULES
 from replay.explain.counterfactuals import weight_terms
@@ -88,7 +90,7 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         del given["reuse_weight"]  # nothing to weigh, or a version of the rules that has no such term
     if not on.backlog.reuse_max:
         del given["delay_weight"]  # the like
-    has_first = settings.policy == "time" and on.backlog.first_counts and on.backlog.reuse_max > 0
+    has_first = settings.policy == "time" and on.backlog.prices_first_active and on.backlog.reuse_max > 0
     return EstimateBasis(
         exact=exact,
         weights={name: float(given[name]) for name in WEIGHTS.get(settings.policy, ()) if name in given and exact},
@@ -97,8 +99,8 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         per_token_us=on.backlog.time.per_token_m / MILLI,
         source=_estimate_source(on.event, settings),
         talks=min(on.backlog.reuse_max, REUSE_FULL) / REUSE_FULL,
-        first_times=float(FIRST_TIMES) if has_first else 0.0,
-        first_tokens=FIRST_TOKENS // on.event.block_size * on.event.block_size if has_first else 0,
+        first_active_times=float(FIRST_ACTIVE_TIMES) if has_first else 0.0,
+        first_active_tokens=FIRST_ACTIVE_TOKENS // on.event.block_size * on.event.block_size if has_first else 0,
         loading=_tier_loadings(on),
     )
 

@@ -19,7 +19,7 @@ from projections.policy.cost import ESTIMATING_POLICIES, MILLI, ScoredCandidate
 from projections.policy.decide import Decision
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.rules import FIRST_VERSION, POOLS_VERSION
+from projections.policy.rules import FIRST_ACTIVE_VERSION, POOLS_VERSION
 from projections.policy.view import Candidate, RouteRequest, View, local_by_worker
 from replay.explain.explanation import WorkerInFlight
 from replay.recording.recording import Recording
@@ -187,7 +187,7 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
         reuse,
         reuse_max(event),
         request.loading(settings),
-        first_counts=event.decide_version >= FIRST_VERSION,
+        prices_first_active=event.decide_version >= FIRST_ACTIVE_VERSION,
     )
 
 

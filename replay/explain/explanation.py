@@ -46,7 +46,7 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     """The basis of a decision's estimates. Under `time` the cost of a candidate is this sum:
 
     own_weight * own_ms + (outstanding_ms + held_ms) + active_weight * decode_tokens * per_token_us / 1000
-    + first_times * active_weight * talks * min(decode_tokens, first_tokens) * per_token_us / 1000
+    + first_active_times * active_weight * talks * min(decode_tokens, first_active_tokens) * per_token_us / 1000
     + own_request_weight * own_ms * active_requests
     + reuse_weight * (reuse / 16) * prompt_tokens * per_token_us / 1000
     + delay_weight * talks * (2 * (outstanding_ms + held_ms + own_ms) + own_ms * active_requests)
@@ -71,11 +71,11 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     talks: float = 0.0
     """The greatest `reuse` of all candidates as a share of 64 sixteenths, 1 at most: by this the workers were full of
     talks. 0 under rules before version 3."""
-    first_times: float = 0.0
+    first_active_times: float = 0.0
     """The price of a worker's first active tokens beside that of any, in times of active_weight. 0 without talks, under
     rules before version 7, and under `session`."""
-    first_tokens: int = 0
-    """The tokens of a worker's active blocks that count as first ones, in whole blocks; 0 with `first_times`."""
+    first_active_tokens: int = 0
+    """The tokens of a worker's active blocks that count as first ones, in whole blocks; 0 with `first_active_times`."""
     loading: list[TierLoading] = msgspec.field(default_factory=list)
     """Slower tiers of which the replica had learned a load time."""
 

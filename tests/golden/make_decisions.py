@@ -33,8 +33,8 @@ from core.prompt import Prompt, hashes_from_bytes
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from core.subjects import LOAD
 from projections.folds.in_flight import InFlight
+from projections.policy.cost import FIRST_ACTIVE_TOKENS
 from projections.policy.decide import decide, decide_prefill, record, rejection
-from projections.policy.delay_price import FIRST_TOKENS
 from projections.policy.prefill_choice import REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -99,7 +99,7 @@ STEPS_MS = (1, 2, 5, 150)
 """Between two requests."""
 LONG = ReplicaId("aa" * 8)
 """A replica that decides on nothing here: its requests are those in long talks."""
-LONG_BLOCKS = (0, 0, 3000, FIRST_TOKENS // 4 - 1, FIRST_TOKENS // 4, FIRST_TOKENS // 4 + 1, 60_000)
+LONG_BLOCKS = (0, 0, 3000, FIRST_ACTIVE_TOKENS // 4 - 1, FIRST_ACTIVE_TOKENS // 4, FIRST_ACTIVE_TOKENS // 4 + 1, 60_000)
 """Blocks of these on a worker: fewer than those that count more among talks, as many, or more."""
 LAGS = (0, 0, 1, 2, 3, 120)
 """Messages of a stream that a replica has not read."""

@@ -20,9 +20,8 @@ from core.settings import APPROXIMATE, POLICIES
 from core.subjects import ROUTING
 from projections.folds.state import DISK, NO_OVERLAP
 from projections.policy import policies
-from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, score
+from projections.policy.cost import ESTIMATING_POLICIES, FIRST_ACTIVE_TOKENS, ScoredCandidate, score
 from projections.policy.decide import decide
-from projections.policy.delay_price import FIRST_TOKENS
 from projections.policy.policies import TEMPERATURE_POLICIES, rank
 from projections.policy.prefill_choice import PREFILL_REASONS, PrefillInputs, prefill_reason
 from projections.policy.rules import RULES
@@ -94,7 +93,7 @@ def test_version_7_differs_in_costs_among_talks_alone() -> None:
                 asked = at.view, at.request, at.settings, at.event.now_ms, at.event.seed
                 before, after = (decide(*asked, version=version) for version in (6, 7))
                 if at.settings.policy != "time" or not after.backlog.reuse_max:
-                    backlog = after.backlog._replace(first_counts=before.backlog.first_counts)
+                    backlog = after.backlog._replace(prices_first_active=before.backlog.prices_first_active)
                     assert before._replace(version=7, digest="") == after._replace(digest="", backlog=backlog)
                     found["same"] += 1
                     continue
@@ -188,7 +187,7 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
     readers = at.view.state.pool_readers()
     pooled = [(with_pools.get(it.worker, NO_OVERLAP), without.get(it.worker, NO_OVERLAP)) for it in readers]
     deep = [without.get(it.source, NO_OVERLAP)[DISK] for it in readers]
-    first = FIRST_TOKENS // event.block_size
+    first = FIRST_ACTIVE_TOKENS // event.block_size
     active = columns["active_blocks"] if max(columns.get("reuse", ()), default=0) else ()
     return {
         "chosen": True,

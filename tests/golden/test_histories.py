@@ -55,7 +55,8 @@ ADDED = {
     "load_cost",
     "load_ms",
     "loading",
-    "first_times",
+    "first_active_times",
+    "first_active_tokens",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

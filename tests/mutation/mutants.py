@@ -353,9 +353,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "first-tokens-without-talks",
         "costs",
-        f"{POLICY}/delay_price.py",
-        "FIRST_TIMES * settings.active_weight_m * min(reuse_max, REUSE_FULL) // REUSE_FULL",
-        "FIRST_TIMES * settings.active_weight_m",
+        f"{POLICY}/cost.py",
+        "FIRST_ACTIVE_TIMES * settings.active_weight_m * min(backlog.reuse_max, REUSE_FULL) // REUSE_FULL",
+        "FIRST_ACTIVE_TIMES * settings.active_weight_m",
     ),
     Mutant(
         "delay-by-all-workers",
@@ -2023,7 +2023,7 @@ MUTANTS: tuple[Mutant, ...] = (
             "columns-without-delays": ("    if per_delay:\n", "    if False:\n"),
             "columns-delay-by-all-workers": ("load.reuse[kept.rows].max()", "load.reuse.max()"),
             "columns-without-first-tokens": (
-                "        cost += per_first * np.minimum(blocks, FIRST_TOKENS // size) // MILLI\n",
+                "        cost += per_first * np.minimum(blocks, FIRST_ACTIVE_TOKENS // size) // MILLI\n",
                 "",
             ),
             "columns-without-reuse": (" + per_reuse * load.reuse // REUSE_STEPS", ""),

@@ -15,7 +15,7 @@ from core.events.request_stages import RequestStages
 from core.events.routing import PROGRESS_VERSION
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS
 from replay.explain.explain import explain
 from replay.explain.explanation import Explanation
 from replay.recording.recording import Recording
@@ -236,8 +236,8 @@ def test_the_price_of_first_tokens_is_named(tmp_path: Path, browser: Browser) ->
     stage.archived(log)
     with Recording.open(log) as recording:
         before, among = (explain(recording, request) for request in ("before", "among"))
-    times = f"up to {FIRST_TIMES} times more, by how full of talks the workers are"
-    price = f"in active blocks, and {times}, for the first {FIRST_TOKENS:,} of them + own_request_weight"
+    times = f"up to {FIRST_ACTIVE_TIMES} times more, by how full of talks the workers are"
+    price = f"in active blocks, and {times}, for the first {FIRST_ACTIVE_TOKENS:,} of them + own_request_weight"
     with serving("--log", str(log)) as url:
         for found, text in ((among, price), (before, "in active blocks + own_request_weight")):
             with looking(browser, url) as page:

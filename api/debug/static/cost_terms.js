@@ -58,7 +58,7 @@ export function formula({ policy, settings, prefill_time: time, candidates: rows
   const lasts = `${amount(time.base_ms)} ms and ${amount(time.per_token_us)} µs per token, ${SOURCES[time.source]}`;
   return el("p", { class: "fine", id: "formula" }, `Score = own_weight ${settings.own_weight} × its own prefill (${lasts}) + wait `,
     `+ active_weight ${settings.active_weight} × prefill of the tokens in active blocks`,
-    time.first_times ? `, and up to ${time.first_times} times more, by how full of talks the workers are, for the first ${count(time.first_tokens)} of them` : "",
+    time.first_active_times ? `, and up to ${time.first_active_times} times more, by how full of talks the workers are, for the first ${count(time.first_active_tokens)} of them` : "",
     ` + own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
     rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there` : "",
     rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests)` : "",

@@ -58,7 +58,14 @@ def test_the_terms_are_those_of_the_explanation(log: Path) -> None:
             assert attempt.estimates is not None
             assert shown["prefill_time"] == {
                 name: getattr(attempt.estimates, name)
-                for name in ("base_ms", "per_token_us", "source", "first_times", "first_tokens", "loading")
+                for name in (
+                    "base_ms",
+                    "per_token_us",
+                    "source",
+                    "first_active_times",
+                    "first_active_tokens",
+                    "loading",
+                )
             }
             sources.add(attempt.estimates.source)
             for row, told in zip(shown["candidates"], attempt.candidates, strict=True):

@@ -23,8 +23,9 @@ from core.prompt import Prompt, hashes_from_bytes
 from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
+from projections.policy.cost import FIRST_ACTIVE_TOKENS
 from projections.policy.decide import Decision, decide, record
-from projections.policy.delay_price import FIRST_TOKENS, REUSE_FULL
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -255,7 +256,7 @@ class RandomFleet:
         )  # fmt: skip
         blocks = max(1, event.blocks // self._spread * self._spread)
         if self._has_long and dice.random() < 0.3:  # about as many as count more among talks, or half of them
-            blocks = FIRST_TOKENS // dice.choice(self._sizes) // dice.choice((1, 2)) + dice.randrange(-1, 2)
+            blocks = FIRST_ACTIVE_TOKENS // dice.choice(self._sizes) // dice.choice((1, 2)) + dice.randrange(-1, 2)
         return name, msgspec.structs.replace(event, blocks=blocks)
 
     def _route(self) -> None:

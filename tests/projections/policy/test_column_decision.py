@@ -23,9 +23,8 @@ from projections.policy.column_decision import (
     RankedCandidates,
     decide_by_columns,
 )
-from projections.policy.cost import first_price_m, pending_beyond
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, first_active_price_m, pending_beyond
 from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide, decide_newest
-from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.rules import RULES
 from projections.policy.view import RouteRequest
@@ -249,17 +248,21 @@ def test_fleets_with_pools_are_among_them() -> None:
 
 
 def test_fleets_with_first_active_tokens_are_among_them() -> None:
-    """Decisions by columns among talks, with candidates below, at and above FIRST_TOKENS."""
+    """Decisions by columns among talks, with candidates below, at and above FIRST_ACTIVE_TOKENS."""
     found = dict.fromkeys(("below", "at", "above"), 0)
     for seed in range(FLEETS):
         fleet = RandomFleet(seed)
         for mine, judge, request, settings in fleet.decisions():
             assert mine._replace(ranked=[*mine.ranked]) == judge
             size = request.prompt.block_size
-            if not is_by_columns(mine) or settings.policy != "time" or not first_price_m(settings, mine.backlog, size):
+            if (
+                not is_by_columns(mine)
+                or settings.policy != "time"
+                or not first_active_price_m(settings, mine.backlog, size)
+            ):
                 continue
             counts = [each.candidate.active_blocks - pending_beyond(each.candidate) for each in mine.ranked]
-            first = FIRST_TOKENS // size
+            first = FIRST_ACTIVE_TOKENS // size
             found["below"] += any(0 < blocks < first for blocks in counts)
             found["at"] += first in counts
             found["above"] += max(counts) > first
@@ -269,7 +272,7 @@ def test_fleets_with_first_active_tokens_are_among_them() -> None:
 def test_the_price_of_first_tokens_is_bounded(site: Site) -> None:
     """It alone is beyond the bound: without talks, and with a smaller weight, columns decide."""
     time = PrefillTime(0, 1_000_000)
-    most = PRODUCT_MAX // (NUMBER_MAX + TOKENS_MAX) * 1000 // (FIRST_TIMES * time.per_token_m * ASKED.block_size)
+    most = PRODUCT_MAX // (NUMBER_MAX + TOKENS_MAX) * 1000 // (FIRST_ACTIVE_TIMES * time.per_token_m * ASKED.block_size)
     assert 0 < most < WEIGHT_M_MAX
     request = RouteRequest(RequestId("r"), 0, "tiny", ASKED, time=time)
     usual = RoutingSettings(policy="time", own_request_weight_m=0, delay_weight_m=0, reuse_weight_m=0)

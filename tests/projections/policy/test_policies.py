@@ -20,13 +20,13 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.load_fold import REUSE_STEPS
 from projections.folds.state import NO_OVERLAP
 from projections.policy.binding_plan import HELD_MAX
-from projections.policy.cost import estimate, score
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, estimate, score
 from projections.policy.decide import Decision, decide, record
-from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS, REUSE_FULL
+from projections.policy.delay_price import REUSE_FULL
 from projections.policy.policies import SESSION_TOKENS, two_of
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.rules import FIRST_VERSION
+from projections.policy.rules import FIRST_ACTIVE_VERSION
 from projections.policy.view import Candidate, RouteRequest
 from tests.projections.facts import SEED, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import REPLICA, Site
@@ -139,8 +139,8 @@ def test_delays_have_a_price_among_talks(site: Site) -> None:
 
 
 def test_the_first_active_tokens_have_a_price_among_talks(site: Site) -> None:
-    """The price is the same at and above FIRST_TOKENS. It is 0 without talks, and by version 6 of the rules."""
-    first = FIRST_TOKENS // 4
+    """The price is the same at and above FIRST_ACTIVE_TOKENS. It is 0 without talks, and by version 6 of the rules."""
+    first = FIRST_ACTIVE_TOKENS // 4
     active = {A: 0, B: 1000, C: first, D: first + 5000}
     for worker, blocks in active.items():
         event = structs.replace(routed(f"x{worker}", worker, BUSY), blocks=blocks)
@@ -151,7 +151,7 @@ def test_the_first_active_tokens_have_a_price_among_talks(site: Site) -> None:
     for rate, reuse in ((3000, 31), (1 << 30, REUSE_FULL)):
         site.say(LOAD, B, load(reuse_rate=rate))
         decision = decided(site, given_)
-        price_ns = FIRST_TIMES * 38 * reuse // REUSE_FULL * 20_500 * 4 // 1000
+        price_ns = FIRST_ACTIVE_TIMES * 38 * reuse // REUSE_FULL * 20_500 * 4 // 1000
         assert costs(decision) == {
             worker: cost + price_ns * min(active[WorkerId(worker)], first) // 1000
             for worker, cost in costs(before).items()
@@ -162,16 +162,16 @@ def test_the_first_active_tokens_have_a_price_among_talks(site: Site) -> None:
             blocks = active[each.candidate.worker]
             assert terms.decode == BLOCK_NS * blocks // 1000 + price_ns * min(blocks, first) // 1000
         asked = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
-        assert costs(decide(site.view, asked, given_, NOW_MS, 0, version=FIRST_VERSION - 1)) == costs(before)
+        assert costs(decide(site.view, asked, given_, NOW_MS, 0, version=FIRST_ACTIVE_VERSION - 1)) == costs(before)
     site.say(LOAD, B, load(draining=True, reuse_rate=3000))
     assert {**costs(decided(site, given_)), B: 0} == {**costs(before), B: 0}  # B is no candidate
 
 
-@pytest.mark.parametrize("size", [1, 16, 48, 1000, FIRST_TOKENS, FIRST_TOKENS + 1])
+@pytest.mark.parametrize("size", [1, 16, 48, 1000, FIRST_ACTIVE_TOKENS, FIRST_ACTIVE_TOKENS + 1])
 def test_the_first_active_tokens_are_whole_blocks(size: int) -> None:
     """A block counts among the first ones if all of its tokens do. Negative counts of pending events stay as they
     are."""
-    first, asked = FIRST_TOKENS // size, Prompt(bytes(4 * size), size, SEED)
+    first, asked = FIRST_ACTIVE_TOKENS // size, Prompt(bytes(4 * size), size, SEED)
     given_, request = structs.replace(BY_TIME, active_weight_m=1000), RouteRequest(RequestId("r"), 0, "tiny", asked)
     backlog = PrefillBacklog(PrefillTime(0, 1000), {}, reuse_max=4 * REUSE_STEPS)
     counts = (-3, 0, 1, max(0, first - 1), first, first + 1, 2 * first + 7)
@@ -180,10 +180,10 @@ def test_the_first_active_tokens_are_whole_blocks(size: int) -> None:
         for at, blocks in enumerate(counts)
     ]
     scored, plain = (
-        score(candidates, request, given_, (), each) for each in (backlog, backlog._replace(first_counts=False))
+        score(candidates, request, given_, (), each) for each in (backlog, backlog._replace(prices_first_active=False))
     )
     added = [one.cost - other.cost for one, other in zip(scored, plain, strict=True)]
-    assert added == [FIRST_TIMES * size * min(blocks, first) for blocks in counts]
+    assert added == [FIRST_ACTIVE_TIMES * size * min(blocks, first) for blocks in counts]
     for each in scored:
         assert sum(estimate(each.candidate, each.prefill_m, given_, asked.tokens, size, backlog)) == each.cost
 

@@ -18,11 +18,11 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS
 from projections.policy.decide import decide, record
-from projections.policy.delay_price import FIRST_TIMES, FIRST_TOKENS
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.rules import FIRST_VERSION
+from projections.policy.rules import FIRST_ACTIVE_VERSION
 from projections.policy.view import RouteRequest
 from replay.explain.explain import explain
 from replay.explain.explanation import AttemptExplanation
@@ -154,15 +154,15 @@ def test_loads_are_taken_apart(tmp_path: Path, *, whole: bool) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_first_active_tokens_are_taken_apart(tmp_path: Path, *, whole: bool) -> None:
-    """By the formula of `EstimateBasis`, from the log and from the record alone, with b below FIRST_TOKENS and a above.
-    A decision of version 6 and one without talks have no such term."""
-    it, blocks = staged(), {"a": FIRST_TOKENS // 4 + 50, "b": 3000}
+    """By the formula of `EstimateBasis`, from the log and from the record alone, with b below FIRST_ACTIVE_TOKENS and a
+    above. A decision of version 6 and one without talks have no such term."""
+    it, blocks = staged(), {"a": FIRST_ACTIVE_TOKENS // 4 + 50, "b": 3000}
     for worker, name in ((A, "a"), (B, "b")):
         it.tell(structs.replace(routed(f"in {name}", worker), blocks=blocks[name]), prefilled(f"in {name}"))
     it.route("alone", ASKED)
     it.tell(finished("alone"))
     it.say(LOAD, B, load(reuse_rate=3000))
-    it.route("before", ASKED, version=FIRST_VERSION - 1)
+    it.route("before", ASKED, version=FIRST_ACTIVE_VERSION - 1)
     it.tell(finished("before"))
     it.route("r", ASKED)
     costs = {}
@@ -170,20 +170,21 @@ def test_first_active_tokens_are_taken_apart(tmp_path: Path, *, whole: bool) -> 
         attempt = explain_last(it, tmp_path, name, whole=whole)
         found = attempt.estimates
         assert found is not None and found.exact
-        given = (FIRST_TIMES, FIRST_TOKENS) if name == "r" else (0, 0)
-        assert (found.first_times, found.first_tokens) == given
+        given = (FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS) if name == "r" else (0, 0)
+        assert (found.first_active_times, found.first_active_tokens) == given
         assert found.talks == (0 if name == "alone" else 31 / 64)
         for row in attempt.candidates:
             assert row.timed is not None and row.timed.decode_tokens == 4 * blocks[row.name]
-            first = min(row.timed.decode_tokens, found.first_tokens)
-            first_us = int(found.first_times * 40 * found.talks) * first
+            first = min(row.timed.decode_tokens, found.first_active_tokens)
+            first_us = int(found.first_active_times * 40 * found.talks) * first
             assert in_us(row.decode_cost) == 40 * row.timed.decode_tokens + first_us
             terms = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost, row.reuse_cost, row.delay_cost)
             assert sum(map(in_us, terms)) == in_us(row.cost)
             costs[name, row.name] = row.cost
         with it.recording(tmp_path / f"again {name}") as recording:
             text = " ".join(render(explain_text(explain(recording, name, whole=whole))).split())
-        said = f"in active blocks, {FIRST_TIMES:g} times more * 0.484375 for the first {FIRST_TOKENS:,} tokens"
+        times, tokens = f"{FIRST_ACTIVE_TIMES:g} times more", f"{FIRST_ACTIVE_TOKENS:,} tokens"
+        said = f"in active blocks, {times} * 0.484375 for the first {tokens}"
         assert (said in text) == (name == "r")
     assert costs["before", "b"] < costs["r", "b"]
 

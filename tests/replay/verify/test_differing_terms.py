@@ -22,7 +22,7 @@ from projections.folds.in_flight import InFlight
 from projections.folds.kv_fold import KvFold
 from projections.policy.candidates import CandidateSet
 from projections.policy.cost import ScoredCandidate
-from projections.policy.rules import FIRST_VERSION, RULES
+from projections.policy.rules import FIRST_ACTIVE_VERSION, RULES
 from projections.policy.view import Candidate
 from replay.playback.playback import Playback, RecordedDecision
 from replay.recording.gaps import Gaps
@@ -228,14 +228,16 @@ def test_costs_follow_from_the_recorded_greatest_reuse(
     assert sum(found.not_judged.values()) == (not bug)
 
 
-@pytest.mark.parametrize("version", [FIRST_VERSION - 1, FIRST_VERSION])
+@pytest.mark.parametrize("version", [FIRST_ACTIVE_VERSION - 1, FIRST_ACTIVE_VERSION])
 def test_costs_follow_by_the_rules_of_their_version(stage: Stage, tmp_path: Path, version: int) -> None:
     """The log lacks the report with the greatest reuse. B's cost with the price of its active blocks follows from the
     recorded reuse, by rules with and without a price of first tokens; a cost by the other rules does not."""
     stage.settings(RoutingSettings())
     stage.tell(replica_restated([(("long", 0), InFlight(WorkerId(B), 3000, 0))]), replica=S)
     lost = stage.say(LOAD, A, load(reuse_rate=3000))
-    event, other = (stage.decided("x", ASKED, version=each) for each in (version, 2 * FIRST_VERSION - 1 - version))
+    event, other = (
+        stage.decided("x", ASKED, version=each) for each in (version, 2 * FIRST_ACTIVE_VERSION - 1 - version)
+    )
     at = from_column(event.candidates).index(B)
     assert event.columns["cost"][at] != other.columns["cost"][from_column(other.candidates).index(B)]
     stage.tell(event)

@@ -77,8 +77,10 @@ def _formula(it: EstimateBasis) -> str:
         talks = OF_RATES if "reuse_weight" in it.weights else ""
         delays = OF_DELAYS if "delay_weight" in it.weights else ""
         share = "" if it.talks == 1 else f" * {it.talks:g}"
-        tokens = count_text(it.first_tokens, "token")
-        first = OF_FIRST.format(times=it.first_times, talks=share, tokens=tokens) if it.first_times else ""
+        tokens = count_text(it.first_active_tokens, "token")
+        first = (
+            OF_FIRST.format(times=it.first_active_times, talks=share, tokens=tokens) if it.first_active_times else ""
+        )
         counted = any(not tier.slow for tier in it.loading)
         delayed = f" * (1 + twice delay_weight{share})" if delays else ""
         loads = OF_LOADS.format(delays=delayed) if counted else ""
