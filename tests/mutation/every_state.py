@@ -30,7 +30,7 @@ from core.events.routing import COMPACT_VERSION, CONTINUED_VERSION, PROGRESS_VER
 from core.generation import PrefillReport
 from core.ids import LOST_SUFFIX, ReplicaId, StreamName
 from core.prompt import hashes_from_bytes
-from core.settings import RoutingSettings
+from core.settings import TIERS, RoutingSettings
 from core.subjects import JOBS, LOAD, ROUTING, asked_token
 from projections.policy.prefill_choice import REMOTE
 from tests.golden.make_decisions import DecisionLog
@@ -107,7 +107,18 @@ class EveryStateLog(DecisionLog):
             stage.say(KV, worker, joined(f"runner-{number}"))
             stage.say(LOAD, worker, load())
         stage.replica(T, "frontend-2", RoutingSettings(policy="kv"))
+        self._use_a_second_tier()
         return super().run()
+
+    def _use_a_second_tier(self) -> None:
+        """No worker has blocks on a second tier, and a decision looks. Then one has, and the next decision looks."""
+        asked_prompt = prompt(*range(20_600, 20_630))
+        blocks = hashes_from_bytes(asked_prompt.hashes())
+        self.stage.say(KV, RUNNERS[0], stored(*blocks[:3]))
+        for number, tier in enumerate(TIERS[:2]):
+            self.stage.say(KV, RUNNERS[1], stored(*blocks[: 9 * number], tier=tier))
+            self.stage.route(f"tier-{number}", asked_prompt, replica=T)
+            self.stage.tell(finished(f"tier-{number}"), replica=T)
 
     def _happen(self) -> None:
         super()._happen()

@@ -40,7 +40,7 @@ from replay.verify.verify import VerifyResult, verify
 from replay.whatif.scenario import Scenario
 from replay.whatif.whatif import what_if
 from streams.archive.archive_reader import ArchiveReader
-from tests.mutation.rare_states import NAMES
+from tests.mutation.rare_states import NAMES, SCENARIO_DELAY_MS
 from tests.mutation.wrong_records import LACKS, findings, write_logs
 from tests.replay.staged import KEY, START_MS
 
@@ -51,7 +51,7 @@ WRONG = "wrong-records"
 SCENARIOS = (
     Scenario(settings={"policy": "kv", "prefill_weight": 2, "temperature": 0.3}),
     Scenario(settings={"policy": "round-robin"}, without=("decode-1", "decode-2")),
-    Scenario(settings={"policy": "time", "own_weight": 1}, delay_ms=40),
+    Scenario(settings={"policy": "time", "own_weight": 1}, delay_ms=SCENARIO_DELAY_MS),
     Scenario(settings={"policy": "round-robin"}, without=tuple(NAMES[2:])),
 )
 JUDGING = frozenset({"decision counts", "clock offsets", "excuses", "export", "redaction", "columns", "judge"})

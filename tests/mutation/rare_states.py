@@ -43,6 +43,8 @@ U = ReplicaId("bb" * 8)
 SKEW_MS = 5000
 LONG_TALK_BLOCKS = 1 << SHARES
 UNKNOWN_TIER = "tape"
+SCENARIO_DELAY_MS = 40
+"""A scenario of the examination sees the log so much later."""
 
 
 class RareStates:
@@ -66,7 +68,7 @@ class RareStates:
             self._replace_a_message, self._repeat_a_message, self._interrupt_a_restatement, self._tell_of_a_new_tier,
             self._clear_runs, self._end_a_job_unread, self._route_again, self._restate_what_is_believed,
             self._expire_exactly, self._decline, self._leave, self._drain_what_a_scenario_leaves, self._state_counts,
-            self._set_clocks_wrong, self._cut_a_run, self._continue_a_long_talk,
+            self._set_clocks_wrong, self._cut_a_run, self._continue_a_long_talk, self._decide_just_then,
         ):  # fmt: skip
             make()
             stage.tell(stage.report(R))
@@ -319,6 +321,13 @@ class RareStates:
             self.stage.decided("continued", asked_prompt, model=MODEL), asked_prompt, seq, seq, LONG_TALK_BLOCKS
         )
         self.stage.tell(event, finished("continued"))
+
+    def _decide_just_then(self) -> None:
+        """A worker has the whole prompt for as long as a scenario lets decisions lag, to the millisecond."""
+        stage, tokens = self.stage, range(20_400, 20_430)
+        stage.say(KV, WORKERS[3], stored(*_blocks(*tokens)))
+        stage.clock.advance(SCENARIO_DELAY_MS)
+        self._route(prompt(*tokens), end=True)
 
 
 def continued(event: RequestRouted, asked_prompt: Prompt, seq: int, root: int, blocks: int) -> RequestRouted:
