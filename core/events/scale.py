@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from core.events.base import EventBase
 from core.events.kv import DECODE
 
-SCALE_VERSION = 4
+SCALE_VERSION = 5
 """Version of the rules by which this program sizes a fleet."""
 JUDGE_VERSION = 3
 """Version of the simulations that judge a number of workers (`replay.simulate.scale_judge`)."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import deque
 
 from msgspec import UNSET
-from msgspec.structs import astuple
 
 from core.events import Event, UnknownEvent
 from core.events.scale import (
     SCALE_VERSION,
     CapacityLearned,
-    DemandCell,
     DemandRolled,
     ScaleDecided,
     ScaleForecast,
@@ -24,7 +22,7 @@ from core.events.scale import (
 )
 from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ALL_BP, ARRIVALS_S, MILLI
-from projections.scaling.request_demand import size_classes
+from projections.scaling.recent_sizes import RecentSizes
 from projections.scaling.scale_decision import BUDGET, FleetCounts, RequiredWorkers, ScaleInputs
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
@@ -37,39 +35,6 @@ SURPLUS_S = 3_600
 """A surplus or a lack of requests within the bounds fades: after so many seconds about a third of it counts."""
 REGRET_S = 3_600
 """A fall of the target that is taken back within this time is remembered for as long."""
-
-
-class _Sizes:
-    """Sums over the cells of the last so many requests, by class."""
-
-    def __init__(self, requests: int) -> None:
-        self._most = requests
-        self._kept: deque[tuple[DemandCell, ...]] = deque()
-        """Of each event."""
-        self._requests = 0
-        self._sums: dict[tuple[int, int], list[int]] = {}
-
-    @property
-    def cells(self) -> tuple[DemandCell, ...]:
-        """Each class once, in their order."""
-        return tuple(DemandCell(*sums) for _, sums in sorted(self._sums.items()))
-
-    def add(self, cells: tuple[DemandCell, ...]) -> None:
-        """One event more; the oldest ones beyond the bound count no more. O(cells)."""
-        self._kept.append(cells)
-        self._count(cells, 1)
-        while self._requests - sum(cell.count for cell in self._kept[0]) >= self._most:
-            self._count(self._kept.popleft(), -1)
-
-    def _count(self, cells: tuple[DemandCell, ...], sign: int) -> None:
-        for cell in cells:
-            key = size_classes(cell.uncached_tokens // cell.count, cell.output_tokens // cell.count)
-            sums = self._sums.setdefault(key, [0, 0, 0, 0])
-            self._requests += sign * cell.count
-            for place, value in enumerate(astuple(cell)):
-                sums[place] += sign * value
-            if not sums[0]:
-                del self._sums[key]
 
 
 class ScaleFold:
@@ -93,8 +58,8 @@ class ScaleFold:
         self.judged: ScaleJudgement | None = None
         """The last answer of the judge; None before the first one."""
         self._demand: deque[DemandRolled] = deque()
-        self._sizes = {rules.sized_requests: _Sizes(rules.sized_requests) for rules in RULES.values()}
-        """By the requests that a version of the rules reads."""
+        self._sizes = {rules.sized: RecentSizes(*rules.sized) for rules in RULES.values()}
+        """By the requests and seconds that a version of the rules reads."""
         self._arrived_ms = 0
         self._required: deque[RequiredWorkers] = deque()
         self._fell: RequiredWorkers | None = None
@@ -149,7 +114,7 @@ class ScaleFold:
         return ScaleInputs(
             at_ms=at_ms,
             demand=tuple(self._demand),
-            cells=self._sizes[RULES[version].sized_requests].cells,
+            cells=self._sizes[RULES[version].sized].cells,
             arrived_ms=self._arrived_ms,
             periods=self.periods,
             surplus_bp=self._surplus_bp,
@@ -179,7 +144,7 @@ class ScaleFold:
             self._demand.popleft()
         if event.cells:
             for sizes in self._sizes.values():
-                sizes.add(event.cells)
+                sizes.add(event.at_ms, event.cells)
 
     def _is_gap(self, at_ms: int) -> bool:
         """True if decisions are missing between the last one and that time."""

@@ -21,7 +21,9 @@ class ScaleRules(NamedTuple):
     """The parts in which versions differ."""
 
     sized_requests: int
-    """Sizes are those of the last so many requests, and of the others of their event."""
+    """Sizes are those of the last so many requests, and of the others of their event …"""
+    sized_s: int
+    """… and those of earlier ones within so many seconds, as long as these are like them (`RecentSizes`)."""
     lanes: Lanes
     """The spread of requests over workers, in the prediction of times between tokens."""
     hold_bp: int
@@ -39,10 +41,16 @@ class ScaleRules(NamedTuple):
     many percent more requests may miss the bounds. With any, the margin of a smaller fleet counts from the expected
     demand, until a fall had to be taken back."""
 
+    @property
+    def sized(self) -> tuple[int, int]:
+        """The requests and the seconds whose sizes count."""
+        return self.sized_requests, self.sized_s
+
 
 _V1 = ScaleRules(
-    4096,
-    lanes_in_turn,
+    sized_requests=4096,
+    sized_s=0,
+    lanes=lanes_in_turn,
     hold_bp=70,
     spends_surplus=False,
     goes_round_whole=False,
@@ -52,11 +60,13 @@ _V1 = ScaleRules(
 _V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
 _V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
 _V4 = _V3._replace(hold_bp=200, relaxation=2)
-RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4}
+_V5 = _V4._replace(sized_s=3600)
+RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5}
 """By the version that a decision records (`ScaleDecided.version`).
 
 A share of 95 % among 1024 arrivals deviates by 70 hundredths of a percent, and by some more where the sizes are a
 sample, too. At a demand above the expected one the queue is closer to its limit, and deviates further. Sizes of 4096
-requests follow a change late; those of 1024 turned a fleet around three times an hour at a steady load.
+requests follow a change late; those of 1024 turned a fleet around three times an hour at a steady load, and those of
+2048 up to eight times where twelve requests came a second: sizes that vary by a sixth within minutes do not stay so.
 """
 assert max(RULES) == SCALE_VERSION

@@ -24,6 +24,8 @@ SETTINGS = ScaleSettings(
 )
 RATES = (10, 40, 130, 60, 15, 0, 1)
 """Arrivals of a period, one level after the other …"""
+LONGER = (1, 1.2, 0.9, 1.15, 0.9, 1, 2)
+"""… whose prompts are so much longer than others …"""
 MISSED = (0, 0, 0.4, 0.3, 0, 0, 0)
 """… of which such a share misses the bounds of service …"""
 LEVEL_PERIODS = 18
@@ -39,17 +41,20 @@ def lines() -> list[bytes]:
     """Events of one run: requests of several sizes, of whose prompts three quarters are cached. The fleet ends at zero,
     and begins again."""
     random_, run = random.Random(1), PlannerRun(SETTINGS)
-    for rate, missed in zip(RATES, MISSED, strict=True):
+    for rate, longer, missed in zip(RATES, LONGER, MISSED, strict=True):
         for _ in range(LEVEL_PERIODS):
             arrivals = poisson(random_, rate)
-            run.period(arrivals, _sizes(arrivals), missed=round(missed * arrivals))
+            run.period(arrivals, _sizes(arrivals, longer), missed=round(missed * arrivals))
     return [msgspec.json.encode(event) for event in run.events]
 
 
-def _sizes(arrivals: int) -> tuple[DemandCell, ...]:
+def _sizes(arrivals: int, longer: float) -> tuple[DemandCell, ...]:
     """Most prompts are short and have long answers."""
     long = arrivals // 5
-    sizes = (cell(arrivals - long, 600, 150, 2_400), cell(long, 3_000, 40, 12_000))
+    sizes = (
+        cell(arrivals - long, round(600 * longer), 150, round(2_400 * longer)),
+        cell(long, round(3_000 * longer), 40, round(12_000 * longer)),
+    )
     return tuple(each for each in sizes if each.count)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from core.events import ScaleDecided
 from core.events.scale import ScaleEvent
@@ -22,13 +23,13 @@ DECISIONS_MIN = 100
 """In each file."""
 
 
-def decisions(version: int) -> Iterator[tuple[ScaleDecided, ScaleInputs]]:
-    """Each recorded one with its inputs."""
+def decisions(version: int, by: int) -> Iterator[tuple[ScaleDecided, ScaleInputs]]:
+    """Each recorded one of that version of the rules, with its inputs for version `by`."""
     fold = ScaleFold()
     for line in path_of(version).read_bytes().splitlines():
         event = msgspec.json.decode(line, type=ScaleEvent)
         if isinstance(event, ScaleDecided):
-            inputs = recorded_inputs(fold, event)
+            inputs = recorded_inputs(fold, replace(event, version=by))
             assert inputs is not None
             yield event, inputs
         fold.apply(event)
@@ -38,7 +39,7 @@ def decisions(version: int) -> Iterator[tuple[ScaleDecided, ScaleInputs]]:
 def test_decisions_come_out_as_they_were(version: int) -> None:
     """By the version that they record."""
     found = 0
-    for event, inputs in decisions(version):
+    for event, inputs in decisions(version, version):
         assert event.version == version
         assert decide_scale(inputs) == event
         found += 1
@@ -49,9 +50,6 @@ def test_decisions_come_out_as_they_were(version: int) -> None:
 @pytest.mark.parametrize("version", sorted(RULES)[1:])
 def test_the_version_before_decides_otherwise(version: int) -> None:
     """So the file of each version distinguishes the two."""
-    differ = (
-        decide_scale(inputs._replace(version=version - 1)).candidates != event.candidates
-        for event, inputs in decisions(version)
-    )
+    differ = (decide_scale(inputs).candidates != event.candidates for event, inputs in decisions(version, version - 1))
 
     assert any(differ)

@@ -140,6 +140,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/actors/planning/test_lost_starts.py",
         "tests/api/deployment/test_fleet_scaler.py",
         "tests/projections/scaling/test_scale_fold.py",
+        "tests/projections/scaling/test_recent_sizes.py",
         "tests/projections/scaling/test_measured_profile.py",
         "tests/projections/scaling/test_speed_model.py",
         "tests/projections/scaling/test_request_demand.py",
@@ -3207,6 +3208,23 @@ MUTANTS: tuple[Mutant, ...] = (
             "periods-counted-from-the-cut": ("        self.periods = event.periods\n", "", NO_SCALE),
             "surplus-stays": ("self._surplus_bp * event.period_s // SURPLUS_S", "0", NO_SCALE),
             "sizes-of-newest-rules": ("self._sizes[RULES[version]", "self._sizes[RULES[SCALE_VERSION]", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "planner",
+        "projections/scaling/recent_sizes.py",
+        {
+            "sizes-of-any-workload": ("                break\n", "                pass\n", NO_SCALE),
+            "longer-answers-are-alike": (
+                "and _is_alike(output * last[0], last[2] * count)",
+                "and True",
+                NO_SCALE,
+            ),
+            "old-sizes-stay": (
+                "while self._kept[0].at_ms <= at_ms - self._window_ms and",
+                "while not self._window_ms and",
+                NO_SCALE,
+            ),
         },
     ),
     *_mutants(

@@ -115,14 +115,13 @@ def sized(found: ScaleFold, version: int) -> int:
 
 
 @pytest.mark.parametrize("version", RULES)
-def test_sizes_are_those_of_the_last_requests(version: int) -> None:
-    """Of so many as the version of the rules reads. Older events count no more; a single large one stays."""
-    found, count = fold(), RULES[version].sized_requests
+def test_sizes_are_those_that_the_version_of_the_rules_reads(version: int) -> None:
+    """The last requests; since version 5 also those of the hour before them that are like them."""
+    found, rules = fold(), RULES[version]
+    count = rules.sized_requests
     for number in range(40):
-        found.apply(rolled(number, 10, (cell(count // 8, uncached=100 + number),)))
+        found.apply(rolled(number, 10, (cell(count // 8, uncached=1000 + number),)))
 
-    assert sized(found, version) == count
-    found.apply(rolled(40, 10, (cell(count - 1),)))
-    assert sized(found, version) == count - 1 + count // 8
-    found.apply(rolled(41, 10, (cell(3 * count),)))
-    assert sized(found, version) == 3 * count
+    assert sized(found, version) == (5 * count if rules.sized_s else count)
+    found.apply(rolled(40, 10, (cell(count, uncached=5000),)))
+    assert sized(found, version) == (count * 5 // 4 if rules.sized_s else count), "the mean may be a quarter off"
