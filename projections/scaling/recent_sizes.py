@@ -57,9 +57,9 @@ class RecentSizes:
         """One event more; the oldest ones beyond the bounds count no more. O(cells)."""
         event = _SizesEvent.of(at_ms, cells)
         self._kept.append(event)
-        self._requests += event.count
-        while self._kept[0].at_ms <= at_ms - self._window_ms and self._requests - self._kept[0].count >= self._least:
-            self._requests -= self._kept.popleft().count
+        self._requests += event.requests
+        while self._kept[0].at_ms <= at_ms - self._window_ms and self._requests - self._kept[0].requests >= self._least:
+            self._requests -= self._kept.popleft().requests
         self._cells = None
 
     def _alike(self) -> int:
@@ -67,7 +67,7 @@ class RecentSizes:
         count = uncached = output = found = 0
         last: tuple[int, int, int] | None = None
         for number, event in enumerate(reversed(self._kept), 1):
-            count, uncached, output = count + event.count, uncached + event.uncached, output + event.output
+            count, uncached, output = count + event.requests, uncached + event.uncached, output + event.output
             if last is None:
                 last = (count, uncached, output) if count >= self._least else None
             elif not (_is_alike(uncached * last[0], last[1] * count) and _is_alike(output * last[0], last[2] * count)):
@@ -82,7 +82,7 @@ class _SizesEvent(NamedTuple):
     at_ms: int
     cells: tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
     """Class and values of each."""
-    count: int
+    requests: int
     uncached: int
     output: int
 

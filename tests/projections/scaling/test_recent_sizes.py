@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ REQUESTS, HOUR_S = 2048, 3600
 MINUTE_MS = 60_000
 
 
-def sizes(minutes: list[tuple[DemandCell, ...]], requests: int = REQUESTS, seconds: int = HOUR_S) -> RecentSizes:
+def sizes(minutes: Sequence[tuple[DemandCell, ...]], requests: int = REQUESTS, seconds: int = HOUR_S) -> RecentSizes:
     """One event a minute."""
     found = RecentSizes(requests, seconds)
     for number, cells in enumerate(minutes):
@@ -84,10 +86,10 @@ def test_few_requests_count_however_old_they_are() -> None:
     assert sizes([]).cells == ()
 
 
-def brute_force(minutes: list[tuple[DemandCell, ...]]) -> list[DemandCell]:
+def brute_force(minutes: Sequence[tuple[DemandCell, ...]]) -> list[DemandCell]:
     """The same, each mean by itself."""
 
-    def sums(events: list[tuple[DemandCell, ...]]) -> tuple[int, int, int]:
+    def sums(events: Sequence[tuple[DemandCell, ...]]) -> tuple[int, int, int]:
         flat = [each for event in events for each in event]
         return (
             sum(it.count for it in flat),
@@ -117,7 +119,7 @@ CELLS = st.builds(cell, st.integers(1, 2500), st.integers(0, 6000), st.integers(
 
 
 @given(st.lists(st.lists(CELLS, min_size=1, max_size=3).map(tuple), max_size=75))
-def test_sums_are_those_of_the_plain_form(minutes: list[tuple[DemandCell, ...]]) -> None:
+def test_sums_are_those_of_the_plain_form(minutes: Sequence[tuple[DemandCell, ...]]) -> None:
     """Also where the result is asked for after each event."""
     found = RecentSizes(REQUESTS, HOUR_S)
     for number, cells in enumerate(minutes):
