@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import click
@@ -29,7 +29,7 @@ from api.cli.quantities import number_text
 from api.cli.renderer import Table, Text
 from api.cli.replay.text.scale_text import candidates_table, fleet_text, percent_of, rate_of
 from api.config.deployment_ref import DeploymentRef, deployment_options
-from api.config.schema import OFF
+from api.config.schema import OFF, PlannedGroup
 from api.process.planes import open_log, open_registry
 from core.codec import decode_message
 from core.errors import CallerError
@@ -153,6 +153,7 @@ def hold(connection: DeploymentRef, workers: int | None, model: str | None, role
     Workers that die are replaced meanwhile. Where several models or both roles are sized, --model and --role name one.
     """
     planned = connection.deployment.with_planner().planned_groups
+    _check_fleet(planned, model, role)
     meant = [each for each in planned if model in {None, each.section.model} and role in {None, each.group.role}]
     if len(meant) > 1:
         models = sorted({each.section.model for each in meant})
@@ -160,6 +161,17 @@ def hold(connection: DeploymentRef, workers: int | None, model: str | None, role
         raise CallerError(f"several fleets are sized: give {named}")
     number = workers or asyncio.run(_target(connection, model, role))
     asyncio.run(_change(connection, {"min": number, "max": number}, frozenset(), model, role))
+
+
+def _check_fleet(planned: Sequence[PlannedGroup], model: str | None, role: str | None) -> None:
+    """CallerError if the planner sizes no fleet of that model and role."""
+    names = [each.section.model for each in planned if each.group.role == DECODE]
+    helped = {each.section.model for each in planned if each.group.role == PREFILL}
+    if role == PREFILL and not (helped if model is None else model in helped):
+        raise CallerError("the planner sizes no prefill workers: leave --role out")
+    if model is not None and model not in names:
+        there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
+        raise CallerError(f"--model {model}: {there}")
 
 
 async def _target(connection: DeploymentRef, model: str | None, role: str | None) -> int:
@@ -183,14 +195,9 @@ async def _change(
     says what is wrong with them. Where the file has no planner, one must lead."""
     deployment = connection.deployment.with_planner()
     planned = deployment.planned_groups
-    names = [each.section.model for each in planned if each.group.role == DECODE]
+    _check_fleet(planned, model, role)
     fleet = fleet_key(model or NO_MODEL, role or DECODE)
     helped = {each.section.model for each in planned if each.group.role == PREFILL}
-    if role == PREFILL and not (helped if model is None else model in helped):
-        raise CallerError("the planner sizes no prefill workers: leave --role out")
-    if model is not None and model not in names:
-        there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
-        raise CallerError(f"--model {model}: {there}")
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         if connection.deployment.planner_mode == OFF and not await registry.get(CLAIM):
             raise CallerError(NO_PLANNER)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from api.cli.inspect.scale import PlannedPeriod, scale_text
+import pytest
+from click.testing import CliRunner
+
+from api.cli.inspect.scale import PlannedPeriod, hold, scale_text
 from api.cli.options import pairs_of
 from api.cli.renderer import Table
 from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
+from tests.api.config.test_deployment_ref import running
 from tests.projections.scaling.demands import decided, rolled
 
 
@@ -37,3 +41,17 @@ def test_a_setting_without_a_value_names_its_own_command() -> None:
     """Not that of routing's settings."""
     with pytest.raises(CallerError, match="contrail scale set KEY VALUE"):
         pairs_of(("max",), "contrail scale set")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "wrong"), "--model wrong: it sizes one model, and the option is of several"),
+        (("--role", "prefill"), "the planner sizes no prefill workers: leave --role out"),
+    ],
+)
+def test_to_hold_a_fleet_that_is_not_sized(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """The wrong name is the fault, and not that no decision is known of it."""
+    result = CliRunner().invoke(hold, ["--data", str(running(tmp_path).path), *words])
+
+    assert said in str(result.exception)
