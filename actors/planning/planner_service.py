@@ -54,6 +54,9 @@ CLAIM_EVERY_S = 5.0
 """Interval at which the leading one asks whether it still does."""
 CATCH_UP_S = 0.1
 """Interval of looks whether the routing stream is read to its end."""
+SETTLE_S = 10.0
+"""After an error the first period ends so much later. Front ends send what they kept while the log was away: it counts
+in the time in which it came, and is no burst behind it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -114,6 +117,8 @@ class PlannerService:
         """Times that the lead was given up because of an error."""
         self.fault = ""
         """The last of these errors; empty while this planner leads well, or stands by."""
+        self._settles = False
+        """An error was met since the last period."""
         self._log = log
         self._registry = registry
         self._key = key
@@ -163,6 +168,7 @@ class PlannerService:
                     await self._lead()
             except Exception as error:  # after any defect the claim must be given to another, and the lead tried again
                 self.failed += 1
+                self._settles = True
                 before, self.fault = self.fault, str(error) or repr(error)
                 if self.fault != before:
                     _logger.warning(
@@ -216,6 +222,8 @@ class PlannerService:
     async def _end_periods(self, lead: _Lead) -> None:
         loop = asyncio.get_running_loop()
         next_s = claimed_s = polled_s = loop.time()
+        if self._settles:
+            next_s += SETTLE_S
         while True:
             next_s = max(next_s + self.fleets[0].settings.current.period_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
@@ -227,6 +235,7 @@ class PlannerService:
                 polled_s = loop.time()
                 await self._watch.poll()
             await self._end_period(lead)
+            self._settles = False
 
     async def _end_period(self, lead: _Lead) -> None:
         assert self.fence is not None

@@ -70,6 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims are asked for often."""
     monkeypatch.setattr(planner_service, "STAND_BY_S", 0.05)
     monkeypatch.setattr(planner_service, "CLAIM_EVERY_S", 0.05)
+    monkeypatch.setattr(planner_service, "SETTLE_S", 0.05)
 
 
 def planned(
@@ -384,6 +385,29 @@ async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytes
         known = service.fleets[0].last
         await eventually(lambda: service.fleets[0].last is not known, "a decision after it")
         assert not service.fault
+
+
+async def test_what_came_while_the_log_was_away_is_no_burst(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Front ends send what they kept a moment after the log is back: it counts in the time that it came in."""
+    monkeypatch.setattr(planner_service, "SETTLE_S", 2)
+    append = site.log.append
+
+    async def refuses(stream: StreamName, *_: object) -> StreamSeq:
+        raise PeerError(f"stream {stream} is gone")
+
+    async with site.planner("a") as service:
+        await eventually(decided(service), "a decision")
+        monkeypatch.setattr(site.log, "append", refuses)
+        await eventually(lambda: "is gone" in service.fault, "the fault")
+        monkeypatch.setattr(site.log, "append", append)
+        known = len([event for _, event in await site.events() if isinstance(event, DemandRolled)])
+        await asyncio.sleep(1.5)
+        await site.log.write(*(event for number in range(50) for event in arrival(f"late-{number}")))
+        await next_decision(service)
+
+    periods = [event for _, event in await site.events() if isinstance(event, DemandRolled)][known:]
+    assert periods[0].arrivals == 50
+    assert periods[0].period_s >= 3
 
 
 async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
