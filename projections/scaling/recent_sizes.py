@@ -42,7 +42,7 @@ class RecentSizes:
 
     @property
     def cells(self) -> tuple[DemandCell, ...]:
-        """Each class once, in their order. O(cells of all events) once behind each event; 3 ms for an hour of them."""
+        """Each class once, in their order. O(cells of all events) once behind each event; 4 ms for an hour of them."""
         if self._cells is None:
             sums: dict[tuple[int, int], list[int]] = {}
             for event in islice(reversed(self._kept), self._alike()):
