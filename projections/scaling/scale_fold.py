@@ -38,8 +38,8 @@ REGRET_S = 3_600
 
 
 class ScaleFold:
-    """See the module's text. Memory is bounded by KEPT_S, the requests that RULES read, the window for shrinking and
-    RateHistory."""
+    """See the module's text. Memory is bounded by KEPT_S, the requests and seconds whose sizes RULES read, the window
+    for shrinking, and RateHistory."""
 
     def __init__(self) -> None:
         self.settings = ScaleSettings()

@@ -369,19 +369,23 @@ async def test_workers_of_others_do_not_count(site: Site) -> None:
         assert service.fleets[0].last.ready == 1
 
 
-async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lead is given up and taken again; the fault is told meanwhile."""
-    append = site.log.append
+async def lose_log(site: Site, service: PlannerService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a decision the log is away until the planner has met it, and has given up its lead; then it is back."""
 
     async def refuses(stream: StreamName, *_: object) -> StreamSeq:
         raise PeerError(f"stream {stream} is gone")
 
-    async with site.planner("a") as service:
-        await eventually(decided(service), "a decision")
-        monkeypatch.setattr(site.log, "append", refuses)
+    await eventually(decided(service), "a decision")
+    with monkeypatch.context() as away:
+        away.setattr(site.log, "append", refuses)
         await eventually(lambda: "is gone" in service.fault, "the fault")
         assert service.fence is None
-        monkeypatch.setattr(site.log, "append", append)
+
+
+async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead is given up and taken again; the fault is told meanwhile."""
+    async with site.planner("a") as service:
+        await lose_log(site, service, monkeypatch)
         known = service.fleets[0].last
         await eventually(lambda: service.fleets[0].last is not known, "a decision after it")
         assert not service.fault
@@ -390,16 +394,8 @@ async def test_a_log_that_is_away_ends_no_planner(site: Site, monkeypatch: pytes
 async def test_what_came_while_the_log_was_away_is_no_burst(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Front ends send what they kept a moment after the log is back: it counts in the time that it came in."""
     monkeypatch.setattr(planner_service, "SETTLE_S", 2)
-    append = site.log.append
-
-    async def refuses(stream: StreamName, *_: object) -> StreamSeq:
-        raise PeerError(f"stream {stream} is gone")
-
     async with site.planner("a") as service:
-        await eventually(decided(service), "a decision")
-        monkeypatch.setattr(site.log, "append", refuses)
-        await eventually(lambda: "is gone" in service.fault, "the fault")
-        monkeypatch.setattr(site.log, "append", append)
+        await lose_log(site, service, monkeypatch)
         known = len([event for _, event in await site.events() if isinstance(event, DemandRolled)])
         await asyncio.sleep(1.5)
         await site.log.write(*(event for number in range(50) for event in arrival(f"late-{number}")))
