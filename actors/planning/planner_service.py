@@ -54,9 +54,12 @@ CLAIM_EVERY_S = 5.0
 """Interval at which the leading one asks whether it still does."""
 CATCH_UP_S = 0.1
 """Interval of looks whether the routing stream is read to its end."""
+STALLED_S = 5.0
+"""A period that ends so much too late had to wait for the log or the registry: a call may wait until they are back, and
+meet no error."""
 SETTLE_S = 10.0
-"""After an error the first period ends so much later. Front ends send what they kept while the log was away: it counts
-in the time in which it came, and is no burst behind it."""
+"""After an error, or a wait as long as that, the next period ends so much later. Front ends send what they kept while
+the log was away: it counts in the time in which it came, and is no burst behind it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -221,11 +224,12 @@ class PlannerService:
 
     async def _end_periods(self, lead: _Lead) -> None:
         loop = asyncio.get_running_loop()
-        next_s = claimed_s = polled_s = loop.time()
+        next_s = ended_s = claimed_s = polled_s = loop.time()
         if self._settles:
-            next_s += SETTLE_S
+            next_s = ended_s = next_s + SETTLE_S
         while True:
-            next_s = max(next_s + self.fleets[0].settings.current.period_s, loop.time())
+            period_s = self.fleets[0].settings.current.period_s
+            next_s = max(next_s + period_s, loop.time())
             await asyncio.sleep(next_s - loop.time())
             if loop.time() - claimed_s >= CLAIM_EVERY_S:
                 claimed_s = loop.time()
@@ -234,6 +238,10 @@ class PlannerService:
             if loop.time() - polled_s >= POLL_EVERY_S:
                 polled_s = loop.time()
                 await self._watch.poll()
+            if loop.time() - ended_s >= period_s + STALLED_S:
+                next_s = ended_s = loop.time() + SETTLE_S - period_s
+                continue
+            ended_s = loop.time()
             await self._end_period(lead)
             self._settles = False
 

@@ -179,10 +179,10 @@ class FaultSite:
         return self.running.state("planner-0")
 
     async def _decides_again(self) -> None:
-        """A decision is made from here on."""
-        known = len(await self._decided())
+        """A decision is made from here on. One of before may come late to the log."""
+        from_ms = SystemClock().wall_ms()
         async with asyncio.timeout(BACK_S):
-            while len(await self._decided()) <= known:
+            while (await self._decided())[-1].at_ms <= from_ms:
                 await asyncio.sleep(0.5)
 
     async def _decided(self) -> list[ScaleDecided]:

@@ -3130,6 +3130,8 @@ MUTANTS: tuple[Mutant, ...] = (
             ),
             "advice-orders": ("            if fleet.settings.acts:\n", "            if True:\n", NO_SCALE),
             "planner-leads-by-its-own-clock": ("if not self.clock.is_known:", "if False:", NO_SCALE),
+            "error-makes-a-burst": ("if self._settles:", "if False:", NO_SCALE),
+            "late-log-makes-a-burst": ("if loop.time() - ended_s >= period_s + STALLED_S:", "if False:", NO_SCALE),
         },
     ),
     *_mutants(

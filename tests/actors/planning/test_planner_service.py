@@ -406,6 +406,38 @@ async def test_what_came_while_the_log_was_away_is_no_burst(site: Site, monkeypa
     assert periods[0].period_s >= 3
 
 
+@pytest.mark.parametrize("method", ["state", "append"])
+async def test_a_log_that_answers_late_makes_no_burst(
+    site: Site, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A call may wait until the log is back, and meet no error: what came meanwhile counts in its time, too."""
+    for bound, value in (("SETTLE_S", 2), ("STALLED_S", 1), ("POLL_EVERY_S", 0.05)):
+        monkeypatch.setattr(planner_service, bound, value)
+    call, is_back, is_asked = getattr(site.log, method), asyncio.Event(), asyncio.Event()
+
+    async def waits(*parameters: Any, **named: Any) -> Any:
+        is_asked.set()
+        await is_back.wait()
+        return await call(*parameters, **named)
+
+    async with site.planner("a") as service:
+        await next_decision(service)
+        monkeypatch.setattr(site.log, method, waits)
+        await is_asked.wait()
+        await asyncio.sleep(2.5)
+        known = len([event for _, event in await site.events() if isinstance(event, DemandRolled)])
+        is_back.set()
+        await asyncio.sleep(1.5)
+        await site.log.write(*(event for number in range(50) for event in arrival(f"late-{number}")))
+        await next_decision(service)
+        assert service.failed == 0
+
+    periods = [event for _, event in await site.events() if isinstance(event, DemandRolled)][known:]
+    late = next(each for each in periods if each.arrivals)
+    assert late.arrivals == 50
+    assert late.period_s >= 4
+
+
 async def test_a_registry_that_is_away_ends_no_planner(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It decides again when that is back."""
     claim = MemoryRegistry.claim
