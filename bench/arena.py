@@ -2,7 +2,8 @@
 
 One trace, one engine, one start-up time and one router, Dynamo's, for each fleet. `--fleets` names the runs:
 `static:5`, `rate:1.6` (arrivals a second and worker, told to the rule), `planner:95` (the attainment that is sought),
-`dynamo:MODE`.
+`dynamo:MODE` or `dynamo:MODE:SHARE`. With a share, Dynamo's planner is told bounds that are so many per cent of the
+true ones: so its modes have frontiers, too.
 The rate rule and our planner are the machines of `bench.scaling`. Dynamo's planner has an exact profile of the engine.
 
 A tick of Dynamo's simulator tells means, and our log has requests. So the simulator is sampled every 20 ms, in which at
@@ -20,6 +21,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from actors.engines.simulated.engine_profile import profile
 from actors.engines.simulated.simulated_settings import mocker_settings
@@ -39,10 +42,19 @@ DYNAMO = "dynamo"
 MODES = ("thr:constant", "thr:kalman", "load:constant", "both:constant", "both:kalman")
 """Loops of Dynamo's planner (by throughput, by load, or both), and its forecast."""
 FLEETS = ("static:4", "static:5", "rate:1.6", "rate:1.4", "planner:94", "planner:95", *(f"dynamo:{it}" for it in MODES))
+SHARE_MAX = 1000
 US_PER_MS = 1000
 QUICK_REQUESTS = 1_000
 PEER_TIMEOUT_S = 1_800.0
 """A run that takes longer has failed."""
+
+
+class PeerFleet(NamedTuple):
+    """A fleet that Dynamo's planner sizes."""
+
+    mode: str
+    share: int = 100
+    """Of the bounds that it is told, in per cent of the true ones."""
 
 
 class ArenaRun(NamedTuple):
@@ -173,38 +185,44 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
     for text in options.fleets.split(","):
         try:
             fleet = _parsed(text)
-            found = _run(python, options.trace, fleet, QUICK_REQUESTS if options.quick else 0)
+            found = _run(python, options.trace, fleet, options.ttft_ms, QUICK_REQUESTS if options.quick else 0)
         except CallerError as error:
             refuse(str(error))
         note = f"{100 * found.attainment:.2f} % attained, first token after {found.first_token_ms:.0f} ms"
         yield Figure(text, found.hours, "worker-hours", note=note)
 
 
-def _parsed(text: str) -> Fleet | str:
-    """A run as of `bench.scaling`, or the mode of Dynamo's planner. CallerError if the text names none."""
-    kind, _, mode = text.partition(":")
+def _parsed(text: str) -> Fleet | PeerFleet:
+    """A run as of `bench.scaling`, or one of Dynamo's planner. CallerError if the text names none."""
+    kind, _, value = text.partition(":")
     if kind != DYNAMO:
         return Fleet.parse(text)
+    mode, share = value, "100"
+    if value not in MODES:
+        mode, _, share = value.rpartition(":")
     if mode not in MODES:
-        raise CallerError(f"--fleets: {mode!r} is no mode of Dynamo's planner; there are {', '.join(MODES)}")
-    return mode
+        raise CallerError(f"--fleets: {value!r} is no mode of Dynamo's planner; there are {', '.join(MODES)}")
+    if not share.isdecimal() or not 1 <= int(share) <= SHARE_MAX:
+        raise CallerError(f"--fleets: {share!r} is no share of the bounds: a whole number from 1 to {SHARE_MAX}")
+    return PeerFleet(mode, int(share))
 
 
-def _run(python: str, trace: Path, fleet: Fleet | str, first: int) -> ArenaRun:
-    ours = fleet if isinstance(fleet, Fleet) else None
+def _run(python: str, trace: Path, fleet: Fleet | PeerFleet, ttft_ms: int, first: int) -> ArenaRun:
+    ours, share = (fleet, 100) if isinstance(fleet, Fleet) else (None, fleet.share)
     asked = {
         "trace": str(trace),
         "first": first,
-        "workers": 1 if ours is None else int(ours.value) if ours.kind == STATIC else WORKERS,
-        "mode": "" if ours is not None else fleet,
+        "workers": int(ours.value) if ours and ours.kind == STATIC else WORKERS,
+        "mode": "" if isinstance(fleet, Fleet) else fleet.mode,
+        "told_share": share / 100,
         "period_s": 0 if ours is None or ours.kind == STATIC else ScaleSettings().period_s,
         "startup_s": ScaleSettings().startup_s,
-        "ttft_ms": BOUNDS.ttft_ms,
+        "ttft_ms": ttft_ms,
         "itl_ms": BOUNDS.itl_ms,
         "block_size": mocker_settings().block_size,
         "blocks": mocker_settings().capacity_blocks,
     }
-    policy = None if ours is None or ours.kind == STATIC else _policy(ours, TraceFile(trace, first=first))
+    policy = None if ours is None or ours.kind == STATIC else _policy(ours, ttft_ms, TraceFile(trace, first=first))
     peer = subprocess.Popen(
         [python, "-m", "bench.arena_peer", json.dumps(asked)],
         cwd=Path(__file__).parents[1],
@@ -237,8 +255,10 @@ def _talk(peer: subprocess.Popen[str], policy: ArenaPolicy | None) -> ArenaRun:
     raise CallerError(f"the peer ended without a summary, or took over {PEER_TIMEOUT_S:.0f} s: see what it printed")
 
 
-def _policy(fleet: Fleet, trace: TraceFile) -> ArenaPolicy:
-    settings = ScaleSettings(attainment=fleet.value) if fleet.kind == PLANNER else ScaleSettings()
+def _policy(fleet: Fleet, ttft_ms: int, trace: TraceFile) -> ArenaPolicy:
+    settings = ScaleSettings(ttft_ms=ttft_ms)
+    if fleet.kind == PLANNER:
+        settings = replace(settings, attainment=fleet.value)
     machine: PlannerMachine
     machine = RateRule(fleet.value, settings) if fleet.kind == RATE else Planner(settings, profile(mocker_settings()))
     return ArenaPolicy(machine, ArenaDemand(trace, settings))
@@ -246,6 +266,9 @@ def _policy(fleet: Fleet, trace: TraceFile) -> ArenaPolicy:
 
 def _extend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="in Mooncake's format, shaped like a day")
+    parser.add_argument(
+        "--ttft-ms", type=int, default=BOUNDS.ttft_ms, help="bound of the time to first token (%(default)s)"
+    )
     parser.add_argument("--fleets", default=",".join(FLEETS), help="KIND:VALUE,… (%(default)s)")
 
 

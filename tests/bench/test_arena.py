@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from bench.arena import ArenaDemand, ArenaPolicy, _parsed
+from bench.arena import ArenaDemand, ArenaPolicy, PeerFleet, _parsed
 from bench.scaling import Fleet
 from bench.scaling_rule import RateRule
 from core.errors import CallerError
@@ -47,9 +47,17 @@ def test_orders_are_a_target(tmp_path: Path) -> None:
 
 def test_runs_are_fleets_or_modes_of_dynamos_planner() -> None:
     """Others are refused with those that there are."""
-    assert _parsed("dynamo:both:kalman") == "both:kalman"
+    assert _parsed("dynamo:both:kalman") == PeerFleet("both:kalman")
+    assert _parsed("dynamo:both:kalman:60") == PeerFleet("both:kalman", 60)
     assert _parsed("static:4") == Fleet("static", 4.0)
-    for wrong, there in (("dynamo:best", "both:kalman"), ("static:x", "planner:NUMBER")):
+    for wrong, there in (
+        ("dynamo:best", "both:kalman"),
+        ("dynamo:best:60", "both:kalman"),
+        ("dynamo:load:constant:", "whole number"),
+        ("dynamo:load:constant:0", "whole number"),
+        ("dynamo:load:constant:1001", "whole number"),
+        ("static:x", "planner:NUMBER"),
+    ):
         with pytest.raises(CallerError, match=there):
             _parsed(wrong)
 

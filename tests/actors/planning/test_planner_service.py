@@ -407,9 +407,7 @@ async def test_what_came_while_the_log_was_away_is_no_burst(site: Site, monkeypa
 
 
 @pytest.mark.parametrize("method", ["state", "append"])
-async def test_a_log_that_answers_late_makes_no_burst(
-    site: Site, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+async def test_a_log_that_answers_late_makes_no_burst(site: Site, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """A call may wait until the log is back, and meet no error: what came meanwhile counts in its time, too."""
     for bound, value in (("SETTLE_S", 2), ("STALLED_S", 1), ("POLL_EVERY_S", 0.05)):
         monkeypatch.setattr(planner_service, bound, value)
