@@ -166,12 +166,17 @@ def hold(connection: DeploymentRef, workers: int | None, model: str | None, role
 def _check_fleet(planned: Sequence[PlannedGroup], model: str | None, role: str | None) -> None:
     """CallerError if the planner sizes no fleet of that model and role."""
     names = [each.section.model for each in planned if each.group.role == DECODE]
-    helped = {each.section.model for each in planned if each.group.role == PREFILL}
+    helped = _helped(planned)
     if role == PREFILL and not (helped if model is None else model in helped):
         raise CallerError("the planner sizes no prefill workers: leave --role out")
     if model is not None and model not in names:
         there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
         raise CallerError(f"--model {model}: {there}")
+
+
+def _helped(planned: Sequence[PlannedGroup]) -> set[str]:
+    """The models whose prefill workers are sized, too."""
+    return {each.section.model for each in planned if each.group.role == PREFILL}
 
 
 async def _target(connection: DeploymentRef, model: str | None, role: str | None) -> int:
@@ -197,7 +202,7 @@ async def _change(
     planned = deployment.planned_groups
     _check_fleet(planned, model, role)
     fleet = fleet_key(model or NO_MODEL, role or DECODE)
-    helped = {each.section.model for each in planned if each.group.role == PREFILL}
+    helped = _helped(planned)
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         if connection.deployment.planner_mode == OFF and not await registry.get(CLAIM):
             raise CallerError(NO_PLANNER)
