@@ -214,7 +214,7 @@ def _run(python: str, trace: Path, fleet: Fleet | PeerFleet, ttft_ms: int, first
         "first": first,
         "workers": int(ours.value) if ours and ours.kind == STATIC else WORKERS,
         "mode": "" if isinstance(fleet, Fleet) else fleet.mode,
-        "told_share": share / 100,
+        "bounds_share": share / 100,
         "period_s": 0 if ours is None or ours.kind == STATIC else ScaleSettings().period_s,
         "startup_s": ScaleSettings().startup_s,
         "ttft_ms": ttft_ms,

@@ -239,7 +239,7 @@ class PlannerService:
                 polled_s = loop.time()
                 await self._watch.poll()
             if loop.time() - ended_s >= period_s + STALLED_S:
-                next_s = ended_s = loop.time() + SETTLE_S - period_s
+                next_s = ended_s = loop.time() + SETTLE_S - period_s  # so the next turn ends a period in SETTLE_S
                 continue
             ended_s = loop.time()
             await self._end_period(lead)

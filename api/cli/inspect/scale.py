@@ -166,15 +166,15 @@ def hold(connection: DeploymentRef, workers: int | None, model: str | None, role
 def _check_fleet(planned: Sequence[PlannedGroup], model: str | None, role: str | None) -> None:
     """CallerError if the planner sizes no fleet of that model and role."""
     names = [each.section.model for each in planned if each.group.role == DECODE]
-    helped = _helped(planned)
-    if role == PREFILL and not (helped if model is None else model in helped):
+    with_prefill = _models_with_prefill(planned)
+    if role == PREFILL and not (with_prefill if model is None else model in with_prefill):
         raise CallerError("the planner sizes no prefill workers: leave --role out")
     if model is not None and model not in names:
         there = ", ".join(names) if names[0] else "it sizes one model, and the option is of several"
         raise CallerError(f"--model {model}: {there}")
 
 
-def _helped(planned: Sequence[PlannedGroup]) -> set[str]:
+def _models_with_prefill(planned: Sequence[PlannedGroup]) -> set[str]:
     """The models whose prefill workers are sized, too."""
     return {each.section.model for each in planned if each.group.role == PREFILL}
 
@@ -202,7 +202,7 @@ async def _change(
     planned = deployment.planned_groups
     _check_fleet(planned, model, role)
     fleet = fleet_key(model or NO_MODEL, role or DECODE)
-    helped = _helped(planned)
+    with_prefill = _models_with_prefill(planned)
     async with open_registry(connection) as registry, change_claim(registry, "contrail scale"):
         if connection.deployment.planner_mode == OFF and not await registry.get(CLAIM):
             raise CallerError(NO_PLANNER)
@@ -215,7 +215,7 @@ async def _change(
         after: dict[str, Any] = {**kept, **given}
         live = with_own_settings(fleet, everything, after)
         for each in planned:
-            may_act, has_prefill = deployment.planner_mode == ACT, each.section.model in helped
+            may_act, has_prefill = deployment.planner_mode == ACT, each.section.model in with_prefill
             merged(each.settings, may_act, given_for(each.fleet, live), each.group.role, has_prefill=has_prefill)
         await registry.put(PLANNER_SETTINGS_KEY, orjson.dumps(live))
     click.echo(f"live: {', '.join(f'{key} {value}' for key, value in after.items()) or 'nothing'}")
