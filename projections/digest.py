@@ -15,14 +15,15 @@ from core.prompt import HASH_BYTES
 
 MASK64 = (1 << 64) - 1
 
-FOLD_VERSION = 6
+FOLD_VERSION = 7
 """Changed whenever the same log could give another digest; replicas compare only digests of equal versions."""
 READ_FOLD_VERSIONS = range(2, FOLD_VERSION + 1)
 """Folds of these differ by `LoadReported.reuse_rate`, which 2 lacks, by pools, which 2 and 3 lack, by adapters, which 5
-and 6 have, and by fetches, which 6 has: a recording goes on from their snapshots and compares their digests while no
-worker reports a rate, reads a pool, serves an adapter or fetches blocks."""
-RATES_VERSION, POOLS_VERSION, ADAPTERS_VERSION, FETCHES_VERSION = 3, 4, 5, 6
-"""The first with reuse rates, with pools, with adapters, and with fetches."""
+and later ones have, by fetches, which 6 and 7 have, and by turnovers, which 7 has: a recording goes on from their
+snapshots and compares their digests while no worker reports such a number, reads a pool, serves an adapter or fetches
+blocks."""
+RATES_VERSION, POOLS_VERSION, ADAPTERS_VERSION, FETCHES_VERSION, TURNOVER_VERSION = 3, 4, 5, 6, 7
+"""The first with reuse rates, with pools, with adapters, with fetches, and with turnovers."""
 
 
 def mix(*values: object) -> int:

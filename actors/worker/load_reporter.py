@@ -12,6 +12,7 @@ from actors.engines.engine import Engine
 from actors.membership.worker_publisher import WorkerPublisher
 from actors.worker.load_meter import LoadMeter
 from core.events import LoadReported
+from projections.folds.load_fold import TURNOVER_STEPS
 from streams.broker_clock import BrokerClock
 
 REPORT_EVERY_MS = 250
@@ -23,6 +24,10 @@ RATE_WINDOW_MS = 120_000
 RATE_EVERY_MS = 2000
 """It changes this often at most, so that it makes no report of its own."""
 MS_PER_S = 1000
+TURNOVER_WINDOW_MS = 1_200_000
+"""The turnover counts so long: a talk pauses for minutes between its turns."""
+TURNOVER_EVERY_MS = 20_000
+"""Its sums are noted this often at most, so that they are few."""
 
 
 class ReuseRate:
@@ -53,6 +58,32 @@ class ReuseRate:
         return self.tokens_per_s
 
 
+class Turnover:
+    """The part of a device's cache that prompts of the last TURNOVER_WINDOW_MS filled, in TURNOVER_STEPS, and the whole
+    of it at most: from then on, what lies there is pushed out sooner than talks come back. By a sum that grows from 0;
+    tokens that stood in the cache fill nothing."""
+
+    def __init__(self) -> None:
+        self._sums: deque[tuple[int, int]] = deque([(0, 0)])
+        """When the sum was noted, in milliseconds, and the computed prompt tokens by then; TURNOVER_EVERY_MS apart at
+        least."""
+
+    def __repr__(self) -> str:
+        return f"<Turnover of {len(self._sums)} sums>"
+
+    def note(self, now_ms: int, computed_tokens: int, capacity_tokens: int) -> int:
+        """The turnover, with so many computed tokens in all by now; 0 for a cache of unknown size. O(1), but for sums
+        that grow old."""
+        sums = self._sums
+        while len(sums) > 1 and now_ms - sums[1][0] >= TURNOVER_WINDOW_MS:
+            sums.popleft()
+        if now_ms - sums[-1][0] >= TURNOVER_EVERY_MS:
+            sums.append((now_ms, computed_tokens))
+        if capacity_tokens < 1:
+            return 0
+        return min(TURNOVER_STEPS, max(0, computed_tokens - sums[0][1]) * TURNOVER_STEPS // capacity_tokens)
+
+
 class LoadReporter:
     """`totals` counts what a report sums up: prompt_tokens, cached_tokens, blocks_unindexed."""
 
@@ -71,6 +102,7 @@ class LoadReporter:
         self._draining = draining
         self._totals = totals
         self._reuse_rate = ReuseRate()
+        self._turnover = Turnover()
         self._load_meter = LoadMeter(engine.info.tier_loads)
         self._reported_ms = -REPORT_IDLE_MS
         self._last: LoadReported | None = None
@@ -99,6 +131,9 @@ class LoadReporter:
             blocks_unindexed=totals.get("blocks_unindexed", 0),
             reuse_rate=self._reuse_rate.note(now, prompt_tokens, cached_tokens),
             load_times=self._load_meter.note(now),
+            turnover=self._turnover.note(
+                now, prompt_tokens - cached_tokens, load.blocks_total * self._engine.info.block_size
+            ),
         )
         due = report != self._last or now - self._reported_ms >= REPORT_IDLE_MS
         offset_ms = self._clock.noted_offset_ms

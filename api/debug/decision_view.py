@@ -86,6 +86,7 @@ def _prefill_time(on: DecisionInputs) -> dict[str, Any] | None:
         "source": basis.source,
         "first_active_times": basis.first_active_times,
         "first_active_tokens": basis.first_active_tokens,
+        "turnover_times": basis.turnover_times,
         "loading": loading,
     }
 
@@ -111,5 +112,5 @@ def _row(on: DecisionInputs, scored: ScoredCandidate) -> dict[str, Any]:
         row |= {"prefill_cost": terms.prefill, "decode_cost": terms.decode, "request_cost": terms.request}
         if policy in ESTIMATING_POLICIES:
             row |= {"wait_cost": terms.wait, "reuse_cost": terms.reuse, "delay_cost": terms.delays}
-            row["load_cost"] = terms.load
+            row |= {"load_cost": terms.load, "turnover_cost": terms.turnover}
     return row

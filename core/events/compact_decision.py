@@ -71,6 +71,7 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reuse: tuple[int, ...] | None = None
     overlap_host: tuple[int, ...] | None = None
     overlap_disk: tuple[int, ...] | None = None
+    turnover: tuple[int, ...] | None = None
 
     def columns(self) -> Columns:
         """All columns."""
@@ -90,6 +91,7 @@ class ShortColumns(msgspec.Struct, frozen=True, array_like=True, gc=False):
             self.reuse,
             self.overlap_host,
             self.overlap_disk,
+            self.turnover,
         )
 
 
@@ -238,7 +240,7 @@ def _short(columns: Columns) -> list[tuple[int, ...] | None]:
         None if known == ones else known,
     ]
     if columns.wait_us is not None:
-        short += [columns.wait_us, columns.reuse, columns.overlap_host, columns.overlap_disk]
+        short += [columns.wait_us, columns.reuse, columns.overlap_host, columns.overlap_disk, columns.turnover]
         _without_last(short, least=len(COLUMNS) + 1)
     return short
 

@@ -251,6 +251,9 @@ class LoadReported(EventBase, frozen=True):
     load_times: tuple[int, int, int] | UnsetType = UNSET
     """Time that a block takes to the device from host, disk and remote, in thousandths of a microsecond: the mean of
     the last minutes' loads (`actors.worker.load_meter`), 0 for a tier without enough. Left out if none has any."""
+    turnover: int = 0
+    """The part of the device's blocks that prompts of the last 20 minutes filled, in 64ths, and 64 at most
+    (`actors.worker.load_reporter`)."""
 
 
 KvEvent = (

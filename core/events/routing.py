@@ -29,10 +29,10 @@ read PROGRESS_VERSION, too."""
 ROUTED_VERSION = SHORT_VERSION
 """The highest version that this program reads. A replica writes a version only while all live ones read it: an earlier
 program could not count such a request in flight."""
-PROGRAM_VERSION = "0.7.0"
+PROGRAM_VERSION = "0.8.0"
 """Of this program, as `ReplicaJoined` names it. Raised with DECIDE_VERSION: a decision by rules that a program does not
 have is excused only if a newer program made it."""
-DECIDE_VERSION = 7
+DECIDE_VERSION = 8
 """Version of the rules by which this program decides. Raised whenever the same view and settings could give another
 choice or digest; `projections.policy.rules` keeps the earlier ones."""
 
@@ -70,6 +70,9 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     decision read no load times …"""
     overlap_disk: tuple[int, ...] | None = None
     """… and the same with those on the disk."""
+    turnover: tuple[int, ...] | None = None
+    """How much more of its cache prompts filled of late than elsewhere (`projections.policy.cost.excess_turnover`), in
+    64ths; None where the decision read none but 0."""
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         found: tuple[int, ...] | None = self.get(name)
@@ -101,9 +104,9 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
         """The names of the columns that there are."""
         if self.wait_us is None:
             return COLUMNS
-        if self.reuse is None and self.overlap_host is None and self.overlap_disk is None:
-            return _WITH_WAITS
         optional = [name for name in _OPTIONAL if getattr(self, name) is not None]
+        if len(optional) == 1:
+            return _WITH_WAITS
         return (*COLUMNS, *optional)
 
     def items(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -116,11 +119,11 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
 
 
 _COLUMN_NAMES = Columns.__struct_fields__
-WAIT, REUSE = "wait_us", "reuse"
-COLUMNS, TIMED_COLUMNS, LEVEL_COLUMNS = _COLUMN_NAMES[:-4], _COLUMN_NAMES[-4:-2], _COLUMN_NAMES[-2:]
+WAIT, REUSE, TURNOVER = "wait_us", "reuse", "turnover"
+COLUMNS, TIMED_COLUMNS, LEVEL_COLUMNS = _COLUMN_NAMES[:-5], (WAIT, REUSE, TURNOVER), _COLUMN_NAMES[-3:-1]
 """Names of the columns of every decision, of those under policies that estimate times, and of those with load times.
-`reuse` stands only where workers report how much they reuse; columns of levels only where levels differ."""
-_OPTIONAL, _WITH_WAITS = _COLUMN_NAMES[-4:], _COLUMN_NAMES[:-3]
+`reuse` and `turnover` stand only where workers report such numbers; columns of levels only where levels differ."""
+_OPTIONAL, _WITH_WAITS = _COLUMN_NAMES[-5:], _COLUMN_NAMES[:-4]
 
 EXCLUDED_SHOWN_MAX = 4
 """Ids shown per exclusion reason; the count is always whole."""

@@ -21,6 +21,8 @@ class LoadPart(msgspec.Struct):
 
 REUSE_UNIT, REUSE_STEPS = 1024, 16
 """So many tokens a second are one doubling, and so many steps."""
+TURNOVER_STEPS = 64
+"""Of a turnover: a whole cache."""
 
 
 def reuse_of(rate: int) -> int:
@@ -42,6 +44,10 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         """`reuse_of` the rate of each worker, where it is above 0."""
         self.rates_reported = False
         """True if any worker ever reported a reuse rate."""
+        self.turnover: dict[WorkerId, int] = {}
+        """The turnover that each worker reports, where it is above 0."""
+        self.turnovers_reported = False
+        """True if any worker ever reported a turnover."""
         self.watched: dict[WorkerId, int] = {}
         """Workers of which changes are noted (`projections.folds.worker_table`) …"""
         self.changed: dict[WorkerId, None] = {}
@@ -69,6 +75,11 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
             self.reuse[worker] = reuse
         else:
             self.reuse.pop(worker, None)
+        self.turnovers_reported |= report.turnover != 0
+        if report.turnover:
+            self.turnover[worker] = report.turnover
+        else:
+            self.turnover.pop(worker, None)
         if worker in self.watched:
             self.changed[worker] = None
 
@@ -92,11 +103,16 @@ class LoadFold(SourceFold[WorkerId, LoadPart]):
         report = self.reports.get(part.worker)
         if report is None:
             return stamp(part.chain, mix(part.worker))
-        rate = (report.reuse_rate,) * (report.reuse_rate != 0)  # so logs of earlier programs keep their digests
-        return stamp(part.chain, mix(part.worker, report.running, report.waiting, report.draining, *rate))
+        read: tuple[object, ...] = ()  # what earlier programs did not report is left out, so their logs keep digests
+        if report.reuse_rate:
+            read = (report.reuse_rate,)
+        if report.turnover:
+            read = (*read, "turnover", report.turnover)
+        return stamp(part.chain, mix(part.worker, report.running, report.waiting, report.draining, *read))
 
     def _end(self, source: WorkerId, reason: str) -> None:
         self.reuse.pop(source, None)
+        self.turnover.pop(source, None)
         if self.reports.pop(source, None) is not None and source in self.watched:
             self.changed[source] = None
         self._bury(source, self.parts.pop(source, None), reason)

@@ -108,6 +108,7 @@ class WorkerTable:
         """… and 1 where it is known."""
         self.blocks, self.requests, self.prefill_tokens, self.waiting = column(), column(), column(), column()
         self.reuse: Column = column()
+        self.turnover: Column = column()
         self.draining: Flags = np.zeros(count, bool)
         self.outstanding: Column = column()
         """The number of outstanding prefills."""
@@ -171,12 +172,12 @@ class WorkerTable:
 
     def _write(self, row: int, worker: WorkerId, loads: LoadFold, in_flight: InFlightLoad) -> None:
         load, report = in_flight.busy.get(worker, NO_LOAD), loads.reports.get(worker, _NO_REPORT)
-        numbers = load.blocks, load.requests, load.prefill_tokens, report.waiting
+        numbers = load.blocks, load.requests, load.prefill_tokens, report.waiting, report.turnover
         self.wide.pop(row, None)
         if min(numbers) < -NUMBER_MAX or max(numbers) > NUMBER_MAX:
             self.wide[row] = None
             return
-        self.blocks[row], self.requests[row], self.prefill_tokens[row], self.waiting[row] = numbers
+        self.blocks[row], self.requests[row], self.prefill_tokens[row], self.waiting[row], self.turnover[row] = numbers
         self.draining[row], self.reuse[row] = report.draining, loads.reuse.get(worker, 0)
         if (prefills := in_flight.prefills.get(worker)) or self.outstanding.item(row):
             self._write_prefills(row, sorted(prefills.values()) if prefills else ())

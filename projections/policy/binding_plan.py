@@ -34,7 +34,7 @@ from core.settings import RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
 from projections.folds.state import NO_OVERLAP
 from projections.policy.candidates import find_candidates
-from projections.policy.cost import ScoredCandidate, most_reuse, score
+from projections.policy.cost import TURNOVER_POLICY, ScoredCandidate, excess_turnover, most_reuse, score
 from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide_newest
 from projections.policy.delay_price import OWN_DELAYS, delay_price_m
 from projections.policy.pending_prefixes import PendingPrefixes
@@ -177,7 +177,7 @@ class PlacementInputs:
         self._now_ms = now_ms
         self._outstanding = outstanding
         self._prefixes = PendingPrefixes(view)
-        self._reuse = view.reuse()
+        self._reuse, self._turnover = view.reuse(), view.state.loads.turnover
         self._backlogs: dict[PrefillTime, PrefillBacklog] = {}
         self._candidates: dict[tuple[str, int, str], list[Candidate]] = {}
         """By model and block size: as one prompt saw them."""
@@ -194,6 +194,8 @@ class PlacementInputs:
             backlog = self._backlogs[time] = PrefillBacklog.of(time, self._outstanding, self._now_ms, reuse=self._reuse)
         seen = self._seen(request)
         backlog = backlog._replace(reuse_max=most_reuse(seen, self._reuse), loading=request.loading(settings))
+        if settings.policy == TURNOVER_POLICY:
+            backlog = backlog._replace(turnover=excess_turnover(seen, self._turnover))
         scored = score(seen, request, settings, self._view.local.get("stale", ()), backlog)
         wait_percent = WAIT_PERCENT
         if request.fetching is not None:

@@ -5,7 +5,7 @@ eight bytes (int64, little-endian; beyond that its lowest 64 bits):
 
     capacity, cache known, draining, cached blocks of each level, blocks being computed, blocks and requests in flight,
     tokens to prefill, requests that wait, cost, blocks to prefill;
-    the expected waits, under policies that estimate times; reuse, if any candidate has some.
+    the expected waits, under policies that estimate times; reuse and turnover, if any candidate has some.
 
 `projections.policy.column_decision` has these columns in memory, and makes the same bytes of them without a look at
 each worker. The order of the candidates is not among them: it follows from costs, cached blocks and ids, and the digest
@@ -40,6 +40,8 @@ def candidate_columns(scored: Sequence[ScoredCandidate], backlog: PrefillBacklog
         numbers += map(backlog.waits_us.get, workers, repeat(0))
         if backlog.reuse and any(reuse := [*map(backlog.reuse.get, workers, repeat(0))]):
             numbers += reuse
+        if backlog.turnover:
+            numbers += map(backlog.turnover.get, workers, repeat(0))
     return id_lines(workers) + _packed(numbers)
 
 

@@ -23,17 +23,20 @@ from core.ids import WorkerId, id_lines
 from core.prompt import Prompt
 from core.settings import APPROXIMATE, TIERS, RoutingSettings
 from projections.folds.in_flight import OutstandingPrefill
-from projections.folds.load_fold import REUSE_STEPS
+from projections.folds.load_fold import REUSE_STEPS, TURNOVER_STEPS
 from projections.folds.worker_table import NUMBER_MAX, OUTSTANDING_COLUMNS, Column, Fixed, Flags, Objects, WorkerTable
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
     FIRST_ACTIVE_TOKENS,
     REQUEST_COST_POLICIES,
+    TURNOVER_POLICY,
+    TURNOVER_TIMES,
     ScoredCandidate,
     first_active_price_m,
     load_price_m,
     reuse_price_us,
+    turnover_base,
 )
 from projections.policy.decide import Decision, conclude, decide, retention
 from projections.policy.delay_price import OWN_DELAYS, delay_price_m
@@ -61,7 +64,7 @@ NOW_MS_MAX, PRICE_MAX = 1 << 45, 1 << 30
 """… a moment, or a price of a token or a prefill, beyond these, …"""
 PRODUCT_MAX = 1 << 60
 """… or where a term of a cost could be more than this."""
-RULES_BY_COLUMNS = RULES[7]
+RULES_BY_COLUMNS = RULES[8]
 """The rules that this module follows."""
 BYTES = np.dtype("<i8")
 """The form of a number in `projections.policy.candidate_columns`."""
@@ -149,13 +152,14 @@ class _Load(NamedTuple):
     waiting: Column
     draining: Flags
     reuse: Column
+    turnover: Column
 
     @staticmethod
     def of(table: WorkerTable, view: View) -> _Load | None:
         """None if a number is beyond the bound."""
         found = _Load(
             table.blocks.copy(), table.requests.copy(), table.prefill_tokens.copy(), table.waiting.copy(),
-            table.draining.copy(), table.reuse.copy(),
+            table.draining.copy(), table.reuse.copy(), table.turnover.copy(),
         )  # fmt: skip
         for worker, own in view.pending_events.in_flight_load.busy.items():
             row = table.rows.get(worker)
@@ -311,11 +315,11 @@ class _Waits(NamedTuple):
             if abs(wait) > PRODUCT_MAX:
                 return None
             column[rows[worker]] = wait
-        return _Waits(column, PrefillBacklog(time, _WaitsByWorker(table, column), request.held, view.reuse()))
+        return _Waits(column, PrefillBacklog(time, _ByWorker(table, column), request.held, view.reuse()))
 
 
-class _WaitsByWorker(Mapping[WorkerId, int]):
-    """A column of waits as `PrefillBacklog.waits_us` has them."""
+class _ByWorker(Mapping[WorkerId, int]):
+    """A column as `PrefillBacklog.waits_us` and `turnover` have theirs: by worker, and nothing for 0."""
 
     def __init__(self, table: WorkerTable, column: Column) -> None:
         self._ids, self._rows = table.ids, table.rows
@@ -377,7 +381,7 @@ class _Costs(NamedTuple):
                 credit_m[row] = credit_m.item(row) * settings.stale_credit_m // MILLI
         prefill_m = np.maximum(needed_m - credit_m, 0)
         if seen.waits is not None:
-            costs = _time_costs(prefill_m, blocks, seen.waits, load, prompt, settings)
+            costs = _time_costs(prefill_m, blocks, seen.waits, seen.turnover, load, prompt, settings)
             return costs if costs is None or loading is None else _with_loads(costs, levels, loading, seen, settings)
         prefill_m += np.maximum(queued_m, 0)
         if settings.policy in BLOCK_COST_POLICIES:
@@ -414,7 +418,13 @@ def _with_loads(
 
 
 def _time_costs(
-    prefill_m: Column, blocks: Column, waits: _Waits, load: _Load, prompt: Prompt, settings: RoutingSettings
+    prefill_m: Column,
+    blocks: Column,
+    waits: _Waits,
+    turnover: Column | None,
+    load: _Load,
+    prompt: Prompt,
+    settings: RoutingSettings,
 ) -> _Costs | None:
     (base_us, per_token_m), size = waits.backlog.time, prompt.block_size
     if settings.policy != "time":
@@ -422,7 +432,7 @@ def _time_costs(
     per_active = settings.active_weight_m * per_token_m * size // MILLI
     own = base_us + per_token_m * -(-prefill_m * size // MILLI) // MILLI
     most = int(own.max())
-    if max(settings.own_weight_m, settings.own_request_weight_m * NUMBER_MAX) * most > PRODUCT_MAX:
+    if max(settings.own_weight_m, max(settings.own_request_weight_m, TURNOVER_TIMES) * NUMBER_MAX) * most > PRODUCT_MAX:
         return None
     per_reuse = reuse_price_us(settings, prompt.tokens, per_token_m)
     if max(per_active * (NUMBER_MAX + TOKENS_MAX), per_reuse * NUMBER_MAX) > PRODUCT_MAX:
@@ -439,7 +449,20 @@ def _time_costs(
         if per_delay * (OWN_DELAYS * (int(waits.column.max()) + most) + NUMBER_MAX * most) > PRODUCT_MAX:
             return None
         cost += per_delay * (OWN_DELAYS * (waits.column + own) + own * load.requests) // MILLI
+    if turnover is not None:
+        cost += TURNOVER_TIMES * own * turnover // TURNOVER_STEPS
     return _Costs(cost, prefill_m)
+
+
+def _excess_turnover(load: _Load, rows: Column) -> Column | None:
+    """As `cost.excess_turnover` of these rows, and 0 on all others; None if no row has any."""
+    seen = load.turnover[rows]
+    base = turnover_base(seen.min().item(), seen.sum().item(), len(seen))
+    if seen.max() <= base:
+        return None
+    found: Column = np.zeros(len(load.turnover), np.int64)
+    found[rows] = np.maximum(seen - base, 0)
+    return found
 
 
 class _Seen(NamedTuple):
@@ -449,6 +472,8 @@ class _Seen(NamedTuple):
     prefixes: _Prefixes
     waits: _Waits | None
     """Of policies that estimate times."""
+    turnover: Column | None
+    """What each row has more of it than others; None where none has, and of policies that do not read it."""
 
 
 def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision | None:
@@ -459,7 +484,7 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
     kept = _Kept.of(table, request, load, view, settings)
     if not len(kept.rows):
         return None
-    waits, loading = None, request.loading(settings)
+    waits, turnover, loading = None, None, request.loading(settings)
     if settings.policy in ESTIMATING_POLICIES:
         waits = _Waits.of(table, view, request, PrefillTime.of(settings, request.time), now_ms)
         if waits is None:
@@ -469,7 +494,9 @@ def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_m
             waits = waits._replace(backlog=waits.backlog._replace(reuse_max=reuse_max))
         if loading is not None:
             waits = waits._replace(backlog=waits.backlog._replace(loading=loading))
-    seen = _Seen(load, _Prefixes.of(table, view, prompt, settings, now_ms, loading), waits)
+        if settings.policy == TURNOVER_POLICY and (turnover := _excess_turnover(load, kept.rows)) is not None:
+            waits = waits._replace(backlog=waits.backlog._replace(turnover=_ByWorker(table, turnover)))
+    seen = _Seen(load, _Prefixes.of(table, view, prompt, settings, now_ms, loading), waits, turnover)
     costs = _Costs.of(table, view, request, settings, seen)
     if costs is None:
         return None
@@ -567,6 +594,8 @@ def _digested(table: WorkerTable, rows: Column, seen: _Seen, costs: _Costs) -> l
         columns.append(seen.waits.column)
         if load.reuse[rows].any():
             columns.append(load.reuse)
+        if seen.turnover is not None:
+            columns.append(seen.turnover)
     if rows is table.every_row:
         ids, capacities = table.id_lines, table.capacities
     else:

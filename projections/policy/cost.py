@@ -15,6 +15,7 @@ searched on public traces; own_weight above 1 stands for what the copy that it m
             + own_request_weight * own(w) * (active requests on w)
             + reuse_weight * (prefill of the whole prompt) * (what the talks reuse that live on w)
             + delay_weight * talks * (OWN_DELAYS * (wait(w) + own(w)) + own(w) * (active requests on w))
+            + TURNOVER_TIMES * own(w) * (how much more of w's cache prompts filled of late than elsewhere)
             + load(w) * (1 + delay_weight * talks * OWN_DELAYS)
 
 where own(w) is how long the prefill that is left lasts there, with the same credits as above, and wait(w) how long
@@ -34,7 +35,7 @@ from typing import NamedTuple
 
 from core.ids import WorkerId
 from core.settings import APPROXIMATE, RoutingSettings
-from projections.folds.load_fold import REUSE_STEPS
+from projections.folds.load_fold import REUSE_STEPS, TURNOVER_STEPS
 from projections.policy.delay_price import OWN_DELAYS, REUSE_FULL, delay_price_m
 from projections.policy.load_time import LoadPrices
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
@@ -47,8 +48,17 @@ has as many, the price is the same everywhere, and prompts stay where their cach
 FIRST_ACTIVE_TIMES = 10
 """They cost so many times `active_weight` more: searched on a public trace of coding agents. So while another worker
 has less, company costs about a prefill of each of its tokens."""
+TURNOVER_TIMES = 4
+"""A prefill costs so many times more where all of the cache was filled of late, and nothing of another one: it pushes
+out what is still needed, and a talk brings a few times as much as its first turn. Searched on made talks and on public
+traces."""
+TURNOVER_SLACK = 8
+"""A worker whose turnover is below the mean by more than so many 64ths draws prompts no more than with that: one that
+has just joined is not flooded."""
 ESTIMATING_POLICIES = frozenset({"time", "session"})
 """Policies that look at how long outstanding prefills hold up a new one; their costs are in microseconds."""
+TURNOVER_POLICY = "time"
+"""The policy that reads turnovers."""
 BLOCK_COST_POLICIES = frozenset({"kv", APPROXIMATE})
 """Policies with the cost of `kv`, in thousandths of a weighted block."""
 REQUEST_COST_POLICIES = frozenset({"least-loaded", "power-of-two"})
@@ -130,7 +140,7 @@ def _score_by_time(
     reuse, per_reuse = backlog.reuse.get, reuse_price_us(settings, request.prompt.tokens, per_token_m)
     per_delay = delay_price_m(settings, backlog.reuse_max)
     per_load = load_price_m(per_delay)
-    by_time, new = settings.policy == "time", tuple.__new__
+    turnover, by_time, new = backlog.turnover.get, settings.policy == "time", tuple.__new__
     found = []
     for candidate in candidates:
         worker, _, _, _, _, overlap, pending, active_blocks, active_requests, _, _, _ = candidate
@@ -150,6 +160,7 @@ def _score_by_time(
             if per_first:
                 cost += per_first * min(first, active_blocks) // MILLI
             cost += per_delay * (OWN_DELAYS * (wait + own) + own * active_requests) // MILLI
+            cost += TURNOVER_TIMES * own * turnover(worker, 0) // TURNOVER_STEPS
             if loads_us is not None:
                 cost += per_load * loads_us[overlap] // MILLI
         else:
@@ -172,6 +183,8 @@ class TimeCostTerms(NamedTuple):
     """Of what the request waits, and holds up, where talks are."""
     load: int = 0
     """Of the blocks that it loads."""
+    turnover: int = 0
+    """Of what it pushes out."""
 
 
 def estimate(
@@ -195,6 +208,7 @@ def estimate(
         * (OWN_DELAYS * (wait + own) + own * candidate.active_requests)
         // MILLI,
         load=load_price_m(delay_price_m(settings, backlog.reuse_max)) * load_us // MILLI,
+        turnover=TURNOVER_TIMES * own * backlog.turnover.get(candidate.worker, 0) // TURNOVER_STEPS,
     )
 
 
@@ -215,6 +229,21 @@ def reuse_price_us(settings: RoutingSettings, tokens: int, per_token_m: int) -> 
 def most_reuse(candidates: Iterable[Candidate], reuse: Mapping[WorkerId, int]) -> int:
     """The greatest reuse of these candidates, by which delays have their price; 0 where none is reported."""
     return max((reuse.get(each.worker, 0) for each in candidates), default=0) if reuse else 0
+
+
+def excess_turnover(candidates: Iterable[Candidate], turnover: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
+    """By how much each candidate's turnover is above the least one, where it is: in 64ths of a cache. One that is below
+    the mean by more than TURNOVER_SLACK counts as that. O(candidates), and nothing where none is reported."""
+    if not turnover:
+        return {}
+    known = {each.worker: turnover.get(each.worker, 0) for each in candidates}
+    base = turnover_base(min(known.values(), default=0), sum(known.values()), len(known))
+    return {worker: share - base for worker, share in known.items() if share > base}
+
+
+def turnover_base(least: int, total: int, candidates: int) -> int:
+    """The turnover from which on that of a candidate costs, of the least and the sum of all."""
+    return max(least, total // max(1, candidates) - TURNOVER_SLACK)
 
 
 def load_price_m(per_delay: int) -> int:

@@ -22,7 +22,7 @@ from core.settings import APPROXIMATE, RoutingSettings
 from projections.folds.approximate_index import APPROXIMATE_BLOCKS_MAX, CacheRetention
 from projections.folds.in_flight import OutstandingPrefill
 from projections.policy.candidate_columns import candidate_columns
-from projections.policy.cost import ESTIMATING_POLICIES, ScoredCandidate, pending_beyond
+from projections.policy.cost import ESTIMATING_POLICIES, TURNOVER_POLICY, ScoredCandidate, pending_beyond
 from projections.policy.prefill_backlog import NO_BACKLOG, PrefillBacklog
 from projections.policy.prefill_choice import NO_PREFERENCE, REMOTE, PrefillInputs
 from projections.policy.prefill_time import PrefillTime
@@ -98,6 +98,8 @@ def decide(
         backlog = PrefillBacklog.of(time, outstanding, now_ms, request.held, rules.reuse(view))
         if reuse_max := rules.reuse_max(left, backlog.reuse):
             backlog = backlog._replace(reuse_max=reuse_max)
+        if settings.policy == TURNOVER_POLICY and (turnover := rules.turnover(view, left)):
+            backlog = backlog._replace(turnover=turnover)
         if not rules.prices_first_active:
             backlog = backlog._replace(prices_first_active=False)
         if loading := request.loading(settings):
@@ -317,8 +319,9 @@ def _columns(best: Sequence[ScoredCandidate], backlog: PrefillBacklog) -> tuple[
     if backlog.reuse_max > max(reuse, default=0):
         reuse = (*reuse, backlog.reuse_max)
     knowns = tuple(map(int, known))
+    turnover = tuple(map(backlog.turnover.get, workers, repeat(0))) if backlog.turnover else ()
     columns = Columns(
         costs, levels[0], levels[-1], pending, prefills, blocks, requests, waiting, knowns, waits,
-        reuse if any(reuse) else None, host, disk,
+        reuse if any(reuse) else None, host, disk, turnover if any(turnover) else None,
     )  # fmt: skip
     return to_column(workers), columns

@@ -43,6 +43,9 @@ class PrefillBacklog(NamedTuple):
     """Prices of blocks of slower tiers; None without learned load times."""
     prices_first_active: bool = True
     """The first active tokens cost more among talks. Rules before version 7 have one price for all."""
+    turnover: Mapping[WorkerId, int] = MappingProxyType({})
+    """How much more of a worker's cache prompts filled of late than elsewhere
+    (`projections.policy.cost.excess_turnover`); nothing for 0. Rules before version 8 read none."""
 
     @staticmethod
     def of(

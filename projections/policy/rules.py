@@ -19,7 +19,7 @@ from core.events.routing import DECIDE_VERSION
 from core.ids import WorkerId
 from core.settings import RoutingSettings
 from projections.policy.candidates import CandidateSet, find_candidates
-from projections.policy.cost import ScoredCandidate, most_reuse, score
+from projections.policy.cost import ScoredCandidate, excess_turnover, most_reuse, score
 from projections.policy.policies import rank, rank_ties
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_choice import Preferred, PrefillInputs, preferred_worker, prefill_reason
@@ -29,6 +29,15 @@ Score = Callable[
     [list[Candidate], RouteRequest, RoutingSettings, Container[WorkerId], PrefillBacklog], list[ScoredCandidate]
 ]
 Rank = Callable[[list[ScoredCandidate], RouteRequest, RoutingSettings, int, int], list[ScoredCandidate]]
+
+
+def _excess_turnover(view: View, candidates: Iterable[Candidate]) -> Mapping[WorkerId, int]:
+    return excess_turnover(candidates, view.state.loads.turnover)
+
+
+def _no_turnover(_: View, __: Iterable[Candidate]) -> Mapping[WorkerId, int]:
+    """Versions before 8 have no price for what a prompt pushes out."""
+    return MappingProxyType({})
 
 
 class Rules(NamedTuple):
@@ -48,6 +57,8 @@ class Rules(NamedTuple):
     if as a list."""
     prices_first_active: bool = True
     """The first active tokens of a worker cost more among talks."""
+    turnover: Callable[[View, Iterable[Candidate]], Mapping[WorkerId, int]] = _excess_turnover
+    """How much more of each candidate's cache prompts filled of late, which `time` reads."""
 
 
 def _find_without_pools(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:
@@ -78,14 +89,16 @@ POOLS_VERSION = 4
 """The first version that counts blocks in pools."""
 FIRST_ACTIVE_VERSION = 7
 """The first version by which the first active tokens cost more among talks."""
-_V6 = Rules(
-    find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason, prices_first_active=False
-)
+TURNOVER_VERSION = 8
+"""The first version by which prompts cost more where the cache was filled of late."""
+_V8 = Rules(find_candidates, score, rank, View.reuse, most_reuse, preferred_worker, prefill_reason)
+_V7 = _V8._replace(turnover=_no_turnover)
+_V6 = _V7._replace(prices_first_active=False)
 _V5 = _V6._replace(by_columns=False)
 _V3 = _V5._replace(find_candidates=_find_without_pools)
 _V2 = _V3._replace(reuse_max=_no_delays)
 _V1 = _V2._replace(rank=_rank_by_hash, reuse=_no_reuse)
-RULES: dict[int, Rules] = {1: _V1, 2: _V2, 3: _V3, 4: _V5, 5: _V5, 6: _V6, 7: _V6._replace(prices_first_active=True)}
+RULES: dict[int, Rules] = {1: _V1, 2: _V2, 3: _V3, 4: _V5, 5: _V5, 6: _V6, 7: _V7, 8: _V8}
 """By the version that a decision records (`RequestRouted.decide_version`). Versions 4 and 5 differ by requests for
 adapters, which no record of version 4 has: the functions are the same. Versions 5 and 6 differ by the digest alone."""
 assert max(RULES) == DECIDE_VERSION

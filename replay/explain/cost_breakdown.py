@@ -15,12 +15,14 @@ from core.event_json import hash_text
 from core.events import RequestRouted
 from core.events.routing import DECIDE_VERSION
 from core.settings import TIERS, RoutingSettings
+from projections.folds.load_fold import TURNOVER_STEPS
 from projections.policy.cost import (
     BLOCK_COST_POLICIES,
     ESTIMATING_POLICIES,
     FIRST_ACTIVE_TIMES,
     FIRST_ACTIVE_TOKENS,
     MILLI,
+    TURNOVER_TIMES,
     ScoredCandidate,
     TimeCostTerms,
     estimate,
@@ -44,6 +46,7 @@ class CostTerms(NamedTuple):
     reuse: float = 0.0
     delays: float = 0.0
     load: float = 0.0
+    turnover: float = 0.0
 
 
 def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
@@ -58,8 +61,8 @@ def cost_terms(on: DecisionInputs, scored: ScoredCandidate) -> CostTerms | None:
     if settings.policy == "time":
         found = _split_estimate(on, scored)
         if found is not None:
-            own, wait, decode, requests, reuse, delays, load = (term / MILLI for term in found)
-            return CostTerms(own, decode, requests, wait, reuse, delays, load)
+            own, wait, decode, requests, reuse, delays, load, turnover = (term / MILLI for term in found)
+            return CostTerms(own, decode, requests, wait, reuse, delays, load, turnover)
     return None
 
 
@@ -101,6 +104,7 @@ def estimate_basis(on: DecisionInputs) -> EstimateBasis | None:
         talks=min(on.backlog.reuse_max, REUSE_FULL) / REUSE_FULL,
         first_active_times=float(FIRST_ACTIVE_TIMES) if has_first else 0.0,
         first_active_tokens=FIRST_ACTIVE_TOKENS // on.event.block_size * on.event.block_size if has_first else 0,
+        turnover_times=float(TURNOVER_TIMES) if any(on.backlog.turnover.values()) else 0.0,
         loading=_tier_loadings(on),
     )
 
@@ -143,6 +147,7 @@ def time_estimate(on: DecisionInputs, scored: ScoredCandidate, *, exact: bool) -
         held_ms=on.backlog.held_us.get(candidate.worker, 0) / MILLI,
         decode_tokens=(candidate.active_blocks - pending_beyond(candidate)) * size,
         reuse=on.backlog.reuse.get(candidate.worker, 0),
+        turnover=on.backlog.turnover.get(candidate.worker, 0) / TURNOVER_STEPS,
         load_ms=0.0 if on.backlog.loading is None else on.backlog.loading.load_us(candidate.overlap) / MILLI,
     )
 
@@ -185,6 +190,8 @@ def _points(on: DecisionInputs, ours: ScoredCandidate, theirs: ScoredCandidate) 
     yield _CostDifference(gain_us, f"has {'fewer' if gain_us > 0 else 'more'} talks ({ms_text(abs(gain_us))})")
     gain_us = other.delays - mine.delays
     yield _CostDifference(gain_us, f"delays talks {'less' if gain_us > 0 else 'more'} ({ms_text(abs(gain_us))})")
+    gain_us = other.turnover - mine.turnover
+    yield _CostDifference(gain_us, f"pushes out {'less' if gain_us > 0 else 'more'} ({ms_text(abs(gain_us))})")
     gain_us = other.load - mine.load
     yield _CostDifference(gain_us, f"loads {ms_text(abs(gain_us))} {'less' if gain_us > 0 else 'longer'}")
 

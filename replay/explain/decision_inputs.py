@@ -179,7 +179,8 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
     if settings.policy not in ESTIMATING_POLICIES:
         return NO_BACKLOG
     workers = [*map(WorkerId, from_column(event.candidates))]
-    waits, reuse = (dict(zip(workers, event.columns.get(name, ()), strict=False)) for name in TIMED_COLUMNS)
+    columns = (dict(zip(workers, event.columns.get(name, ()), strict=False)) for name in TIMED_COLUMNS)
+    waits, reuse, turnover = columns
     return PrefillBacklog(
         PrefillTime.of(settings, request.time),
         waits,
@@ -188,6 +189,7 @@ def _recorded_backlog(event: RequestRouted, request: RouteRequest, settings: Rou
         reuse_max(event),
         request.loading(settings),
         prices_first_active=event.decide_version >= FIRST_ACTIVE_VERSION,
+        turnover=turnover,
     )
 
 

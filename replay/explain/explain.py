@@ -198,6 +198,7 @@ def _row(
         reuse_cost=costs.reuse,
         delay_cost=costs.delays,
         load_cost=costs.load,
+        turnover_cost=costs.turnover,
         timed=estimated,
         overlap=candidate.overlap[-1],
         pending=candidate.pending,

@@ -30,6 +30,9 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """Doublings of the reuse of the talks that live there (`projections.folds.load_fold.reuse_of`), in sixteenths."""
     load_ms: float = 0.0
     """The time to load the blocks that it would have taken from slower tiers, as far as that was learned."""
+    turnover: float = 0.0
+    """How much more of its cache prompts of the last 20 minutes had filled than elsewhere, as a part of 1
+    (`projections.policy.cost.excess_turnover`). 0 under rules before version 8."""
 
 
 class TierLoading(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,7 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     + reuse_weight * (reuse / 16) * prompt_tokens * per_token_us / 1000
     + delay_weight * talks * (2 * (outstanding_ms + held_ms + own_ms) + own_ms * active_requests)
     + load_ms * (1 + 2 * delay_weight * talks)
+    + turnover_times * turnover * own_ms
 
     Each term is rounded down to a microsecond, the price of a block to a nanosecond. Under `session` the cost is the
     wait beyond session_wait_max_ms.
@@ -76,6 +80,9 @@ class EstimateBasis(msgspec.Struct, frozen=True, kw_only=True):
     rules before version 7, and under `session`."""
     first_active_tokens: int = 0
     """The tokens of a worker's active blocks that count as first ones, in whole blocks; 0 with `first_active_times`."""
+    turnover_times: float = 0.0
+    """The price of a prefill where all of a cache was filled of late, and nothing of another one, in times of its
+    duration. 0 where no candidate had more turnover than others, and under rules before version 8."""
     loading: list[TierLoading] = msgspec.field(default_factory=list)
     """Slower tiers of which the replica had learned a load time."""
 
@@ -329,9 +336,11 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     delay_cost: float = 0.0
     """… that of delays among talks …"""
     load_cost: float = 0.0
-    """… and that of loads from slower tiers."""
+    """… that of loads from slower tiers …"""
+    turnover_cost: float = 0.0
+    """… and that of what it pushes out of the cache."""
     timed: TimeEstimate | None = None
-    """The estimates, of policies that estimate; under `time` the seven costs add up to `cost` to the microsecond, or
+    """The estimates, of policies that estimate; under `time` the eight costs add up to `cost` to the microsecond, or
     are 0 where the log does not have the weights."""
     probability: float | None
     """Of being drawn, where a draw decided."""

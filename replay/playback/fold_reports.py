@@ -24,6 +24,7 @@ from projections.digest import (
     POOLS_VERSION,
     RATES_VERSION,
     READ_FOLD_VERSIONS,
+    TURNOVER_VERSION,
 )
 from projections.folds.state import DigestPoint, State
 from replay.playback.late_folds import LateFolds
@@ -97,7 +98,8 @@ class FoldDifference(msgspec.Struct, frozen=True, kw_only=True):
 def _folds_less(report: FoldReport, state: State) -> bool:
     """True if the report's fold is of a version that lacks a part of this state (`projections.digest`)."""
     if report.stream == LOAD:
-        return report.fold_version < RATES_VERSION and state.loads.rates_reported
+        without_rates = report.fold_version < RATES_VERSION and state.loads.rates_reported
+        return without_rates or (report.fold_version < TURNOVER_VERSION and state.loads.turnovers_reported)
     if not is_kv(report.stream):
         return False
     fold = state.kv[report.stream]

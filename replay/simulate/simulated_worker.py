@@ -28,7 +28,7 @@ from actors.kv_cache.cache_events import EVENT_HASHES_MAX, merge_events
 from actors.kv_cache.cache_mirror import LEVELS, UNREACHABLE, CachedBlock, CacheMirror, PrefixHashStates
 from actors.transport.worker_connection import WorkerDeclined
 from actors.worker.load_meter import LoadMeter
-from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate
+from actors.worker.load_reporter import REPORT_EVERY_MS, REPORT_IDLE_MS, ReuseRate, Turnover
 from core.events import (
     BlocksRemoved,
     BlocksStored,
@@ -273,6 +273,7 @@ class SimulatedWorker:
         """Requests without a token yet, with their replica and the prompt tokens that it expects to be computed."""
         self._totals = [0, 0]
         self._reuse_rate = ReuseRate()
+        self._turnover = Turnover()
         self._load_meter = LoadMeter(lambda: self._engine.loads_by(agenda.now_us))
         self.computed_tokens = 0
         """Prompt tokens of first tokens made here that were neither cached here nor computed by prefill workers."""
@@ -491,6 +492,11 @@ class SimulatedWorker:
             cached_tokens=self._totals[1],
             reuse_rate=self._reuse_rate.note(now_us // US_PER_MS, *self._totals),
             load_times=self._load_meter.note(now_us // US_PER_MS),
+            turnover=self._turnover.note(
+                now_us // US_PER_MS,
+                self._totals[0] - self._totals[1],
+                load.blocks_total * self._engine.settings.block_size,
+            ),
         )
         if report != self._reported or now_us - self._reported_us >= REPORT_IDLE_US:
             self._load.append([report])

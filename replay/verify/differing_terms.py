@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, UnsetType
 
 from core.events import RequestRouted
-from core.events.routing import REUSE, PrefixFetch
+from core.events.routing import REUSE, TURNOVER, PrefixFetch
 from core.ids import StreamName, WorkerId, from_column
 from core.settings import APPROXIMATE
 from core.subjects import LOAD, ROUTING, is_kv
@@ -80,6 +80,7 @@ TERM_INPUTS: Mapping[str, tuple[Input, ...]] = {
     "known": _CACHED,
     "wait_us": (Input.IN_FLIGHT, Input.SETTINGS),
     "reuse": (Input.REPORT,),
+    "turnover": (Input.REPORT,),
     "cost": (Input.SETTINGS,),
     "choice": (Input.SETTINGS,),
     "order": (Input.SETTINGS,),
@@ -167,7 +168,7 @@ class _Excuses:
             case "digest":
                 holds = bool(self.used) or self._hold_for_hidden(term) or self._hold_for_digest()
             case _:
-                holds = self._note(term) or self._hold_for_sources(term)
+                holds = self._note(term) or self._hold_for_sources(term) or self._hold_for_turnover(term)
                 self._workers |= {term.worker} if holds else set()
                 self._is_other_reuse |= holds and term.term == REUSE
         return holds
@@ -310,6 +311,19 @@ class _Excuses:
     def _hold_for_digest(self) -> bool:
         """Requests in flight in a replaced history, which give the recorded decision as a whole."""
         by = self._replaced.explains_digest() if self._replaced is not None else None
+        if by is not None:
+            self.used.append(Unverifiable("replaced", f"history was replaced: {by.text}", by.stream))
+        return by is not None
+
+    def _hold_for_turnover(self, term: Term) -> bool:
+        """How much more turnover a worker has rests on the reports of all candidates, and on who these are."""
+        if term.term != TURNOVER:
+            return False
+        if self.used and getattr(self._event, "candidates_total", 0) != len(self._theirs):
+            return True  # others could serve it, which is excused by now
+        if self._note(term._replace(worker="")):
+            return True
+        by = self._replaced.explains_turnover() if self._replaced is not None else None
         if by is not None:
             self.used.append(Unverifiable("replaced", f"history was replaced: {by.text}", by.stream))
         return by is not None

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UnsetType
 
 from core.events import PromptBase, RequestRejected, RequestRouted
-from core.events.routing import COLUMNS, LEVEL_COLUMNS, REUSE, TIMED_COLUMNS, WAIT, PrefixFetch
+from core.events.routing import COLUMNS, LEVEL_COLUMNS, REUSE, TIMED_COLUMNS, TURNOVER, WAIT, PrefixFetch
 from core.ids import ReplicaId, RequestId, StreamName, from_column
 from core.prompt import HashedPrompt
 from core.settings import RoutingSettings
@@ -39,7 +39,7 @@ from replay.verify.evidence import Evidence, Unverifiable
 
 BEFORE_COST = (
     "overlap", "overlap_all", "pending", "active_blocks", "active_requests", "prefill", "waiting", "known", "wait_us",
-    "reuse", *LEVEL_COLUMNS,
+    "reuse", "turnover", *LEVEL_COLUMNS,
 )  # fmt: skip
 """Columns in the order in which they are looked at; the cost follows from them and comes last."""
 TERMS = {
@@ -59,6 +59,7 @@ TERMS = {
     "known": "whether its cache is known",
     "wait_us": "how long prefills there would hold it up, in microseconds",
     "reuse": "what the talks reuse that live there",
+    "turnover": "how much more of its cache prompts filled of late than elsewhere",
     "overlap_host": "blocks cached on the device or on the host",
     "overlap_disk": "blocks cached on device, host or disk",
     REUSE_MAX: "the greatest reuse of all candidates",
@@ -244,13 +245,13 @@ def _columns(recorded: RequestRouted, recomputed: RequestRouted, ours: list[str]
 
 
 def _column(event: RequestRouted, term: str) -> tuple[int, ...]:
-    """Its column of that name. One of reuse that is left out has no other than 0, where the policy reads any; one of a
-    level is that of all tiers, where load times were read."""
+    """Its column of that name. One of reuse or turnover that is left out has no other than 0, where the policy reads
+    any; one of a level is that of all tiers, where load times were read."""
     found: tuple[int, ...] | None = event.columns.get(term)
     if found is None and term in LEVEL_COLUMNS:
         return _column(event, "overlap_all") if event.load_time else ()
     if found is None:
-        found = (0,) * len(event.columns["cost"]) if term == REUSE and WAIT in event.columns else ()
+        found = (0,) * len(event.columns["cost"]) if term in (REUSE, TURNOVER) and WAIT in event.columns else ()
     return found
 
 

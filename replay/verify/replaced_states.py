@@ -130,6 +130,13 @@ class ReplacedStates:
         found = (self._in(LOAD, worker, fits) for worker in hidden)
         return next((each for each in found if each is not None), None)
 
+    def explains_turnover(self) -> ReplacedHistory | None:
+        """The replaced history of the load stream, if candidates may have reported otherwise in it. Their turnovers
+        count against each other, so a history of any excuses those of all."""
+        late = next((each for each in self._late if each.stream == LOAD), None)
+        where = self._range(LOAD) if late is None else None
+        return late if where is None else where.by
+
     def explains_digest(self) -> ReplacedHistory | None:
         """The replaced history of requests in flight by which the whole decision comes out as it is recorded.
         O(PLACES_MAX) decisions and copies of a state."""

@@ -20,6 +20,7 @@ const OF = {
     ["reuse_cost", "recent", "talks there"],
     ["delay_cost", "delayed", "delays among talks"],
     ["load_cost", "loaded", "loads"],
+    ["turnover_cost", "pushed", "what it pushes out"],
   ],
   session: [
     ["outstanding_ms", "wait", "wait there"],
@@ -62,6 +63,7 @@ export function formula({ policy, settings, prefill_time: time, candidates: rows
     ` + own_request_weight ${settings.own_request_weight} × its own prefill × active requests`,
     rows.some((row) => row.reuse_cost) ? ` + reuse_weight ${settings.reuse_weight} × prefill of the whole prompt × doublings of the reuse there` : "",
     rows.some((row) => row.delay_cost) ? ` + delay_weight ${settings.delay_weight} × how full of talks the workers are × (twice wait and own prefill + own prefill × active requests)` : "",
-    rows.some((row) => row.load_cost) ? " + its loads from slower tiers." : ".",
+    rows.some((row) => row.load_cost) ? " + its loads from slower tiers" : "",
+    time.turnover_times ? ` + ${time.turnover_times} × its own prefill × how much more of the cache prompts filled of late than elsewhere.` : ".",
     time.loading.map(({ tier, ms, slow }) => ` A block comes from the tier ${tier} in ${amount(ms)} ms${slow ? ", slower than computing it: none is counted or loaded" : ""}.`));
 }

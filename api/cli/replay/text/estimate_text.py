@@ -20,7 +20,9 @@ OF_RATES = " + reuse_weight {reuse_weight:g} * prefill of the whole prompt * dou
 OF_DELAYS = " + delay_weight {delay_weight:g}{talks} * (twice wait and prefill + prefill * active requests)"
 """… delays …"""
 OF_LOADS = " + load{delays}"
-"""… and loads, where their time was learned."""
+"""… loads, where their time was learned …"""
+OF_TURNOVER = " + {times:g} * prefill * how much more of the cache prompts filled of late than elsewhere"
+"""… and what it pushes out."""
 BOUND = "how much longer than session_wait_max_ms {session_wait_max_ms:g} the wait is"
 TIER_NAMES = {"host": "host", "disk": "disk", "remote": "remote disk"}
 SOURCES = {
@@ -84,7 +86,8 @@ def _formula(it: EstimateBasis) -> str:
         counted = any(not tier.slow for tier in it.loading)
         delayed = f" * (1 + twice delay_weight{share})" if delays else ""
         loads = OF_LOADS.format(delays=delayed) if counted else ""
-        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share, first=first)}{loads}{known}"
+        pushed = OF_TURNOVER.format(times=it.turnover_times) if it.turnover_times else ""
+        return f"{(FORMULA + talks + delays).format(**it.weights, talks=share, first=first)}{loads}{pushed}{known}"
     return f"in ms: {BOUND.format(**it.weights)}{known}"
 
 
@@ -105,7 +108,8 @@ def timed_heads(rows: Sequence[CandidateRow]) -> tuple[str, ...]:
     talks = ("+ talks",) if _has_reuse(rows) else ()
     delays = ("+ delays",) if _has_delays(rows) else ()
     loads = ("+ load",) if _has_loads(rows) else ()
-    terms = ("= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, *delays, *loads)
+    pushed = ("+ pushed out",) if _has_turnover(rows) else ()
+    terms = ("= prefill", "+ wait", *held, "+ decode", "+ requests", *talks, *delays, *loads, *pushed)
     return ("score", *terms, "computes", "lasts, ms")
 
 
@@ -119,7 +123,7 @@ def timed_costs(row: CandidateRow, rows: Sequence[CandidateRow]) -> tuple[str, .
     own = "" if timed.own_ms is None else _ms(timed.own_ms)
     terms = (_ms(row.prefill_cost), *wait, _ms(row.decode_cost), _ms(row.request_cost))
     terms += (_ms(row.reuse_cost),) * _has_reuse(rows) + (_ms(row.delay_cost),) * _has_delays(rows)
-    terms += (_ms(row.load_cost),) * _has_loads(rows)
+    terms += (_ms(row.load_cost),) * _has_loads(rows) + (_ms(row.turnover_cost),) * _has_turnover(rows)
     return (_ms(row.cost), *terms, count_text(timed.tokens, "token"), own)
 
 
@@ -137,6 +141,10 @@ def _has_delays(rows: Sequence[CandidateRow]) -> bool:
 
 def _has_loads(rows: Sequence[CandidateRow]) -> bool:
     return any(row.load_cost for row in rows)
+
+
+def _has_turnover(rows: Sequence[CandidateRow]) -> bool:
+    return any(row.turnover_cost for row in rows)
 
 
 def _by_terms(rows: Sequence[CandidateRow]) -> bool:
