@@ -71,8 +71,8 @@ class Columns(msgspec.Struct, frozen=True, array_like=True, eq=False):
     overlap_disk: tuple[int, ...] | None = None
     """… and the same with those on the disk."""
     turnover: tuple[int, ...] | None = None
-    """How much more of its cache prompts filled of late than elsewhere (`projections.policy.cost.excess_turnover`), in
-    64ths; None where the decision read none but 0."""
+    """The turnover of each beyond that of others, in 64ths (`projections.policy.cost.excess_turnover`); None where the
+    decision read none but 0."""
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         found: tuple[int, ...] | None = self.get(name)

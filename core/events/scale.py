@@ -22,7 +22,7 @@ from core.events.kv import DECODE
 
 SCALE_VERSION = 5
 """Version of the rules by which this program sizes a fleet."""
-JUDGE_VERSION = 3
+JUDGE_VERSION = 4
 """Version of the simulations that judge a number of workers (`replay.simulate.scale_judge`)."""
 NO_MODEL = ""
 """Of the events of a planner that sizes one model: they name none."""

@@ -74,7 +74,7 @@ class WorkerTable:
         self._loads: LoadFold | None = None
         self._in_flight: InFlightLoad | None = None
         self._sets: WorkerSets | None = None
-        self._sets_turnover = 0
+        self._sets_changes = 0
         self._eligible: dict[tuple[str, int, str], Eligible] = {}
         self._places: Column = np.zeros(0, np.int64)
         """Of the bit of each row's worker; -1, the last place, without one."""
@@ -140,8 +140,8 @@ class WorkerTable:
 
     def depths(self, index: PrefixIndex, prompt: Prompt) -> Column | None:
         """The prompt's cached blocks on each row; None where levels differ (`PrefixIndex.depth_column`)."""
-        if index.sets is not self._sets or index.sets.turnover != self._sets_turnover:
-            self._sets, self._sets_turnover = index.sets, index.sets.turnover
+        if index.sets is not self._sets or index.sets.changes != self._sets_changes:
+            self._sets, self._sets_changes = index.sets, index.sets.changes
             places = [
                 bits[worker].bit_length() - 1 if worker in (bits := index.sets.bits) else -1 for worker in self.rows
             ]

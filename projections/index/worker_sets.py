@@ -25,7 +25,7 @@ class WorkerSets:
         self.live = ALL_LIVE
         """All bits but the retired ones."""
         self.bits: dict[WorkerId, int] = {}
-        self.turnover = 0
+        self.changes = 0
         """Counts changes of `bits`."""
         self._workers: dict[int, WorkerId] = {}
         self._masks: dict[int, int] = {}
@@ -48,14 +48,14 @@ class WorkerSets:
                 taken |= used
             bit = self.shared(~taken & (taken + 1))
             self.bits[worker] = bit
-            self.turnover += 1
+            self.changes += 1
             self._workers[bit] = worker
         return bit
 
     def resume(self, live: int, bits: Mapping[WorkerId, int]) -> None:
         """Sets without a worker so far have these bits."""
         assert not self.bits
-        self.live, self.bits, self.turnover = live, dict(bits), self.turnover + 1
+        self.live, self.bits, self.changes = live, dict(bits), self.changes + 1
         self._workers = {bit: worker for worker, bit in bits.items()}
 
     def retire(self, worker: WorkerId) -> bool:
@@ -63,7 +63,7 @@ class WorkerSets:
         bit = self.bits.pop(worker, 0)
         if bit:
             del self._workers[bit]
-            self.turnover += 1
+            self.changes += 1
             self.live &= ~bit
             self._members.clear()  # it may stand for another one some day
         return bool(bit)

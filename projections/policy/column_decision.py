@@ -473,7 +473,7 @@ class _Seen(NamedTuple):
     waits: _Waits | None
     """Of policies that estimate times."""
     turnover: Column | None
-    """What each row has more of it than others; None where none has, and of policies that do not read it."""
+    """The turnover of each row beyond that of others; None where none has, and of policies that do not read it."""
 
 
 def _decided(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int, seed: int) -> Decision | None:

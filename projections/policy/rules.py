@@ -58,7 +58,7 @@ class Rules(NamedTuple):
     prices_first_active: bool = True
     """The first active tokens of a worker cost more among talks."""
     turnover: Callable[[View, Iterable[Candidate]], Mapping[WorkerId, int]] = _excess_turnover
-    """How much more of each candidate's cache prompts filled of late, which `time` reads."""
+    """The turnover of each candidate beyond that of others, which `time` reads."""
 
 
 def _find_without_pools(view: View, request: RouteRequest, settings: RoutingSettings, now_ms: int) -> CandidateSet:

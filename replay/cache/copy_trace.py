@@ -68,6 +68,8 @@ class CopyTrace:
     def use(self, worker: WorkerId, number: int, hashes: Sequence[int]) -> None:
         """The decision of this number sent this prompt to the worker."""
         self._owners.use(worker, number, hashes)
+        if hashes and hashes[0] in self._places:  # what is stored until its first copy is there counts, too
+            self._stores.setdefault(worker, array("q"))
 
     def enter(self, stream: int, seq: int, time_ms: int) -> None:
         """Changes from now on stand there."""

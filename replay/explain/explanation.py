@@ -31,7 +31,7 @@ class TimeEstimate(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float = 0.0
     """The time to load the blocks that it would have taken from slower tiers, as far as that was learned."""
     turnover: float = 0.0
-    """How much more of its cache prompts of the last 20 minutes had filled than elsewhere, as a part of 1
+    """The part of its cache that prompts of the last 20 minutes had filled, beyond that of others
     (`projections.policy.cost.excess_turnover`). 0 under rules before version 8."""
 
 

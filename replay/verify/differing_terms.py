@@ -316,7 +316,7 @@ class _Excuses:
         return by is not None
 
     def _hold_for_turnover(self, term: Term) -> bool:
-        """How much more turnover a worker has rests on the reports of all candidates, and on who these are."""
+        """The turnover of a worker beyond that of others rests on the reports of all candidates, and on their set."""
         if term.term != TURNOVER:
             return False
         if self.used and getattr(self._event, "candidates_total", 0) != len(self._theirs):

@@ -131,11 +131,16 @@ class ReplacedStates:
         return next((each for each in found if each is not None), None)
 
     def explains_turnover(self) -> ReplacedHistory | None:
-        """The replaced history of the load stream, if candidates may have reported otherwise in it. Their turnovers
-        count against each other, so a history of any excuses those of all."""
-        late = next((each for each in self._late if each.stream == LOAD), None)
-        where = self._range(LOAD) if late is None else None
-        return late if where is None else where.by
+        """The replaced history in which a worker can have reported another turnover. One of any worker explains the
+        terms of all, since turnovers count against each other. O(PLACES_MAX) messages for each worker."""
+        reported = self._at.view.state.loads.turnover
+
+        def differs(state: State, worker: str) -> bool:
+            return state.loads.turnover.get(WorkerId(worker), 0) != reported.get(WorkerId(worker), 0)
+
+        workers = (str(member.worker) for member in self._at.view.state.serving())
+        found = (self._in(LOAD, worker, differs) for worker in workers)
+        return next((each for each in found if each is not None), None)
 
     def explains_digest(self) -> ReplacedHistory | None:
         """The replaced history of requests in flight by which the whole decision comes out as it is recorded.

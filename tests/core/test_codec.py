@@ -515,7 +515,14 @@ def test_columns_are_read_like_a_dictionary() -> None:
     timed = COMPACT.columns
     assert isinstance(timed, Columns)
     plain, priced = replace(timed, wait_us=None), replace(timed, reuse=(0, 5))
-    names_of = ((timed, (*COLUMNS, "wait_us")), (plain, COLUMNS), (priced, (*COLUMNS, *TIMED_COLUMNS)))
+    pushed = replace(timed, turnover=(0, 6))
+    names_of = (
+        (timed, (*COLUMNS, "wait_us")),
+        (plain, COLUMNS),
+        (priced, (*COLUMNS, "wait_us", "reuse")),
+        (pushed, (*COLUMNS, "wait_us", "turnover")),
+        (replace(priced, turnover=(0, 6)), (*COLUMNS, *TIMED_COLUMNS)),
+    )
     for columns, names in names_of:
         assert (tuple(columns), columns.keys(), len(columns)) == (names, names, len(names))
         assert dict(columns) == columns == {**columns}
@@ -525,6 +532,22 @@ def test_columns_are_read_like_a_dictionary() -> None:
     assert timed != plain != {}
     with pytest.raises(KeyError):
         plain["wait_us"]
+
+
+@pytest.mark.parametrize("event", [COMPACT, SHORT], ids=["version 3", "version 4"])
+@pytest.mark.parametrize("more", [{}, {"reuse": (0, 5)}, {"overlap_host": (1, 2), "overlap_disk": (3, 4)}], ids=str)
+def test_the_column_of_turnover_comes_back(event: RequestRouted, more: dict[str, tuple[int, ...]]) -> None:
+    """It is the last value of the columns. A decision without it has the bytes of programs that knew none."""
+    assert isinstance(event.columns, Columns)
+    plain = replace(event, columns=replace(event.columns, **more))
+    pushed = replace(event, columns=replace(event.columns, **more, turnover=(0, 64)))
+    message = decode_message(sealed(*map(encode_event, (plain, pushed))))
+    assert message.events == (plain, pushed)
+    values = msgspec.msgpack.decode(encode_event(pushed))["d"]
+    at = next(at for at, each in enumerate(values) if type(each) is list and each and each[-1] == [0, 64])
+    earlier = msgspec.msgpack.decode(encode_event(plain))["d"][at]
+    assert values[at] == [*earlier, *[None] * (len(values[at]) - 1 - len(earlier)), [0, 64]]
+    assert len(values[at]) == len(Columns.__struct_fields__)
 
 
 def test_a_newer_version_of_a_shape_that_fits_is_unknown_too() -> None:

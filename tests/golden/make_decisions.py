@@ -20,6 +20,7 @@ from core.events import (
     AdapterLoaded,
     AdapterUnloaded,
     CacheCleared,
+    LoadReported,
     LocalChanged,
     ReplicaRestated,
     RequestPrefilled,
@@ -101,6 +102,8 @@ LONG = ReplicaId("aa" * 8)
 """A replica that decides on nothing here: its requests are those in long talks."""
 LONG_BLOCKS = (0, 0, 3000, FIRST_ACTIVE_TOKENS // 4 - 1, FIRST_ACTIVE_TOKENS // 4, FIRST_ACTIVE_TOKENS // 4 + 1, 60_000)
 """Blocks of these on a worker: fewer than those that count more among talks, as many, or more."""
+TURNOVERS = (0, 5, 30, 60, 64, 64)
+"""That workers report: far below the mean, below it, above it, and the most."""
 LAGS = (0, 0, 1, 2, 3, 120)
 """Messages of a stream that a replica has not read."""
 
@@ -111,6 +114,8 @@ class DecisionLog:
     def __init__(self) -> None:
         self.stage = Stage()
         self._dice, self._dice_of_long = random.Random(5), random.Random(5)
+        self._dice_of_turnover = random.Random(6)
+        self._reports = dict.fromkeys(DECODE, load())
         self._in_flight: list[tuple[ReplicaId, str, int, bool]] = []
         """Replica, request, attempt, and whether its first token came."""
         self._local: dict[ReplicaId, dict[str, tuple[str, ...]]] = {R: {}, S: {}}
@@ -125,7 +130,7 @@ class DecisionLog:
             if number < len(POOLS):
                 said = structs.replace(said, pools=reads(POOLS[number][0], load_blocks=(500, 9, 500)[number]))
             stage.say(KV, worker, said)
-            stage.say(LOAD, worker, load())
+            self._report(worker, load())
             if number % 2:
                 self._load_adapter(worker, ADAPTERS[number // 2])
         for pool, keeper, kind in POOLS:
@@ -142,6 +147,8 @@ class DecisionLog:
             for number in range(REQUESTS):
                 if number == REQUESTS // 2:
                     self._lose_a_message()
+                if number in (0, REQUESTS // 2):
+                    self._change_turnovers(alike=number == 0)
                 self._happen()
                 self._route()
         self._refuse()
@@ -171,12 +178,25 @@ class DecisionLog:
         if dice.random() < 0.3:
             draining = dice.random() < 0.1
             waiting, rate = dice.choice((0, 0, 1, 1, 3, 5, 8, 300)), dice.choice((0, 1, 800, 20_000))
-            stage.say(LOAD, dice.choice(DECODE), load(waiting, draining=draining, reuse_rate=rate))
+            worker = dice.choice(DECODE)
+            turnover = self._reports[worker].turnover
+            self._report(worker, load(waiting, draining=draining, reuse_rate=rate, turnover=turnover))
         if dice.random() < 0.5:
             self._change_local(dice.choice((R, S)))
         self._restate_replicas()
         while len(self._in_flight) > dice.randrange(4, 24):
             self._go_on()
+
+    def _report(self, worker: str, report: LoadReported) -> None:
+        self._reports[worker] = report
+        self.stage.say(LOAD, worker, report)
+
+    def _change_turnovers(self, *, alike: bool) -> None:
+        """All workers report others; nothing else of their reports changes."""
+        turnovers = self._dice_of_turnover.choices(TURNOVERS, k=len(DECODE))
+        for worker, turnover in zip(DECODE, turnovers, strict=True):
+            report = structs.replace(self._reports[worker], turnover=turnovers[0] if alike else turnover)
+            self._report(worker, report)
 
     def _restate_replicas(self) -> None:
         """Now and then a replica has begun again; and other long requests are in flight, mostly none."""

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from core.events import RequestPrefilled, RequestRejected
 from core.events.routing import DECIDE_VERSION, PROGRAM_VERSION
-from core.ids import from_column
+from core.ids import WorkerId, from_column
 from core.settings import APPROXIMATE, POLICIES
 from core.subjects import ROUTING
 from projections.folds.state import DISK, NO_OVERLAP
@@ -103,6 +103,26 @@ def test_version_7_differs_in_costs_among_talks_alone() -> None:
     assert min(found.values()) > 3, found
 
 
+def test_version_8_differs_in_costs_of_turnover_alone() -> None:
+    """Each decision of version 7 under another policy, or without more turnover anywhere, is the same by version 8 but
+    for its digest. Of the others, some choose another worker."""
+    found = dict.fromkeys(("same", "costs", "worker"), 0)
+    for file in (7, 8):
+        with Recording.open(FILES[file], KEY) as recording:
+            for at in Playback(recording, gaps=Gaps()):
+                asked = at.view, at.request, at.settings, at.event.now_ms, at.event.seed
+                before, after = (decide(*asked, version=version) for version in (7, 8))
+                if not after.backlog.turnover:
+                    assert before._replace(version=8, digest="") == after._replace(digest="")
+                    found["same"] += 1
+                    continue
+                assert at.settings.policy == "time"
+                costs = ({each.candidate.worker: each.cost for each in it.ranked} for it in (before, after))
+                found["costs"] += next(costs) != next(costs)
+                found["worker"] += before.worker != after.worker
+    assert min(found.values()) > 3, found
+
+
 def test_the_program_names_the_version_of_its_package() -> None:
     """Replicas join with it, and it excuses rules that another program lacks."""
     assert tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]["version"] == PROGRAM_VERSION
@@ -144,6 +164,7 @@ def test_the_log_has_every_state(path: Path) -> None:
         *(("time", fact) for fact in ("hidden reuse",) if _version_of(path) > 2),
         *(("", reason) for reason in ("other_adapter", "adapter") if _version_of(path) > 4),
         *(("time", fact) for fact in ("below first tokens", "at first tokens", "beyond") if _version_of(path) > 6),
+        *(("time", fact) for fact in ("turnover", "far below", "all alike") if _version_of(path) > 7),
         *((policy, fact) for policy in ("kv", "time") for fact in ("pool", "pool's bound") if _version_of(path) > 3),
     }
     refused = [event for event in events if isinstance(event, RequestRejected)]
@@ -204,6 +225,9 @@ def _of_policy(at: RecordedDecision) -> dict[str, bool]:
         "below first tokens": any(0 < blocks < first for blocks in active),
         "at first tokens": first in active,
         "beyond": any(blocks > first for blocks in active),
+        "turnover": any(columns.get("turnover", ())),
+        "far below": event.policy == "time" and _is_far_below(at),
+        "all alike": event.policy == "time" and bool(at.view.state.loads.turnover) and "turnover" not in columns,
         "hidden reuse": len(columns.get("reuse", ())) > len(workers),
         "held": bool(event.held) and event.policy in ESTIMATING_POLICIES,
         "learned": bool(event.prefill_time),
@@ -238,6 +262,14 @@ def _other_order(*given: object) -> list[ScoredCandidate]:
     return [*ranked[:-2], *reversed(ranked[-2:])]
 
 
+def _is_far_below(at: RecordedDecision) -> bool:
+    """A candidate has so little turnover that it counts as more."""
+    excess = decide(at.view, at.request, at.settings, at.event.now_ms, at.event.seed).backlog.turnover
+    reported = at.view.state.loads.turnover
+    least = min((reported.get(WorkerId(worker), 0) for worker in from_column(at.event.candidates)), default=0)
+    return any(reported[worker] - more > least for worker, more in excess.items())
+
+
 def _at_the_bound(inputs: PrefillInputs) -> str:
     """A prompt of just the least length."""
     return prefill_reason(inputs._replace(min_tokens=inputs.min_tokens - 1))
@@ -251,7 +283,7 @@ def _at_the_bound(inputs: PrefillInputs) -> str:
 def test_a_change_without_a_new_version_fails(monkeypatch: pytest.MonkeyPatch, name: str, function: object) -> None:
     """The message names the decision and says to add a version."""
     monkeypatch.setitem(RULES, DECIDE_VERSION, RULES[DECIDE_VERSION]._replace(**{name: function}))  # type: ignore[arg-type]
-    with pytest.raises(AssertionError, match=r"RULES\[8\], raise DECIDE_VERSION and PROGRAM_VERSION"):
+    with pytest.raises(AssertionError, match=r"RULES\[9\], raise DECIDE_VERSION and PROGRAM_VERSION"):
         check(DECIDE_VERSION)
 
 

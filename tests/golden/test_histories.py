@@ -57,6 +57,9 @@ ADDED = {
     "loading",
     "first_active_times",
     "first_active_tokens",
+    "turnover",
+    "turnover_cost",
+    "turnover_times",
 }
 """Keys that came after the answers were written …"""
 SESSION = "session"

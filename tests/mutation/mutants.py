@@ -16,6 +16,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "backlog": ("tests/projections/policy/test_prefill_backlog.py",),
     "learning": ("tests/projections/policy/test_prefill_time.py",),
     "loading": ("tests/projections/policy/test_load_time.py",),
+    "load reports": ("tests/actors/worker/test_load_reporter.py",),
     "chains": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_state.py"),
     "folds": ("tests/projections/folds/test_kv_fold.py", "tests/projections/folds/test_routing_fold.py"),
     "jobs": ("tests/projections/folds/test_jobs_fold.py",),
@@ -207,6 +208,8 @@ REUSE = (
     "No report of the worker that reuses most is missing in the log, and no record of it says a wrong greatest reuse."
 )
 LEARNED = "A decision records the learned time as an input, and it is not learned again."
+REPORTED = "A log has the turnovers that workers report, and none is counted again."
+TURNOVER = "No report with a turnover is missing or replaced in the log, and no record of it says a wrong turnover."
 NO_LOADS = "Workers of the log report no load times, so no decision has any."
 VERSION = "No verdict and no fold rests on the version of a record."
 ONE_PARTITION = "The log has one stream of caches, so its cursors have four streams."
@@ -385,6 +388,95 @@ MUTANTS: tuple[Mutant, ...] = (
         f"{FOLDS}/load_fold.py",
         "            self.reuse.pop(worker, None)\n",
         "            pass\n",
+    ),
+    Mutant(
+        "time-without-turnover",
+        "costs",
+        f"{POLICY}/cost.py",
+        "            cost += TURNOVER_TIMES * own * turnover(worker, 0) // TURNOVER_STEPS\n",
+        "",
+    ),
+    Mutant(
+        "turnover-without-slack",
+        "costs",
+        f"{POLICY}/cost.py",
+        "total // max(1, candidates) - TURNOVER_SLACK)",
+        "total // max(1, candidates))",
+    ),
+    Mutant(
+        "turnover-from-least",
+        "costs",
+        f"{POLICY}/cost.py",
+        "return max(least, total // max(1, candidates) - TURNOVER_SLACK)",
+        "return least",
+    ),
+    Mutant(
+        "turnover-from-zero",
+        "costs",
+        f"{POLICY}/cost.py",
+        "base = turnover_base(min(known.values(), default=0), sum(known.values()), len(known))",
+        "base = 0",
+    ),
+    Mutant(
+        "turnover-of-all-workers",
+        "costs",
+        f"{POLICY}/cost.py",
+        "known = {each.worker: turnover.get(each.worker, 0) for each in candidates}",
+        "known = {**dict.fromkeys((each.worker for each in candidates), 0), **turnover}",
+    ),
+    Mutant(
+        "turnover-unrecorded",
+        "costs",
+        f"{POLICY}/decide.py",
+        "host, disk, turnover if any(turnover) else None,",
+        "host, disk, None,",
+    ),
+    Mutant(
+        "turnover-undigested",
+        "costs",
+        f"{POLICY}/candidate_columns.py",
+        "            numbers += map(backlog.turnover.get, workers, repeat(0))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "turnover-stays",
+        "folds",
+        f"{FOLDS}/load_fold.py",
+        "            self.turnover.pop(worker, None)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "turnover-unfolded",
+        "folds",
+        f"{FOLDS}/load_fold.py",
+        'read = (*read, "turnover", report.turnover)',
+        'read = (*read, "turnover")',
+    ),
+    *_mutants(
+        "load reports",
+        "actors/worker/load_reporter.py",
+        {
+            "turnover-beyond-a-cache": (
+                "return min(TURNOVER_STEPS, max(0, computed_tokens - sums[0][1]) * TURNOVER_STEPS // capacity_tokens)",
+                "return max(0, computed_tokens - sums[0][1]) * TURNOVER_STEPS // capacity_tokens",
+                REPORTED,
+            ),
+            "turnover-for-ever": (
+                "while len(sums) > 1 and now_ms - sums[1][0] >= TURNOVER_WINDOW_MS:",
+                "while len(sums) < 1:",
+                REPORTED,
+            ),
+            "turnover-of-cached-tokens": (
+                "                now, prompt_tokens - cached_tokens, load.blocks_total",
+                "                now, prompt_tokens, load.blocks_total",
+                REPORTED,
+            ),
+            "turnover-of-blocks": (
+                "load.blocks_total * self._engine.info.block_size",
+                "load.blocks_total",
+                REPORTED,
+            ),
+        },
     ),
     Mutant(
         "session-bound",
@@ -1997,8 +2089,8 @@ MUTANTS: tuple[Mutant, ...] = (
                 "per_token_m * (prefill_m * size // MILLI)",
             ),
             "columns-requests-bound": (
-                "settings.own_request_weight_m * NUMBER_MAX)",
-                "settings.own_request_weight_m)",
+                "max(settings.own_request_weight_m, TURNOVER_TIMES) * NUMBER_MAX)",
+                "max(settings.own_request_weight_m, TURNOVER_TIMES))",
                 BOUNDED,
             ),
             "columns-active-bound": ("per_active * (NUMBER_MAX + TOKENS_MAX)", "per_active * TOKENS_MAX", BOUNDED),
@@ -2028,6 +2120,16 @@ MUTANTS: tuple[Mutant, ...] = (
                 "",
             ),
             "columns-without-reuse": (" + per_reuse * load.reuse // REUSE_STEPS", ""),
+            "columns-without-turnover": (
+                "    if turnover is not None:\n        cost += TURNOVER_TIMES * own * turnover // TURNOVER_STEPS\n",
+                "",
+            ),
+            "columns-turnover-forgotten": ("if seen.max() <= base:", "if True:"),
+            "columns-turnover-of-all-workers": (
+                "turnover_base(seen.min().item(), seen.sum().item(), len(seen))",
+                "turnover_base(load.turnover.min().item(), load.turnover.sum().item(), len(load.turnover))",
+            ),
+            "columns-turnover-undigested": ("            columns.append(seen.turnover)\n", "            pass\n"),
             "columns-tie-bytes": ('">u8").astype', '"<u8").astype'),
         },
     ),
@@ -2065,7 +2167,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "The log has few models.",
             ),
             "table-other-block-size": ('setdefault("other_block_size", [])', 'setdefault("other_model", [])'),
-            "table-places-stay": (" or index.sets.turnover != self._sets_turnover:", ":", SEARCHED),
+            "table-places-stay": (" or index.sets.changes != self._sets_changes:", ":", SEARCHED),
             "table-places-of-others": (
                 "        self._sets = None\n        self._eligible",
                 "        self._eligible",
@@ -2083,6 +2185,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 "self.reuse[row] = loads",
             ),
             "table-reuse": ("report.draining, loads.reuse.get(worker, 0)", "report.draining, 0"),
+            "table-turnover": ("report.waiting, report.turnover\n", "report.waiting, 0\n"),
             "table-capacity": (
                 "            self.capacities[row] = joined.capacity_blocks & MASK64\n",
                 "            self.capacities[row] = min(joined.capacity_blocks, 1000)\n",
@@ -2244,6 +2347,12 @@ MUTANTS: tuple[Mutant, ...] = (
                 REUSE,
             ),
             "term-reuse-of-all": ("= term.recorded == max(shown, default=0)", "= True", REUSE),
+            "term-turnover-of-own-report": (
+                '        if self._note(term._replace(worker="")):\n            return True\n        by =',
+                "        by =",
+                TURNOVER,
+            ),
+            "term-turnover-replaced": ("self._replaced.explains_turnover() if", "None if", TURNOVER),
             "term-choice-contradicts": ("(self._may_follow() and self._follows_from_costs())", "self._may_follow()"),
             "term-choice-unexcused": (
                 "(self._may_follow() and self._follows_from_costs())",

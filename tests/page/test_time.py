@@ -15,7 +15,7 @@ from core.events.request_stages import RequestStages
 from core.events.routing import PROGRESS_VERSION
 from core.settings import RoutingSettings
 from core.subjects import LOAD
-from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, TURNOVER_TIMES
 from replay.explain.explain import explain
 from replay.explain.explanation import Explanation
 from replay.recording.recording import Recording
@@ -212,7 +212,8 @@ def test_scores_are_drawn_term_by_term(timed: Served, browser: Browser) -> None:
         assert len(bars) == len(attempt.candidates)
         for bar, row in zip(bars, attempt.candidates, strict=True):
             assert row.timed is not None
-            terms = (row.prefill_cost, row.timed.outstanding_ms, row.timed.held_ms, row.decode_cost, row.request_cost)
+            waits = row.timed.outstanding_ms, row.timed.held_ms
+            terms = (row.prefill_cost, *waits, row.decode_cost, row.request_cost, row.turnover_cost)
             assert bar.locator("i").count() == sum(term > 0 for term in terms)
             said = bar.get_attribute("aria-label") or ""
             numbers = [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", said)]
@@ -243,6 +244,32 @@ def test_the_price_of_first_tokens_is_named(tmp_path: Path, browser: Browser) ->
             with looking(browser, url) as page:
                 show(page, found)
                 expect(page.locator("#formula")).to_contain_text(text)
+
+
+def test_the_price_of_what_a_prompt_pushes_out_is_named(tmp_path: Path, browser: Browser) -> None:
+    """Where one worker has more turnover than the other, and the bar has its part; not for a decision before."""
+    stage, log = Stage(), tmp_path / "log"
+    stage.pair()
+    stage.replica(settings=RoutingSettings())
+    stage.route("before", ASKED)
+    stage.say(LOAD, A, load(turnover=30))
+    stage.route("among", ASKED)
+    stage.archived(log)
+    with Recording.open(log) as recording:
+        before, among = (explain(recording, request) for request in ("before", "among"))
+    price = re.compile(
+        rf"\+ {TURNOVER_TIMES} . its own prefill . how much more of the cache prompts filled of late than elsewhere\."
+    )
+    with serving("--log", str(log)) as url:
+        with looking(browser, url) as page:
+            show(page, among)
+            expect(page.locator("#formula")).to_contain_text(price)
+            expect(page.locator("#decision .costs .stack i.pushed")).to_have_count(1)
+        with looking(browser, url) as page:
+            show(page, before)
+            expect(page.locator("#formula")).to_contain_text("active requests.")
+            expect(page.locator("#formula")).not_to_contain_text("filled of late")
+            expect(page.locator("#decision .costs .stack i.pushed")).to_have_count(0)
 
 
 def test_sliders_are_those_of_the_policy(timed: Served, browser: Browser) -> None:

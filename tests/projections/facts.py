@@ -79,9 +79,15 @@ def restated(part: int, parts: int, *hashes: int, tier: str = "device") -> Cache
     return CacheRestated(part=part, parts=parts, hashes=hashes_to_bytes(hashes), tier=tier)
 
 
-def load(waiting: int = 0, *, draining: bool = False, reuse_rate: int = 0) -> LoadReported:
+def load(waiting: int = 0, *, draining: bool = False, reuse_rate: int = 0, turnover: int = 0) -> LoadReported:
     return LoadReported(
-        running=0, waiting=waiting, blocks_used=0, blocks_total=1000, draining=draining, reuse_rate=reuse_rate
+        running=0,
+        waiting=waiting,
+        blocks_used=0,
+        blocks_total=1000,
+        draining=draining,
+        reuse_rate=reuse_rate,
+        turnover=turnover,
     )
 
 

@@ -14,7 +14,8 @@ from core.events import ReplicaLost, RequestRouted
 from core.events.routing import HELD, RequestQueued, RequestTurnedAway
 from core.ids import LOST_SUFFIX, ReplicaId
 from core.settings import RoutingSettings
-from core.subjects import ROUTING
+from core.subjects import LOAD, ROUTING
+from projections.policy.cost import TURNOVER_TIMES
 from replay.explain.explain import explain
 from replay.recording.recording import Recording
 from replay.recording.request_history import PLACES
@@ -23,9 +24,10 @@ from replay.simulate.simulated_log import KEY
 from replay.simulate.simulation import simulate
 from streams.archive.archive_reader import ArchiveReader
 from tests.fixtures.passes import one_prompt_a_pass
-from tests.projections.facts import finished, joined, prompt
+from tests.projections.facts import finished, joined, load, prompt
 from tests.replay.simulate.families import ENGINE, families
 from tests.replay.staged import ASKED, KV, A, B, R, S, Stage
+from tests.replay.staged import KEY as STAGED_KEY
 
 __all__ = ["one_prompt_a_pass"]
 
@@ -64,18 +66,39 @@ def test_the_terms_are_those_of_the_explanation(log: Path) -> None:
                     "source",
                     "first_active_times",
                     "first_active_tokens",
+                    "turnover_times",
                     "loading",
                 )
             }
             sources.add(attempt.estimates.source)
             for row, told in zip(shown["candidates"], attempt.candidates, strict=True):
                 assert told.timed is not None
-                names = ("worker", "cost", "prefill_cost", "decode_cost", "request_cost", "wait_cost")
+                names = (
+                    "worker", "cost", "prefill_cost", "decode_cost", "request_cost", "wait_cost", "turnover_cost",
+                )  # fmt: skip
                 assert {name: row[name] for name in names} == {name: getattr(told, name) for name in names}
                 timed = ("tokens", "outstanding_ms", "held_ms")
                 assert {name: row[name] for name in timed} == {name: getattr(told.timed, name) for name in timed}
                 assert row["outstanding_ms"] + row["held_ms"] == pytest.approx(row["wait_cost"])
     assert "default" in sources
+
+
+def test_what_a_prompt_pushes_out_is_shown(tmp_path: Path) -> None:
+    """Its term and its price are those of the explanation."""
+    it = Stage()
+    it.pair()
+    it.replica(settings=RoutingSettings())
+    it.say(LOAD, A, load(turnover=30))
+    it.route("r", ASKED)
+    path = it.archived(tmp_path / "log")
+    with ArchiveReader.open(path) as archive, Recording.open(path, STAGED_KEY) as recording:
+        timeline = scanned(path).timeline
+        shown = decision(archive, timeline, timeline.decisions.column("n")[0])
+        (attempt,) = explain(recording, "r").attempts
+    assert shown["prefill_time"]["turnover_times"] == TURNOVER_TIMES
+    costs = {row["worker"]: row["turnover_cost"] for row in shown["candidates"]}
+    assert costs == {row.worker: row.turnover_cost for row in attempt.candidates}
+    assert (costs[A] > 0, costs[B]) == (True, 0)
 
 
 def test_the_time_in_the_router_is_what_the_log_says(log: Path) -> None:

@@ -6,10 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from core.codec import encode_event
-from core.events import WorkerLeft
+from core.events import Event, WorkerLeft
 from core.events.kv import PREFILL
 from core.ids import Epoch, StreamName, StreamSeq, WorkerId
 from core.subjects import LOAD, ROUTING
+from projections.digest import mix
+from projections.folds.load_fold import LoadFold
+from projections.folds.source_fold import Chain, stamp
 from projections.folds.state import GAPS_KEPT, POINTS_KEPT, Applied, DigestPoint, State
 from tests.projections.facts import joined, load, prefilled, restated, routed, stored, worker_id
 from tests.projections.site import KV
@@ -266,3 +269,47 @@ def test_a_key_with_a_removed_generation_finds_no_source_of_another_key() -> Non
         state.apply(KV, StreamSeq(seq), said.subject, said.payload)
     assert state.kv[KV].foreign == {A}
     assert state.foreign == set()
+
+
+def loads_of(*reports: Event) -> LoadFold:
+    """The fold of these reports of A."""
+    state, speaker = opened(), Speaker(LOAD, A)
+    feed(state, [speaker.say(each) for each in reports])
+    return state.loads
+
+
+def test_turnover_is_kept_while_there_is_some() -> None:
+    """It goes with a report of 0 and with the end of the worker."""
+    a, b, state = Speaker(LOAD, A), Speaker(LOAD, B), opened()
+    feed(state, [a.say(load()), b.say(load(turnover=0))])
+    assert (state.loads.turnover, state.loads.turnovers_reported) == ({}, False)
+    feed(state, [a.say(load(turnover=64)), b.say(load(turnover=1))])
+    assert (state.loads.turnover, state.loads.turnovers_reported) == ({A: 64, B: 1}, True)
+    feed(state, [a.say(load(turnover=12)), b.say(load(turnover=0))])
+    assert state.loads.turnover == {A: 12}
+    feed(state, [a.say(WorkerLeft(reason="done"))])
+    assert (state.loads.turnover, state.loads.turnovers_reported) == ({}, True)
+
+
+def test_the_digest_of_loads_without_turnover_is_that_of_earlier_programs() -> None:
+    """A turnover counts apart from a reuse rate of the same number."""
+    chains: dict[int, Chain] = {}
+    for rate, turnover, values in (
+        (0, 0, ()),
+        (9, 0, (9,)),
+        (0, 9, ("turnover", 9)),
+        (9, 9, (9, "turnover", 9)),
+    ):
+        fold = loads_of(load(3, reuse_rate=rate, turnover=turnover))
+        chain = fold.parts[WorkerId(A)].chain
+        assert fold.digest == stamp(chain, mix(A, 0, 3, False, *values))
+        chains[fold.digest] = chain
+    chain = next(iter(chains.values()))
+    read = ((), (9,), ("turnover", 9), (9, "turnover", 9), ("turnover", 10))
+    assert len({stamp(chain, mix(A, 0, 3, False, *values)) for values in read}) == len(read)
+
+
+def test_a_turnover_that_is_gone_leaves_no_trace_in_the_digest() -> None:
+    """Only the last report of a worker counts, and its place in the chain."""
+    fold = loads_of(load(turnover=5), load(3))
+    assert fold.digest == stamp(fold.parts[WorkerId(A)].chain, mix(A, 0, 3, False))

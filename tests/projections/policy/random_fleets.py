@@ -22,6 +22,7 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes
 from core.settings import POLICIES, TIERS, RoutingSettings
 from core.subjects import LOAD, ROUTING
+from projections.folds.load_fold import TURNOVER_STEPS
 from projections.policy.column_decision import RankedCandidates, decide_by_columns
 from projections.policy.cost import FIRST_ACTIVE_TOKENS
 from projections.policy.decide import Decision, decide, record
@@ -195,7 +196,9 @@ class RandomFleet:
     def _report(self) -> None:
         waiting = self.dice.randrange(3) if self.dice.random() < 0.9 else 300
         rate = self.dice.choice((0, 0, self.dice.randrange(50_000), 1 << 26))
-        self.site.say(LOAD, self._some(), load(waiting, draining=self.dice.random() < 0.04, reuse_rate=rate))
+        draining = self.dice.random() < 0.04
+        turnover = self.dice.choice((0, 20, TURNOVER_STEPS, self.dice.randrange(TURNOVER_STEPS + 1)))
+        self.site.say(LOAD, self._some(), load(waiting, draining=draining, reuse_rate=rate, turnover=turnover))
 
     def _store(self) -> None:
         dice = self.dice

@@ -20,6 +20,7 @@ from projections.policy.binding_plan import (
     AGE_M,
     LIGHT_TOKENS,
     PASS_TOKENS,
+    PlacementInputs,
     PlannedRequest,
     UnboundRequest,
     held_max,
@@ -27,6 +28,7 @@ from projections.policy.binding_plan import (
     with_room,
 )
 from projections.policy.column_decision import all_have_room
+from projections.policy.cost import TURNOVER_SLACK
 from projections.policy.decide import Decision, decide, record
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.view import RouteRequest
@@ -397,6 +399,26 @@ def test_a_wait_for_room_has_no_price_of_delays(full: Site) -> None:
     costs = [{each.candidate.worker: each.cost for each in one.ranked} for one in (without, released)]
     assert costs[1][A] - costs[0][A] == pytest.approx(ROOM_US, abs=3)
     assert costs[1][B] == costs[0][B]
+
+
+def test_what_a_held_request_would_push_out_has_a_price(site: Site) -> None:
+    """Its placement counts just the costs of the decision that follows. It goes to the worker with less turnover."""
+    unbound = held("r", 40)
+    site.cache(A, unbound.request.prompt, 10)
+    assert sent(site, unbound) == [("r", A)]
+    site.say(LOAD, A, load(turnover=30))
+    site.say(LOAD, B, load(turnover=2))
+    site.say(LOAD, C, load(turnover=0))  # it has not joined, so it is no candidate
+    assert sent(site, unbound) == [("r", B)]
+    decision = decide(site.view, unbound.request, GIVEN, NOW_MS, 0)
+    assert decision.backlog.turnover == {A: 30 - (16 - TURNOVER_SLACK)}
+    inputs = PlacementInputs(site.view, GIVEN, NOW_MS, site.view.outstanding())
+    scored = inputs.asked(unbound).scored
+    assert {each.candidate.worker: each.cost for each in scored} == {
+        each.candidate.worker: each.cost for each in decision.ranked
+    }
+    by_session = PlacementInputs(site.view, replace(GIVEN, policy="session"), NOW_MS, site.view.outstanding())
+    assert {each.cost for each in by_session.asked(unbound).scored} == {0}
 
 
 def test_where_no_worker_has_room_the_wait_counts_as_computing_at_most(full: Site) -> None:

@@ -51,6 +51,17 @@ def test_waits_and_reuse_are_of_candidates() -> None:
     assert candidate_columns([ONE, TWO], timed({other: 23}, {other: 24})) == written(*PAIRS, (0, 0))
 
 
+def test_turnover_stands_last_where_a_candidate_has_some() -> None:
+    """Zeros stand among it. A decision without any has the bytes of version 7."""
+    plain = timed({B: 23}, {A: 24})
+    waits = (0, 23), (24, 0)
+    assert candidate_columns([ONE, TWO], plain._replace(turnover={B: 25})) == written(*PAIRS, *waits, (0, 25))
+    assert candidate_columns([ONE, TWO], plain._replace(turnover={})) == written(*PAIRS, *waits)
+    assert candidate_columns([ONE, TWO], timed({B: 23}, {})._replace(turnover={A: 25})) == written(
+        *PAIRS, (0, 23), (25, 0)
+    )
+
+
 def test_numbers_beyond_a_column_stand_by_their_lowest_bits() -> None:
     """No number of a log fails a decision."""
     wide = TWO._replace(candidate=TWO.candidate._replace(capacity_blocks=2**64 - 5), cost=-(2**63) - 1)
@@ -82,7 +93,7 @@ def test_a_worker_of_any_capacity_has_the_same_bytes_both_ways(policy: str) -> N
     for number in range(20):
         event = msgspec.structs.replace(joined(f"w-{number}"), capacity_blocks=2**63 + number)
         site.say(KV, worker_id(number), event)
-        site.say(LOAD, worker_id(number), load(number, reuse_rate=1000 * number))
+        site.say(LOAD, worker_id(number), load(number, reuse_rate=1000 * number, turnover=3 * number))
     request, settings = RouteRequest(RequestId("r"), 0, "tiny", prompt(1, 2)), RoutingSettings(policy=policy)
     mine, judge = (each(site.view, request, settings, 1000, 7) for each in (decide_by_columns, decide))
     assert isinstance(mine.ranked, RankedCandidates)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from core.block_spans import single, stretch
+from core.events import WorkerLeft
 from core.events.routing import DECIDE_VERSION
 from core.ids import Epoch, RequestId, WorkerId
 from core.prompt import Prompt, hashes_from_bytes, tokens_to_bytes
@@ -23,7 +24,14 @@ from projections.policy.column_decision import (
     RankedCandidates,
     decide_by_columns,
 )
-from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, first_active_price_m, pending_beyond
+from projections.policy.cost import (
+    FIRST_ACTIVE_TIMES,
+    FIRST_ACTIVE_TOKENS,
+    TURNOVER_SLACK,
+    TURNOVER_TIMES,
+    first_active_price_m,
+    pending_beyond,
+)
 from projections.policy.decide import COLUMNS_WORKERS_MIN, Decision, decide, decide_newest
 from projections.policy.prefill_time import PrefillTime
 from projections.policy.rules import RULES
@@ -267,6 +275,89 @@ def test_fleets_with_first_active_tokens_are_among_them() -> None:
             found["at"] += first in counts
             found["above"] += max(counts) > first
     assert min(found.values()) > 0, found
+
+
+def test_fleets_with_turnover_are_among_them() -> None:
+    """Decisions by columns in which candidates have more turnover than others, one is far below the mean, all have the
+    same, and an excluded worker has less than each candidate."""
+    found = dict.fromkeys(("excess", "far below", "all alike", "less on an excluded worker", "with loads"), 0)
+    for seed in range(FLEETS):
+        fleet = RandomFleet(seed)
+        for mine, judge, request, settings in fleet.decisions():
+            assert mine._replace(ranked=[*mine.ranked]) == judge
+            assert (settings.policy == "time") >= bool(mine.backlog.turnover)
+            if not is_by_columns(mine) or settings.policy != "time":
+                continue
+            reported = fleet.site.state.loads.turnover
+            known = [reported.get(each.candidate.worker, 0) for each in mine.ranked]
+            base = max(min(known), sum(known) // len(known) - TURNOVER_SLACK)
+            costing = {
+                each.candidate.worker: turnover - base for each, turnover in zip(mine.ranked, known, strict=True)
+            }
+            costing = {worker: turnover for worker, turnover in costing.items() if turnover > 0}
+            assert dict(mine.backlog.turnover) == costing
+            excluded = (worker for workers in mine.excluded.values() for worker in workers)
+            found["excess"] += bool(costing)
+            found["far below"] += base > min(known)
+            found["all alike"] += known[0] > 0 and not costing
+            found["less on an excluded worker"] += any(reported.get(each, 0) < min(known) for each in excluded)
+            found["with loads"] += bool(costing) and request.loading(settings) is not None
+    assert min(found.values()) > 0, found
+    assert found["excess"] > FLEETS, found
+
+
+def test_turnover_of_excluded_workers_does_not_count(site: Site) -> None:
+    """Neither as the least one nor in the mean: by columns, and worker by worker."""
+    settings = RoutingSettings(policy="time", waiting_max=3)
+    for worker in WORKERS:
+        site.say(LOAD, worker, load(turnover=30))
+    assert decided(site, settings).backlog.turnover == {}
+    site.say(LOAD, WORKERS[0], load(turnover=40))
+    assert dict(decided(site, settings).backlog.turnover) == {WORKERS[0]: 10}
+    for worker in WORKERS[1:30]:
+        site.say(LOAD, worker, load(3, turnover=0))
+    decision = decided(site, settings)
+    assert is_by_columns(decision)
+    assert len(decision.ranked) == 11
+    assert dict(decision.backlog.turnover) == {WORKERS[0]: 10}
+    for worker in WORKERS[1:30]:
+        site.say(LOAD, worker, load(turnover=0))
+    assert set(decided(site, settings).backlog.turnover) == {WORKERS[0], *WORKERS[30:]}
+    for policy in ("kv", "session"):
+        assert not decided(site, RoutingSettings(policy=policy)).backlog.turnover
+
+
+def test_turnover_of_a_worker_that_ended_is_gone(site: Site) -> None:
+    """The table of workers has it no more, also if the same worker joins again."""
+    settings = RoutingSettings(policy="time")
+    site.say(LOAD, WORKERS[0], load(turnover=64))
+    assert dict(decided(site, settings).backlog.turnover) == {WORKERS[0]: 64}
+    site.say(LOAD, WORKERS[0], WorkerLeft(reason="left"))
+    assert not decided(site, settings).backlog.turnover
+    site.say(LOAD, WORKERS[0], load())
+    assert not decided(site, settings).backlog.turnover
+
+
+@pytest.mark.parametrize("turnover", [NUMBER_MAX, NUMBER_MAX + 1, -NUMBER_MAX, -NUMBER_MAX - 1, 1 << 63])
+def test_a_turnover_that_might_not_fit(site: Site, turnover: int) -> None:
+    """No worker of ours reports it. At the bound the columns are left, and taken again once the number is gone."""
+    settings = RoutingSettings(policy="time")
+    site.say(LOAD, WORKERS[3], load(turnover=turnover))
+    assert is_by_columns(decided(site, settings)) == (abs(turnover) <= NUMBER_MAX)
+    site.say(LOAD, WORKERS[3], load(turnover=5))
+    assert is_by_columns(decided(site, settings))
+
+
+def test_the_price_of_turnover_is_bounded(site: Site) -> None:
+    """A prefill so long that its price might not fit is left to the rules."""
+    unweighed = ("own_weight_m", "own_request_weight_m", "active_weight_m", "delay_weight_m", "reuse_weight_m")
+    settings, asked = RoutingSettings(policy="time", **dict.fromkeys(unweighed, 0)), prompt(*range(1100))
+    own_most_us = PRODUCT_MAX // (TURNOVER_TIMES * NUMBER_MAX)
+    most = ((own_most_us + 1) * 1000 - 1) // asked.tokens
+    site.say(LOAD, WORKERS[3], load(turnover=NUMBER_MAX))
+    for per_token_m, fits in ((most, True), (most + 1, False)):
+        request = RouteRequest(RequestId("r"), 0, "tiny", asked, time=PrefillTime(0, per_token_m))
+        assert is_by_columns(decided(site, settings, request)) == fits
 
 
 def test_the_price_of_first_tokens_is_bounded(site: Site) -> None:

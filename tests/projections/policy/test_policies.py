@@ -20,13 +20,21 @@ from core.subjects import LOAD, ROUTING
 from projections.folds.load_fold import REUSE_STEPS
 from projections.folds.state import NO_OVERLAP
 from projections.policy.binding_plan import HELD_MAX
-from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, estimate, score
+from projections.policy.cost import (
+    FIRST_ACTIVE_TIMES,
+    FIRST_ACTIVE_TOKENS,
+    TURNOVER_TIMES,
+    estimate,
+    excess_turnover,
+    score,
+    turnover_base,
+)
 from projections.policy.decide import Decision, decide, record
 from projections.policy.delay_price import REUSE_FULL
 from projections.policy.policies import SESSION_TOKENS, two_of
 from projections.policy.prefill_backlog import PrefillBacklog
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.rules import FIRST_ACTIVE_VERSION
+from projections.policy.rules import FIRST_ACTIVE_VERSION, TURNOVER_VERSION
 from projections.policy.view import Candidate, RouteRequest
 from tests.projections.facts import SEED, load, prefilled, prompt, routed, worker_id
 from tests.projections.site import REPLICA, Site
@@ -186,6 +194,80 @@ def test_the_first_active_tokens_are_whole_blocks(size: int) -> None:
     assert added == [FIRST_ACTIVE_TIMES * size * min(blocks, first) for blocks in counts]
     for each in scored:
         assert sum(estimate(each.candidate, each.prefill_m, given_, asked.tokens, size, backlog)) == each.cost
+
+
+def price_of(steps: int) -> int:
+    """What a prefill of the whole prompt costs more with so many 64ths of turnover above the base."""
+    return TURNOVER_TIMES * OWN_US * steps // 64
+
+
+@pytest.mark.parametrize(
+    ("turnovers", "excess"),
+    [
+        pytest.param((0, 0, 0, 0), (0, 0, 0, 0), id="none"),
+        pytest.param((64, 64, 64, 64), (0, 0, 0, 0), id="all equal"),
+        pytest.param((10, 11, 13, 10), (0, 1, 3, 0), id="above the least"),
+        pytest.param((10, 18, 18, 26), (0, 8, 8, 16), id="below the mean by just the slack"),
+        pytest.param((10, 18, 18, 30), (0, 7, 7, 19), id="below the mean by more"),
+        pytest.param((0, 64, 64, 64), (0, 24, 24, 24), id="one that has just joined"),
+        pytest.param((0, 0, 0, 64), (0, 0, 0, 56), id="one that is full"),
+        pytest.param((0, 0, 30, 64), (0, 0, 15, 49), id="a mean that is rounded down"),
+    ],
+)
+def test_what_a_prompt_pushes_out_has_a_price(site: Site, turnovers: tuple[int, ...], excess: tuple[int, ...]) -> None:
+    """By the turnover above the least one, or above the mean less the slack. The terms add up to the cost. Version 7 of
+    the rules, and other policies, have no such price."""
+    workers, given_ = (A, B, C, D), structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=0)
+    request = RouteRequest(RequestId("r"), 0, "tiny", ASKED)
+    before = decided(site, given_)
+    for worker, turnover in zip(workers, turnovers, strict=True):
+        site.say(LOAD, worker, load(turnover=turnover))
+    decision = decided(site, given_)
+    assert costs(decision) == {
+        worker: costs(before)[worker] + price_of(steps) for worker, steps in zip(workers, excess, strict=True)
+    }
+    assert decision.backlog.turnover == {each: more for each, more in zip(workers, excess, strict=True) if more}
+    for each in decision.ranked:
+        terms = estimate(each.candidate, each.prefill_m, given_, ASKED.tokens, 4, decision.backlog)
+        assert sum(terms) == each.cost
+        assert terms.turnover == price_of(excess[workers.index(each.candidate.worker)])
+    event = record(decision, request, given_, 1)
+    if any(excess):
+        column = dict(zip(from_column(event.candidates), event.columns["turnover"], strict=True))
+        assert column == dict(zip(workers, excess, strict=True))
+    assert ("turnover" in event.columns) == any(excess)
+    by_7 = decide(site.view, request, given_, NOW_MS, 0, version=TURNOVER_VERSION - 1)
+    assert costs(by_7) == costs(before)
+    assert not by_7.backlog.turnover
+    for policy in ("kv", "session"):
+        found = decided(site, RoutingSettings(policy=policy))
+        of_7 = decide(site.view, request, RoutingSettings(policy=policy), NOW_MS, 0, version=TURNOVER_VERSION - 1)
+        assert costs(found) == costs(of_7)
+        assert not found.backlog.turnover
+
+
+def test_turnover_has_the_price_of_the_own_prefill(site: Site) -> None:
+    """Blocks that are cached push nothing out, and take off as much of the price. An excluded worker does not count."""
+    given_ = structs.replace(BY_TIME, reuse_weight_m=0, delay_weight_m=0)
+    site.cache(B, ASKED, 10)
+    without = costs(decided(site, given_))
+    for worker in (A, B, C):
+        site.say(LOAD, worker, load(turnover=40))
+    site.say(LOAD, D, load(turnover=36))
+    own_b = 8000 + 41 * 20_500 // 1000
+    price, price_b = (TURNOVER_TIMES * own * 4 // 64 for own in (OWN_US, own_b))
+    more = {A: price, B: price_b, C: price, D: 0}
+    assert costs(decided(site, given_)) == {worker: without[worker] + more[worker] for worker in more}
+    site.say(LOAD, D, load(draining=True, turnover=36))
+    assert costs(decided(site, given_)) == {worker: without[worker] for worker in (A, B, C)}
+    site.say(LOAD, D, load(turnover=36))
+    site.exclude("failed", [D])
+    assert costs(decided(site, given_)) == {worker: without[worker] for worker in (A, B, C)}
+
+
+def test_excess_turnover_of_no_candidates() -> None:
+    assert excess_turnover([], {A: 64}) == {}
+    assert turnover_base(0, 0, 0) == 0
 
 
 @pytest.mark.parametrize("policy", ["kv", "time"])

@@ -146,6 +146,23 @@ def test_nothing_was_lost(tmp_path: Path) -> None:
     assert (whole.runs, whole.achieved_tokens) == ([], 24)
 
 
+def test_blocks_that_were_stored_before_the_first_copy_count(tmp_path: Path) -> None:
+    """The last user was sent before the worker had any block of the prompt, and still ran at the removal: all blocks
+    that were stored since it was sent count."""
+    it = Scene()
+    event = it.stage.decided("user", ASKED)
+    it.stage.tell(msgspec.structs.replace(event, worker=A))
+    it.stage.clock.advance(5)
+    it.say(A, stored(*OTHERS))
+    it.say(A, stored(*HASHES))
+    it.say(A, removed(*reversed(HASHES[2:])))
+    it.stage.tell(prefilled("user", 0, 0), finished("user", 0))
+    (run,) = lost(it, tmp_path, it.ask(A, cached=8)).runs
+    assert (run.how, run.first_block, run.used_by, run.used_ms) == ("removed", 2, "user", event.now_ms)
+    assert run.meanwhile is not None
+    assert run.meanwhile.blocks == len(OTHERS) + len(HASHES)
+
+
 def test_requests_that_cannot_be_judged(tmp_path: Path) -> None:
     """Each with its sentence: unknown, without a token, an excerpt."""
     it = Scene()
@@ -181,7 +198,7 @@ def test_it_is_the_naive_count(tmp_path: Path, seed: int) -> None:
     """Causes to the block; each removed copy with its worker, its last user, the room that it gave, and all blocks that
     were stored meanwhile."""
     options = Options(
-        workers=3, engine=replace(ENGINE, capacity_blocks=40), replicas=2, lag_ms=200, failures_per_hour=400, seed=seed
+        workers=3, engine=replace(ENGINE, capacity_blocks=32), replicas=2, lag_ms=200, failures_per_hour=400, seed=seed
     )
     arrivals = with_sessions(families(120, every_us=60_000, output_tokens=60))
     simulate(options, arrivals, archive=tmp_path / "log")

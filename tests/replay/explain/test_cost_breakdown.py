@@ -18,11 +18,11 @@ from core.ids import RequestId, WorkerId
 from core.prompt import Prompt
 from core.settings import RoutingSettings
 from core.subjects import LOAD, ROUTING
-from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS
+from projections.policy.cost import FIRST_ACTIVE_TIMES, FIRST_ACTIVE_TOKENS, TURNOVER_TIMES
 from projections.policy.decide import decide, record
 from projections.policy.load_time import LoadTime
 from projections.policy.prefill_time import PrefillTime
-from projections.policy.rules import FIRST_ACTIVE_VERSION
+from projections.policy.rules import FIRST_ACTIVE_VERSION, TURNOVER_VERSION
 from projections.policy.view import RouteRequest
 from replay.explain.explain import explain
 from replay.explain.explanation import AttemptExplanation
@@ -85,7 +85,7 @@ def test_every_cost_is_the_sum_of_what_is_said(tmp_path: Path, routing: RoutingS
     """Of a whole simulated run, folded and as recorded: term by term as the form has it, in whole microseconds."""
     arrivals = families(60, every_us=8_000 if routing.holds else 20_000)
     simulate(Options(workers=2, engine=ENGINE, routing=routing), arrivals, archive=tmp_path / "log")
-    sources, held = set(), 0
+    sources, held, pushing = set(), 0, 0
     with Recording.open(tmp_path / "log", KEY) as recording:
         for tried in recording.requests.between():
             folded, plain = (explain(recording, tried.request, whole=whole).attempts[-1] for whole in (True, False))
@@ -95,10 +95,12 @@ def test_every_cost_is_the_sum_of_what_is_said(tmp_path: Path, routing: RoutingS
             assert folded.estimates.exact
             sources.add(folded.estimates.source)
             held += sum(row.timed is not None and row.timed.held_ms > 0 for row in folded.candidates)
+            pushing += any(row.turnover_cost > 0 for row in folded.candidates)
             for attempt in (folded, plain):
                 check_costs(attempt)
     assert sources == ({"set"} if routing.prefill_us_per_token_m else {"default", "learned"})
     assert (held > 0) == routing.holds
+    assert (pushing > 0) == (routing.policy == "time")
 
 
 def check_costs(attempt: AttemptExplanation) -> None:
@@ -122,8 +124,9 @@ def check_costs(attempt: AttemptExplanation) -> None:
         terms = (
             own * own_us // 1000, wait_us, per_block_ns * blocks // 1000,
             request * own_us * row.active_requests // 1000,
+            round(64 * row.timed.turnover) * round(estimates.turnover_times) * own_us // 64,
         )  # fmt: skip
-        parts = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost)
+        parts = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost, row.turnover_cost)
         assert tuple(map(in_us, parts)) == terms
         assert sum(terms) == in_us(row.cost)
 
@@ -187,6 +190,52 @@ def test_first_active_tokens_are_taken_apart(tmp_path: Path, *, whole: bool) -> 
         said = f"in active blocks, {times} * 0.484375 for the first {tokens}"
         assert (said in text) == (name == "r")
     assert costs["before", "b"] < costs["r", "b"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_prompt_pushes_out_is_taken_apart(tmp_path: Path, *, whole: bool) -> None:
+    """By the formula of `EstimateBasis`, from the log and from the record alone. A decision of version 7, and one
+    before any worker had more turnover than the other, have no such term."""
+    it = staged()
+    for worker in (A, B):
+        it.say(LOAD, worker, load(turnover=10))
+    it.route("alike", ASKED)
+    it.tell(finished("alike"))
+    it.say(LOAD, A, load(turnover=26))
+    it.route("before", ASKED, version=TURNOVER_VERSION - 1)
+    it.tell(finished("before"))
+    it.route("r", ASKED)
+    costs = {}
+    for name in ("alike", "before", "r"):
+        attempt = explain_last(it, tmp_path, name, whole=whole)
+        found = attempt.estimates
+        assert found is not None and found.exact
+        assert found.turnover_times == (TURNOVER_TIMES if name == "r" else 0)
+        for row in attempt.candidates:
+            assert row.timed is not None and row.timed.own_ms is not None
+            share = 16 / 64 if (name, row.name) == ("r", "a") else 0
+            assert row.timed.turnover == share
+            assert in_us(row.turnover_cost) == int(found.turnover_times * share * in_us(row.timed.own_ms))
+            terms = (row.prefill_cost, row.wait_cost, row.decode_cost, row.request_cost, row.turnover_cost)
+            assert sum(map(in_us, terms)) == in_us(row.cost)
+            costs[name, row.name] = row.cost
+        with it.recording(tmp_path / f"again {name}") as recording:
+            text = " ".join(render(explain_text(explain(recording, name, whole=whole))).split())
+        said = f"+ {TURNOVER_TIMES} * prefill * how much more of the cache prompts filled of late than elsewhere"
+        assert (said in text, "+ pushed out" in text) == (name == "r", name == "r")
+    assert costs["before", "a"] < costs["r", "a"]
+    assert costs["before", "b"] == costs["r", "b"]
+
+
+def test_less_turnover_is_a_reason(tmp_path: Path) -> None:
+    """The explanation says by how much the chosen worker pushes out less."""
+    it = staged(own_weight=1)
+    it.say(LOAD, A, load(turnover=64))
+    assert it.route("r", ASKED).worker == B
+    attempt = explain_last(it, tmp_path)
+    row = next(row for row in attempt.candidates if row.name == "a")
+    assert row.turnover_cost > 0
+    assert "pushes out less" in attempt.why
 
 
 def test_what_was_learned_is_named(tmp_path: Path) -> None:

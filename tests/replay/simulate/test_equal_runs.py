@@ -36,16 +36,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "least loaded": {"routing": RoutingSettings(policy="least-loaded"), "replicas": 2, "lag_ms": 50},
 }
 DIGESTS: dict[str, str] = {
-    "time": "77bd83b772858f54eaaaf192e8fc8676",
-    "two that lag": "8243e075cbead25b64ff7588a8b7eec7",
-    "workers that fail": "8fd201c3e6802add79406ac7c2c0ea14",
-    "twenty workers": "b42c66d81ee018af4322bf92131a3dc5",
-    "prefill workers": "1e2b60a5ee0e031d5b2c1180969aa5ee",
-    "closed loop": "c73b455614446a4c9fef5555b064d1f5",
-    "kv": "9476fdd6a22a8c47b02fbe19786e95d1",
-    "host tier": "1ab73124b217a93654263323015d4182",
-    "approximate": "299f537b50d12b226b4d42fa15903ca1",
-    "least loaded": "d2afa34b31dafbb3f482f0adff5cf60c",
+    "time": "63de3fc33ea9a14b4ae179280b8c506d",
+    "two that lag": "0788e6e35a7b8b8e1035ff066450e5cc",
+    "workers that fail": "bdb97bd9d378e3d815aa24bbf9f489b0",
+    "twenty workers": "bbfa5e926abcbd2e9cfa08713919dd1d",
+    "prefill workers": "392338dc71c57daae0d067cad3d13099",
+    "closed loop": "630beda2db42c3ad77ad837e7b7a1b82",
+    "kv": "90ec271ad01827f9e0f7b1eac9a4e4ae",
+    "host tier": "eba18b9593a1a3034cd8497400f110dc",
+    "approximate": "56ccb580b38f9a723054225b4d05a892",
+    "least loaded": "4fa8619dff2242315e5999f9e44f3175",
 }
 
 

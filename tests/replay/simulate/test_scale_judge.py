@@ -21,7 +21,7 @@ from tests.fixtures.eventually import eventually
 from tests.projections.scaling.demands import CAPACITY, cell, inputs, poisson, rolled
 
 SETTINGS = ScaleSettings(judge=ON, ttft_ms=600)
-DIGEST = "bcaefe24980da5521babacd2d72c34fa"
+DIGEST = "6da050b1267535ac5e636d0c024d9d37"
 """Of the judgement of `plan()` by JUDGE_VERSION. Another one needs a new version: recorded answers rest on it."""
 BOUNDED = """
 from replay.simulate import scale_judge as program

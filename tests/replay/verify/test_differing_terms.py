@@ -114,6 +114,12 @@ def see_reuse(monkeypatch: pytest.MonkeyPatch, found: dict[str, int]) -> None:
     monkeypatch.setitem(RULES, DECIDE_VERSION, rules)
 
 
+def see_turnover(monkeypatch: pytest.MonkeyPatch, found: dict[str, int]) -> None:
+    """A bug: the rules see so much more turnover on these workers."""
+    rules = RULES[DECIDE_VERSION]._replace(turnover=lambda *_: {WorkerId(each): found[each] for each in found})
+    monkeypatch.setitem(RULES, DECIDE_VERSION, rules)
+
+
 def cached(it: Candidate) -> Candidate:
     return it._replace(overlap=tuple(depth + 1 for depth in it.overlap))
 
@@ -199,6 +205,82 @@ def test_only_a_lost_report_excuses_what_talks_reuse(
         assert (found.different, sum(found.not_judged.values())) == ((0, 1) if is_excused else (1, 0))
         terms = [(each.term, each.term_worker, each.term_recorded, each.term_recomputed) for each in found.differences]
         assert terms == [("reuse", worker, 0, 900)] * found.different
+
+
+@pytest.mark.parametrize("gap", [lost_cache, lost_report, lost_request, None])
+@pytest.mark.parametrize("worker", [A, B])
+def test_a_lost_report_of_any_worker_excuses_turnover(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap: Callable[[Stage], None] | None, worker: str
+) -> None:
+    """A report of A changes by how much B has more. Other gaps excuse none."""
+    stage.settings(RoutingSettings())
+    if gap is None:
+        stage.route("x", ASKED)
+    else:
+        gap(stage)
+    see_turnover(monkeypatch, {worker: 30})
+    found = verified(stage, tmp_path)
+    is_excused = gap is lost_report
+    assert (found.different, sum(found.not_judged.values())) == ((0, 1) if is_excused else (1, 0))
+    terms = [(each.term, each.term_worker, each.term_recorded, each.term_recomputed) for each in found.differences]
+    assert terms == [("turnover", worker, 0, 30)] * found.different
+
+
+@pytest.mark.parametrize("lost", [A, B, ""])
+def test_turnover_follows_from_the_log_but_for_lost_reports(stage: Stage, tmp_path: Path, lost: str) -> None:
+    """Without the report of one worker, the difference of another one is excused; with all of them the decision is
+    verified."""
+    stage.settings(RoutingSettings())
+    seqs = {each: stage.say(LOAD, each, load(turnover=turnover)) for each, turnover in ((A, 50), (B, 20))}
+    event = stage.route("x", ASKED)
+    at = from_column(event.candidates).index(A)
+    assert event.columns["turnover"] == tuple(23 * (place == at) for place in range(2))
+    for each in (A, B):
+        stage.say(LOAD, each, load(turnover=60))
+    found = verified(stage, tmp_path, {(LOAD, seqs[lost])} if lost else set())
+    assert found.different == 0
+    assert (found.verified, sum(found.not_judged.values())) == ((0, 1) if lost else (1, 0))
+
+
+@pytest.mark.parametrize("term", ["turnover", "cost"])
+def test_a_wrong_turnover_or_its_cost_is_a_difference(stage: Stage, tmp_path: Path, term: str) -> None:
+    """The log has all reports, and another number than the record."""
+    stage.settings(RoutingSettings())
+    stage.say(LOAD, A, load(turnover=50))
+    event = stage.decided("x", ASKED)
+    at = from_column(event.candidates).index(A)
+    column = [*event.columns[term]]
+    column[at] += 1
+    stage.tell(structs.replace(event, columns={**event.columns, term: tuple(column)}))
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (1, {})
+    assert [(each.term, each.term_worker) for each in found.differences] == [(term, A)]
+
+
+def test_a_candidate_that_is_missing_excuses_turnover(stage: Stage, tmp_path: Path) -> None:
+    """The log lacks the start of the third worker, which had the least."""
+    stage.settings(RoutingSettings())
+    gone = stage.say(KV, C, joined("third"))
+    for worker, turnover in ((A, 50), (B, 50), (C, 45)):
+        stage.say(LOAD, worker, load(turnover=turnover))
+    assert any(stage.route("x", ASKED).columns["turnover"])
+    found = verified(stage, tmp_path, {(KV, gone)})
+    assert (found.different, sum(found.not_judged.values())) == (0, 1)
+
+
+@pytest.mark.parametrize("stream", [KV, LOAD])
+def test_a_lost_epoch_of_loads_excuses_turnover(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: StreamName
+) -> None:
+    """Two replicas name it. One of a cache stream excuses it, too: no worker is there without that."""
+    stage.settings(RoutingSettings())
+    stage.settings(RoutingSettings(), S)
+    for replica in (R, S):
+        event = stage.decided(f"x-{replica}", ASKED, replica=replica)
+        stage.tell(structs.replace(event, cursor={**event.cursor, stream: (7, 5)}), replica=replica)
+    see_turnover(monkeypatch, {B: 30})
+    found = verified(stage, tmp_path)
+    assert (found.different, found.not_judged) == (0, {"replaced": 2})
 
 
 @pytest.mark.parametrize("bug", ["", "cost", "max"])

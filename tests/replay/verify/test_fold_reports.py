@@ -8,14 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from core.block_spans import single
-from core.codec import digest
+from core.codec import DIGEST_BYTES, digest
 from core.events import ReplicaLeft
-from core.ids import StreamSeq, WorkerId
+from core.ids import COLUMN_WIDTH, StreamSeq, WorkerId
 from core.settings import RoutingSettings
+from core.subjects import LOAD
+from projections.digest import TURNOVER_VERSION
 from projections.folds.state import POINTS_KEPT
 from replay.playback.fold_reports import FoldDifference
 from replay.verify.verify import VerifyResult, verify
-from tests.projections.facts import prompt, restated, stored
+from tests.projections.facts import load, prompt, restated, stored
 from tests.replay.staged import KEY, KV, A, B, R, S, Stage
 
 ASKED = prompt(1, 2, 3)
@@ -114,3 +116,20 @@ def test_a_fold_of_what_is_not_here(stage: Stage, tmp_path: Path) -> None:
     stage.tell(replace(told, points=beyond), replace(told, points=another), replica=S)
     stage.tell(replace(told, fold_version=told.fold_version + 1), replica=S)
     assert verified(stage, tmp_path).folds.compared == 0
+
+
+@pytest.mark.parametrize("reported", ["turnover", "reuse_rate", ""])
+def test_a_fold_of_an_earlier_version_is_compared_while_no_turnover_is_reported(
+    stage: Stage, tmp_path: Path, reported: str
+) -> None:
+    """Version 6 lacks turnovers, and has reuse rates."""
+    stage.say(LOAD, A, load(turnover=5 * (reported == "turnover"), reuse_rate=5 * (reported == "reuse_rate")))
+    stage.route("one", ASKED)
+    told = stage.report(S)
+    last = told.points[LOAD]
+    wrong_loads = replace(last, seqs=last.seqs[-1:], digests=bytes(COLUMN_WIDTH), heads=last.heads[-DIGEST_BYTES:])
+    stage.tell(replace(told, fold_version=TURNOVER_VERSION - 1, points={LOAD: wrong_loads}), replica=S)
+    folds = verified(stage, tmp_path).folds
+    assert (folds.compared, folds.different) == ((0, 0) if reported == "turnover" else (1, 1))
+    stage.tell(replace(told, points={LOAD: wrong_loads}), replica=S)
+    assert verified(stage, tmp_path).folds.different == folds.different + 1

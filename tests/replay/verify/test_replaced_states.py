@@ -30,6 +30,7 @@ from tests.replay.verify.test_differing_terms import (
     lose,
     plant,
     see_reuse,
+    see_turnover,
     verified,
     waiting,
     written,
@@ -109,6 +110,29 @@ def test_a_load_report_that_was_sent_again_explains_its_reuse_rate(
     found = verified(stage, tmp_path)
     assert (found.different, found.not_judged) == ((0, {"replaced": 1}) if rate == 700 else (1, {}))
     assert [each.term for each in found.differences] == ["reuse" if shown > 1 else "reuse_max"] * found.different
+
+
+@pytest.mark.parametrize("stream", [LOAD, KV])
+@pytest.mark.parametrize("worker", [A, B])
+def test_a_replaced_load_history_explains_turnover(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, stream: StreamName
+) -> None:
+    """That of any worker, since turnovers count against each other. A replaced history of the cache explains none."""
+    stage.settings(RoutingSettings())
+    again = stage.sealed(LOAD, A, load(turnover=50)) if stream == LOAD else stage.sealed(KV, A, stored(70))
+    stage.store(stream, A, again)
+    see_turnover(monkeypatch, {worker: 30})
+    stage.route("x", ASKED)
+    monkeypatch.undo()
+    stage.frames[stream].pop()
+    stage._records = [it for it in stage._records if it.stream != stream or it.seq <= len(stage.frames[stream])]
+    stage.say(stream, B, load(0) if stream == LOAD else stored(72))
+    stage.store(stream, A, again)
+    lose(stage, KV, B)
+    stage.say(KV, B, stored(71))
+    found = verified(stage, tmp_path)
+    assert (found.different, sum(found.not_judged.values())) == ((0, 1) if stream == LOAD else (1, 0))
+    assert [each.term for each in found.differences] == ["turnover"] * found.different
 
 
 @pytest.mark.parametrize("has_reported", [True, False])
