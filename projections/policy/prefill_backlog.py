@@ -44,7 +44,8 @@ class PrefillBacklog(NamedTuple):
     prices_first_active: bool = True
     """The first active tokens cost more among talks. Rules before version 7 have one price for all."""
     turnover: Mapping[WorkerId, int] = MappingProxyType({})
-    """The turnover of a worker beyond that of others, in 64ths (`projections.policy.cost.excess_turnover`); nothing for 0. Rules before version 8 read none."""
+    """The turnover of a worker beyond that of others, in 64ths (`projections.policy.cost.excess_turnover`); nothing
+    for 0. Rules before version 8 read none."""
 
     @staticmethod
     def of(
