@@ -264,7 +264,8 @@ def _other_order(*given: object) -> list[ScoredCandidate]:
 
 def _is_far_below(at: RecordedDecision) -> bool:
     """A candidate has so little turnover that it counts as more."""
-    excess = decide(at.view, at.request, at.settings, at.event.now_ms, at.event.seed).backlog.turnover
+    asked, version = (at.view, at.request, at.settings, at.event.now_ms, at.event.seed), at.event.decide_version
+    excess = decide(*asked, version=version).backlog.turnover
     reported = at.view.state.loads.turnover
     least = min((reported.get(WorkerId(worker), 0) for worker in from_column(at.event.candidates)), default=0)
     return any(reported[worker] - more > least for worker, more in excess.items())
