@@ -30,37 +30,58 @@ class RecentSizes:
     def __init__(self, requests: int, seconds: int) -> None:
         """The last so many requests count, with the others of their event, and others of so many seconds."""
         self._least, self._window_ms = requests, seconds * MILLI
-        self._kept: deque[_SizesEvent] = deque()
+        self._kept: deque[SizesEvent] = deque()
         """Oldest first."""
         self._requests = 0
         """Of these events."""
-        self._cells: tuple[DemandCell, ...] | None = ()
-        """The result; None where it is not up to date."""
+        self._summed: deque[SizesEvent] = deque()
+        """The newest ones, whose requests count. Some of them may be kept no more …"""
+        self._unsummed = 0
+        """… and so many newer ones are not yet in the sums."""
+        self._sums: dict[tuple[int, int], list[int]] = {}
+        """Sums of these events by class …"""
+        self._cells: tuple[DemandCell, ...] = ()
+        """… and the result."""
 
     def __repr__(self) -> str:
         return f"<RecentSizes of {self._requests} requests>"
 
     @property
     def cells(self) -> tuple[DemandCell, ...]:
-        """Each class once, in their order. O(cells of all events) once behind each event; 4 ms for an hour of them."""
-        if self._cells is None:
-            sums: dict[tuple[int, int], list[int]] = {}
-            for event in islice(reversed(self._kept), self._alike()):
-                for key, values in event.cells:
-                    found = sums.setdefault(key, [0, 0, 0, 0])
-                    for place, value in enumerate(values):
-                        found[place] += value
-            self._cells = tuple(DemandCell(*found) for _, found in sorted(sums.items()))
+        """Each class once, in their order. O(classes + cells of the events that came or went) once behind events."""
+        if not self._unsummed:
+            return self._cells
+        counted = self._alike()
+        newest = list(islice(reversed(self._kept), counted))
+        while self._summed and len(self._summed) + self._unsummed > counted:
+            self._take(self._summed.popleft(), -1)
+        for event in newest[: self._unsummed][::-1]:
+            self._summed.append(event)
+            self._take(event, 1)
+        for event in newest[len(self._summed) :]:
+            self._summed.appendleft(event)
+            self._take(event, 1)
+        self._unsummed = 0
+        self._cells = tuple(DemandCell(*found) for _, found in sorted(self._sums.items()))
         return self._cells
 
-    def add(self, at_ms: int, cells: tuple[DemandCell, ...]) -> None:
-        """One event more; the oldest ones beyond the bounds count no more. O(cells)."""
-        event = _SizesEvent.of(at_ms, cells)
+    def _take(self, event: SizesEvent, sign: int) -> None:
+        """The event is in the sums, or with a negative sign in them no more."""
+        for key, values in event.cells:
+            found = self._sums.setdefault(key, [0, 0, 0, 0])
+            for place, value in enumerate(values):
+                found[place] += sign * value
+            if not found[0]:
+                del self._sums[key]
+
+    def add(self, event: SizesEvent) -> None:
+        """One event more; the oldest ones beyond the bounds count no more. O(1)."""
         self._kept.append(event)
+        self._unsummed += 1
         self._requests += event.requests
-        while self._kept[0].at_ms <= at_ms - self._window_ms and self._requests - self._kept[0].requests >= self._least:
+        first_ms = event.at_ms - self._window_ms
+        while self._kept[0].at_ms <= first_ms and self._requests - self._kept[0].requests >= self._least:
             self._requests -= self._kept.popleft().requests
-        self._cells = None
 
     def _alike(self) -> int:
         """The number of the newest events whose requests count."""
@@ -76,7 +97,7 @@ class RecentSizes:
         return found
 
 
-class _SizesEvent(NamedTuple):
+class SizesEvent(NamedTuple):
     """Sizes of one period."""
 
     at_ms: int
@@ -87,10 +108,10 @@ class _SizesEvent(NamedTuple):
     output: int
 
     @staticmethod
-    def of(at_ms: int, cells: tuple[DemandCell, ...]) -> _SizesEvent:
+    def of(at_ms: int, cells: tuple[DemandCell, ...]) -> SizesEvent:
         """Of the period that ended then."""
         classes = [size_classes(it.uncached_tokens // it.count, it.output_tokens // it.count) for it in cells]
-        return _SizesEvent(
+        return SizesEvent(
             at_ms,
             tuple(zip(classes, map(astuple, cells), strict=True)),
             sum(it.count for it in cells),

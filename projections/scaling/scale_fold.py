@@ -22,7 +22,7 @@ from core.events.scale import (
 )
 from projections.scaling.forecast import RateHistory
 from projections.scaling.queue_model import ALL_BP, ARRIVALS_S, MILLI
-from projections.scaling.recent_sizes import RecentSizes
+from projections.scaling.recent_sizes import RecentSizes, SizesEvent
 from projections.scaling.scale_decision import BUDGET, FleetCounts, RequiredWorkers, ScaleInputs
 from projections.scaling.scale_rules import RULES
 from projections.scaling.scale_settings import ScaleSettings
@@ -143,8 +143,9 @@ class ScaleFold:
         while self._demand[0].at_ms <= event.at_ms - KEPT_S * MILLI:
             self._demand.popleft()
         if event.cells:
+            ended = SizesEvent.of(event.at_ms, event.cells)
             for sizes in self._sizes.values():
-                sizes.add(event.at_ms, event.cells)
+                sizes.add(ended)
 
     def _is_gap(self, at_ms: int) -> bool:
         """True if decisions are missing between the last one and that time."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from core.events.scale import DemandCell
 from projections.scaling.queue_model import ALL_BP
-from projections.scaling.recent_sizes import ALIKE_BP, RecentSizes
+from projections.scaling.recent_sizes import ALIKE_BP, RecentSizes, SizesEvent
 from projections.scaling.request_demand import size_classes
 from tests.projections.scaling.demands import START_MS, cell
 
@@ -22,8 +22,12 @@ def sizes(minutes: Sequence[tuple[DemandCell, ...]], requests: int = REQUESTS, s
     """One event a minute."""
     found = RecentSizes(requests, seconds)
     for number, cells in enumerate(minutes):
-        found.add(START_MS + number * MINUTE_MS, cells)
+        found.add(minute(number, cells))
     return found
+
+
+def minute(number: int, cells: tuple[DemandCell, ...]) -> SizesEvent:
+    return SizesEvent.of(START_MS + number * MINUTE_MS, cells)
 
 
 def requests(found: RecentSizes) -> int:
@@ -118,12 +122,13 @@ def brute_force(minutes: Sequence[tuple[DemandCell, ...]]) -> list[DemandCell]:
 CELLS = st.builds(cell, st.integers(1, 2500), st.integers(0, 6000), st.integers(1, 400))
 
 
-@given(st.lists(st.lists(CELLS, min_size=1, max_size=3).map(tuple), max_size=75))
-def test_sums_are_those_of_the_plain_form(minutes: Sequence[tuple[DemandCell, ...]]) -> None:
-    """Also where the result is asked for after each event."""
-    found = RecentSizes(REQUESTS, HOUR_S)
-    for number, cells in enumerate(minutes):
-        found.add(START_MS + number * MINUTE_MS, cells)
-        assert sum(each.count for each in found.cells) > 0
+@given(st.lists(st.tuples(st.lists(CELLS, min_size=1, max_size=3).map(tuple), st.booleans()), max_size=75))
+def test_sums_are_those_of_the_plain_form(given: Sequence[tuple[tuple[DemandCell, ...], bool]]) -> None:
+    """Also where the result was asked for behind some of the events."""
+    found, minutes = RecentSizes(REQUESTS, HOUR_S), [cells for cells, _ in given]
+    for number, (cells, is_asked) in enumerate(given):
+        found.add(minute(number, cells))
+        if is_asked:
+            assert found.cells == found.cells == sizes(minutes[: number + 1]).cells
 
-    assert [*found.cells] == brute_force(minutes)
+    assert list(found.cells) == list(sizes(minutes).cells) == brute_force(minutes)
