@@ -128,7 +128,7 @@ def _judgement(value: ScaleJudgement) -> dict[str, Any]:
 
 def _rows(value: tuple[msgspec.Struct, ...]) -> list[Any]:
     shown = [msgspec.structs.asdict(row) for row in value]
-    return [{name: each for name, each in row.items() if each is not msgspec.UNSET} for row in shown]
+    return [{name: each for name, each in row.items() if each not in {None, msgspec.UNSET}} for row in shown]
 
 
 _SHOWN: dict[str, Callable[[Any], Any]] = {

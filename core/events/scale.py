@@ -20,7 +20,7 @@ from msgspec import UNSET, UnsetType
 from core.events.base import EventBase
 from core.events.kv import DECODE
 
-SCALE_VERSION = 5
+SCALE_VERSION = 6
 """Version of the rules by which this program sizes a fleet."""
 JUDGE_VERSION = 4
 """Version of the simulations that judge a number of workers (`replay.simulate.scale_judge`)."""
@@ -185,6 +185,9 @@ class ScaleCandidate(msgspec.Struct, frozen=True, array_like=True):
     resident_tokens: int
     """Tokens that decoding requests hold in a worker's cache: those of the expected ones, or of those that run now if
     these hold more."""
+    eased_bp: int | None = None
+    """Requests within eased bounds (`projections.scaling.queue_model`). None where the goal is within reach, and by
+    rules before version 6."""
 
 
 class ScaleForecast(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,7 +256,8 @@ class ScaleDecided(EventBase, frozen=True):
     """Attainment of a fleet without any wait."""
     goal_bp: int
     """The attainment that was sought: that of the settings, or a little below the ceiling. Up to two percent less where
-    earlier requests attained more than was asked."""
+    earlier requests attained more than was asked. Below the ceiling, that of the settings was sought by eased
+    bounds, too."""
     required: int
     """The fewest workers that reach it; if they are fewer than the last target, those that also reach it at a somewhat
     higher rate."""
@@ -275,6 +279,11 @@ class ScaleDecided(EventBase, frozen=True):
     judged: ScaleJudgement | UnsetType = UNSET
     """The judge's answer or absence since the decision before. Left out where there is none. An answer counts for
     later decisions, too (`projections.scaling.scale_decision.fewest_judged`)."""
+
+    @property
+    def is_eased(self) -> bool:
+        """The goal is out of reach, so predictions by eased bounds count, too."""
+        return any(each.eased_bp is not None for each in self.candidates)
 
 
 class ScaleApplied(EventBase, frozen=True):

@@ -7,6 +7,7 @@ demand like `QueueModel`, of the same arrivals, without decode steps.
 2. Requests whose prompt a decode worker computes take no time here, and count as in time. So a prediction is a
    share of all requests, as that of decode workers is, and the misses of both add up.
 3. Prompts are computed one after another: no request holds room in the cache for longer than that.
+4. By eased bounds, a prompt that no worker computes in time may wait for as long as the settings allow the first token.
 
 Integers throughout: equal inputs give equal predictions anywhere. More arrivals never raise a prediction.
 """
@@ -24,6 +25,7 @@ from projections.scaling.queue_model import (
     BUSY_MAX_BP,
     MILLI,
     US_PER_S,
+    eased_us,
     prompt_times,
     sampled_arrivals,
     size_classes,
@@ -44,7 +46,9 @@ class PrefillQueueModel:
         """As of `QueueModel`; the cells are those of prefill workers."""
         self._capacity = capacity
         transfer_us = 0 if capacity.transfer_us is UNSET else capacity.transfer_us
-        self._bound_us = max(0, settings.ttft_ms * MILLI - transfer_us)
+        self._wait_us = settings.ttft_ms * MILLI
+        """The wait of a prompt that no worker computes within the bound."""
+        self._bound_us = max(0, self._wait_us - transfer_us)
         self._arrivals = sampled_arrivals(demand)
         self._sizes = size_classes(cells, len(self._arrivals.offsets_us))
         self._works: dict[int, list[int]] = {}
@@ -63,24 +67,28 @@ class PrefillQueueModel:
         work_us = self._work(hit_bp, now_hit_bp)
         return sum(each_us <= self._bound_us for each_us in work_us) * ALL_BP // len(work_us)
 
-    def predict(self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int) -> ScaleCandidate:
-        """The prediction for so many workers and arrivals, in thousandths a second. O(SAMPLE log SAMPLE)."""
+    def predict(
+        self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int, *, is_eased: bool = False
+    ) -> ScaleCandidate:
+        """The prediction for so many workers and arrivals, in thousandths a second. With `is_eased`, that by eased
+        bounds is in it, too. O(SAMPLE log SAMPLE)."""
         work_us = self._work(hit_bp, now_hit_bp)
         count = len(work_us)
         busy_bp = rate_m * sum(work_us) * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
-            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
+            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0, 0 if is_eased else None)
         part, _, times_us = self._arrivals.times(workers, rate_m)
-        free_us, attained = [0] * part, 0
+        free_us, attained, eased = [0] * part, 0, 0
         for at_us, each_us in zip(times_us, work_us, strict=True):
             if not each_us:
-                attained += 1
+                attained, eased = attained + 1, eased + 1
                 continue
             done_us = max(at_us, free_us[0]) + each_us
             heapreplace(free_us, done_us)
             attained += done_us - at_us <= self._bound_us
-        attained_bp = attained * ALL_BP // count
-        return ScaleCandidate(workers, rate_m, attained_bp, attained_bp, ALL_BP, busy_bp, 0, 0)
+            eased += done_us - at_us <= eased_us(each_us, self._bound_us, self._wait_us)
+        attained_bp, eased_bp = attained * ALL_BP // count, eased * ALL_BP // count if is_eased else None
+        return ScaleCandidate(workers, rate_m, attained_bp, attained_bp, ALL_BP, busy_bp, 0, 0, eased_bp)
 
     def _work(self, hit_bp: int, now_hit_bp: int) -> list[int]:
         """Duration of each request's passes, at another hit rate; 0 without a prompt for prefill workers."""

@@ -12,9 +12,11 @@ The trend of the rate is taken out of the bursts: it stands in the expected rate
    workers in turn, but for those that follow their cached prompts (`Lanes`).
 3. Workers whose requests do not fit into cache or slots attain nothing: the requests that run now count, too, since a
    fleet that shrinks hands them over.
-4. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
+4. Eased bounds ask for what a fleet can change. A first token that no worker gives in time may take the bound longer
+   than it does alone, and where no step is short enough, the time between tokens does not count.
+5. For one number of workers, more arrivals never raise the prediction: every time between arrivals shrinks, and every
    duration grows.
-5. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
+6. A large fleet is split: a part of the workers gets its share of the arrivals. So a prediction costs
    O(SAMPLE log SAMPLE) at any rate.
 
 Integers throughout: equal inputs give equal predictions anywhere.
@@ -170,7 +172,7 @@ class PromptTime(NamedTuple):
     """… and their number."""
 
 
-class _Work(NamedTuple):
+class Work(NamedTuple):
     """Columns over the sample's requests: the work of computing their prompts."""
 
     computed_us: list[int]
@@ -212,7 +214,7 @@ class QueueModel:
         """Tokens that a request holds while it decodes."""
         self._decode_steps = DecodeSteps(capacity, self._each_tokens)
         self._running = demand[-1].running if demand else 0
-        self._works: dict[int, _Work] = {}
+        self._works: dict[int, Work] = {}
         """By the hit rate that the prompts would have."""
 
     def __repr__(self) -> str:
@@ -225,39 +227,61 @@ class QueueModel:
 
     def ceiling_bp(self, hit_bp: int, now_hit_bp: int) -> int:
         """The attainment without waits and other requests, at the best hit rate that is known."""
-        computed_us, passes, _ = self._work(hit_bp, now_hit_bp)
-        step_us = self._capacity.decode_us[0]
+        alone_us = self._alone_us(self._work(hit_bp, now_hit_bp))
         bound_us = self._settings.ttft_ms * MILLI
-        can = step_us <= self._settings.itl_ms * MILLI
         reached = sum(
-            work_us + count * step_us <= bound_us and (can or output < 2)
-            for work_us, count, output in zip(computed_us, passes, self._sizes.outputs, strict=True)
+            each_us <= bound_us and (self._can_step or output < 2)
+            for each_us, output in zip(alone_us, self._sizes.outputs, strict=True)
         )
-        return reached * ALL_BP // len(passes)
+        return reached * ALL_BP // len(alone_us)
 
-    def predict(self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int) -> ScaleCandidate:
+    @property
+    def _can_step(self) -> bool:
+        """The bound of the time between tokens allows a step without other requests."""
+        return self._capacity.decode_us[0] <= self._settings.itl_ms * MILLI
+
+    def _alone_us(self, work: Work) -> list[int]:
+        """Of each request, the time until its first token without waits and other requests."""
+        step_us = self._capacity.decode_us[0]
+        return [work_us + count * step_us for work_us, count in zip(work.computed_us, work.passes, strict=True)]
+
+    def predict(
+        self, workers: int, rate_m: int, hit_bp: int, now_hit_bp: int, *, is_eased: bool = False
+    ) -> ScaleCandidate:
         """The prediction for so many workers and arrivals, in thousandths a second. The sample's prompts were cached to
-        `now_hit_bp`, and would be to `hit_bp`."""
-        computed_us, passes, total_us = self._work(hit_bp, now_hit_bp)
-        count = len(computed_us)
-        busy_bp = rate_m * total_us * ALL_BP // (count * workers * US_PER_S * MILLI)
+        `now_hit_bp`, and would be to `hit_bp`. With `is_eased`, that by eased bounds is in it, too."""
+        work = self._work(hit_bp, now_hit_bp)
+        count, none_bp = len(work.passes), 0 if is_eased else None
+        busy_bp = rate_m * work.total_us * ALL_BP // (count * workers * US_PER_S * MILLI)
         if busy_bp > BUSY_MAX_BP:
-            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0)
+            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, 0, 0, none_bp)
         step_us, expected = self._step(workers, rate_m, busy_bp)
         each_tokens = self._each_tokens
         resident = max(expected, -(-self._running // workers) * each_tokens)
         slots = self._capacity.slots or resident
         if resident > self._capacity.room_tokens or resident > slots * each_tokens:
-            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident)
+            return ScaleCandidate(workers, rate_m, 0, 0, 0, busy_bp, step_us, resident, none_bp)
         part, span_us, times_us = self.times(workers, rate_m)
         round_us = span_us
         if not self._goes_round_whole:
             round_us = times_us[-1] + (times_us[-1] - times_us[0]) // max(1, count - 1) + 1 - times_us[0]
-        first = self._first_tokens(part, times_us, computed_us, passes, step_us)
-        between = self._between_tokens(self._lanes(count, part, hit_bp), times_us, round_us, computed_us, step_us)
+        bound_us = self._settings.ttft_ms * MILLI
+        taken_us = first_tokens_us(part, times_us, work, step_us)
+        first = [each_us <= bound_us for each_us in taken_us]
+        lanes = self._lanes(count, part, hit_bp)
+        between = self._between_tokens(lanes, times_us, round_us, work.computed_us, step_us)
         both = sum(one and other for one, other in zip(first, between, strict=True))
         both_bp, first_bp, between_bp = (each * ALL_BP // count for each in (both, sum(first), sum(between)))
-        return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident)
+        eased_bp = self._eased_bp(work, taken_us, between) if is_eased else None
+        return ScaleCandidate(workers, rate_m, both_bp, first_bp, between_bp, busy_bp, step_us, resident, eased_bp)
+
+    def _eased_bp(self, work: Work, taken_us: Sequence[int], between: Sequence[bool]) -> int:
+        bound_us, can_step = self._settings.ttft_ms * MILLI, self._can_step
+        eased = sum(
+            each_us <= eased_us(alone_us, bound_us, bound_us) and (in_time or not can_step)
+            for each_us, alone_us, in_time in zip(taken_us, self._alone_us(work), between, strict=True)
+        )
+        return eased * ALL_BP // len(taken_us)
 
     def times(self, workers: int, rate_m: int) -> SampleTimes:
         """The sample's arrivals for so many workers, at so many arrivals a second in thousandths."""
@@ -270,14 +294,14 @@ class QueueModel:
         prompts, uncached = ([column[number] for number in it.drawn] for column in (it.prompts, it.uncached))
         return SampleSizes(prompts, uncached, it.outputs)
 
-    def _work(self, hit_bp: int, now_hit_bp: int) -> _Work:
+    def _work(self, hit_bp: int, now_hit_bp: int) -> Work:
         """Of each request, the duration of its passes and their number, at another hit rate."""
         if hit_bp in self._works:
             return self._works[hit_bp]
         classes = prompt_times(self._sizes, self._capacity, hit_bp, now_hit_bp)
         computed_us = [classes[number].us for number in self._sizes.drawn]
         passes = [classes[number].passes for number in self._sizes.drawn]
-        found = self._works[hit_bp] = _Work(computed_us, passes, sum(computed_us))
+        found = self._works[hit_bp] = Work(computed_us, passes, sum(computed_us))
         return found
 
     def _step(self, workers: int, rate_m: int, busy_bp: int) -> tuple[int, int]:
@@ -289,17 +313,6 @@ class QueueModel:
             resident = rate_m * held * token_us // (count * workers * US_PER_S * MILLI)
             step_us = self._decode_steps.us(min(resident, it.room_tokens))
         return step_us, resident
-
-    def _first_tokens(
-        self, part: int, times_us: list[int], computed_us: list[int], passes: list[int], step_us: int
-    ) -> list[bool]:
-        bound_us, free_us = self._settings.ttft_ms * MILLI, [0] * part
-        found: list[bool] = []
-        for at_us, work_us, count in zip(times_us, computed_us, passes, strict=True):
-            done_us = max(at_us, free_us[0]) + work_us + count * step_us
-            heapreplace(free_us, done_us)
-            found.append(done_us - at_us <= bound_us)
-        return found
 
     def _between_tokens(
         self,
@@ -326,6 +339,21 @@ class QueueModel:
                 others_us += sums[bisect_right(times, until_us)]
                 found[number] = not tokens or others_us <= tokens * spare_us
         return found
+
+
+def first_tokens_us(part: int, times_us: list[int], work: Work, step_us: int) -> list[int]:
+    """Of each request, the time until its first token, with so many workers."""
+    free_us, found = [0] * part, list[int]()
+    for at_us, work_us, count in zip(times_us, work.computed_us, work.passes, strict=True):
+        done_us = max(at_us, free_us[0]) + work_us + count * step_us
+        heapreplace(free_us, done_us)
+        found.append(done_us - at_us)
+    return found
+
+
+def eased_us(alone_us: int, bound_us: int, wait_us: int) -> int:
+    """The eased bound of a first token that takes so long alone: where that is longer than the bound, it may wait."""
+    return bound_us if alone_us <= bound_us else alone_us + wait_us
 
 
 def sampled_arrivals(demand: Sequence[DemandRolled]) -> SampledArrivals:

@@ -3,7 +3,7 @@
 1. The demand is the forecast's rate, the present burst if it is higher, and the requests that wait.
 2. A number of workers has a prediction (`projections.scaling.queue_model`). The fewest that reach the goal are
    required; few numbers are tried. Where a fleet without any wait attains less than the goal, the goal is a little
-   below that.
+   below that, and the fleet reaches the first goal by eased bounds (`ScaleRules.eases_bounds`).
 3. The target rises at once, unless the present fleet misses the goal by little (`ScaleRules.hold_bp`). It falls to the
    most workers that were required over `down_window_s`, at a demand that is somewhat higher (`raised_m`): so noise
    turns no worker off and on. Where the forecast lies above the expected demand, the goal is a little lower
@@ -40,7 +40,7 @@ from core.events.scale import (
 )
 from projections.scaling.prefill_queue_model import PrefillQueueModel
 from projections.scaling.queue_model import ALL_BP, MILLI, QueueModel
-from projections.scaling.scale_rules import RULES
+from projections.scaling.scale_rules import RULES, ScaleRules
 from projections.scaling.scale_settings import OFF, ScaleSettings
 
 GOAL, CEILING, MAX, MIN, DOWN_WINDOW, BURST, IDLE, NO_HISTORY, FROM_ZERO, BUDGET, JUDGED = BOUNDS = (
@@ -170,8 +170,8 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         hits = HitRates(inputs.capacity.hits, inputs.cells, fleet.ready)
         ceiling_bp = model.ceiling_bp(hits.now_bp, hits.now_bp)
         if ceiling_bp - CEILING_GAIN_BP < goal.most_bp:
-            goal, bound = goal._replace(most_bp=ceiling_bp - CEILING_GAIN_BP), CEILING
-        search = _Search(model, hits, goal, rules.hold_bp, most, inputs.target, rate_m, expected_m)
+            goal, bound = _below_ceiling(goal, ceiling_bp, rules), CEILING
+        search = _Search(model, hits, goal, rules, most, inputs.target, rate_m, expected_m)
         required, candidates = search.fewest(), search.candidates
         if bound == GOAL and burst_m > inputs.forecast.upper_m:
             bound = BURST
@@ -206,6 +206,14 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
         version=inputs.version,
         judged=UNSET if inputs.answer is None else inputs.answer,
     )
+
+
+def _below_ceiling(goal: Goal, ceiling_bp: int, rules: ScaleRules) -> Goal:
+    """The goal where no fleet attains more than the ceiling."""
+    below_bp = ceiling_bp - CEILING_GAIN_BP
+    if not rules.eases_bounds:
+        return goal._replace(most_bp=below_bp)
+    return goal._replace(most_bp=max(0, below_bp), eased_bp=goal.most_bp)
 
 
 def _judgement(inputs: ScaleInputs) -> ScaleJudgement | None:
@@ -278,12 +286,19 @@ class Goal(NamedTuple):
 
     most_bp: int
     surplus_bp: int = 0
+    eased_bp: int = 0
+    """The attainment that is sought by eased bounds, too; 0 for none."""
 
     def at_bp(self, rate_m: int) -> int:
         """The goal at that demand: below the most, so that the surplus is spent in SPEND_S, and by SPENT_MOST_BP at
         most. It never falls with the demand: the same surplus is more for each request of a quiet time."""
         spent_bp = max(0, self.surplus_bp) * MILLI // (SPEND_S * max(1, rate_m))
         return self.most_bp - min(SPENT_MOST_BP, spent_bp)
+
+    def is_reached(self, found: ScaleCandidate, slack_bp: int) -> bool:
+        """The prediction misses it by at most the slack."""
+        eased_bp = found.attainment_bp if found.eased_bp is None else found.eased_bp
+        return found.attainment_bp >= self.at_bp(found.rate_m) - slack_bp and eased_bp >= self.eased_bp - slack_bp
 
 
 class _Search:
@@ -299,7 +314,7 @@ class _Search:
         model: QueueModel | PrefillQueueModel,
         hits: HitRates,
         goal: Goal,
-        hold_bp: int,
+        rules: ScaleRules,
         most: int,
         present: int,
         rate_m: int,
@@ -307,7 +322,7 @@ class _Search:
     ) -> None:
         """The demand is `rate_m`, and at most `most` workers may be. `present` is the last target, which stays while it
         misses the goal by at most `hold_bp`. A smaller fleet must bear a little more than `expected_m`, too."""
-        self._model, self._hits, self._goal, self._hold_bp = model, hits, goal, hold_bp
+        self._model, self._hits, self._goal, self._rules = model, hits, goal, rules
         self._most, self._present, self._rate_m, self._expected_m = most, present, rate_m, expected_m
         self.candidates: list[ScaleCandidate] = []
         """The predictions so far."""
@@ -350,9 +365,12 @@ class _Search:
             return False
         if workers == self._present and rate_m > self._rate_m:
             return True  # the margin is asked of smaller fleets
-        found = self._model.predict(workers, rate_m, self._hits.of(workers), self._hits.now_bp)
+        hits, goal = self._hits, self._goal
+        found = self._model.predict(workers, rate_m, hits.of(workers), hits.now_bp, is_eased=goal.eased_bp > 0)
         self.candidates.append(found)
-        reaches = found.attainment_bp >= self._goal.at_bp(rate_m) - self._hold_bp * (workers == self._present)
+        reaches = goal.is_reached(found, self._rules.hold_bp * (workers == self._present))
+        if self._rules.eases_bounds and not (found.eased_bp or found.attainment_bp):
+            reaches = False  # it has no time or no room: also a goal of almost nothing is beyond it
         if not reaches:
             self._missed.add(workers)
         return reaches

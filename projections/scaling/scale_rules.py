@@ -40,6 +40,9 @@ class ScaleRules(NamedTuple):
     """The goal is that of the expected demand. A forecast with a quantile lies above it: for each percent of that, so
     many percent more requests may miss the bounds. With any, the margin of a smaller fleet counts from the expected
     demand, until a fall had to be taken back."""
+    eases_bounds: bool
+    """A goal above the ceiling must be reached by eased bounds, too. Workers that attain nothing are never enough. By
+    rules without it, any fleet reaches a ceiling of 0."""
 
     @property
     def sized(self) -> tuple[int, int]:
@@ -56,12 +59,14 @@ _V1 = ScaleRules(
     goes_round_whole=False,
     rests_at_zero=False,
     relaxation=0,
+    eases_bounds=False,
 )
 _V2 = _V1._replace(sized_requests=2048, lanes=lanes_by_caches, hold_bp=100, spends_surplus=True)
 _V3 = _V2._replace(goes_round_whole=True, rests_at_zero=True)
 _V4 = _V3._replace(hold_bp=200, relaxation=2)
 _V5 = _V4._replace(sized_s=3600)
-RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5}
+_V6 = _V5._replace(eases_bounds=True)
+RULES: dict[int, ScaleRules] = {1: _V1, 2: _V2, 3: _V3, 4: _V4, 5: _V5, 6: _V6}
 """By the version that a decision records (`ScaleDecided.version`).
 
 A share of 95 % among 1024 arrivals deviates by 70 hundredths of a percent, and by some more where the sizes are a

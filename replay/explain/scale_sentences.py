@@ -14,7 +14,6 @@ from replay.verify.scale_checks import CUT, ScaleVerdict, differing_field
 
 MILLI = 1000
 _PLAIN_REASONS = {
-    rules.MAX: "more are required, and the settings allow no more (max, devices_max)",
     rules.IDLE: "there is no demand",
     rules.FROM_ZERO: "requests came while there was no worker",
     rules.JUDGED: "the queue predicts that fewer are enough, and the judge's simulations found fewer too few",
@@ -32,10 +31,11 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
             )
             why += _lower_goal(decided, settings)
         case rules.CEILING:
-            why = (
-                f"a fleet without any wait would serve {_share(decided.ceiling_bp)} of requests within the bounds, so "
-                f"{_share(decided.goal_bp)} was sought instead of {settings.attainment:g} %"
-            )
+            why = _ceiling_reason(decided, settings)
+        case rules.MAX:
+            why = "more are required, and the settings allow no more (max, devices_max)"
+            if decided.is_eased:
+                why += f"; {_ceiling_reason(decided, settings)}"
         case rules.BURST:
             why = f"{decided.burst_m / MILLI:.2f} requests a second came in the last moments, which is a burst"
         case rules.MIN:
@@ -50,6 +50,19 @@ def scale_reason(decided: ScaleDecided, settings: ScaleSettings, window: ScaleWi
         case _:
             why = _PLAIN_REASONS.get(decided.bound, decided.bound)
     return f"{_workers(decided.target)}: {why}."
+
+
+def _ceiling_reason(decided: ScaleDecided, settings: ScaleSettings) -> str:
+    """The goal where no fleet reaches the one of the settings."""
+    why = (
+        f"a fleet without any wait would serve {_share(decided.ceiling_bp)} of requests within the bounds, so "
+        f"{_share(decided.goal_bp)} was sought instead of {settings.attainment:g} %"
+    )
+    if decided.is_eased:
+        why += (
+            f"; the goal was sought by eased bounds: waits of at most {settings.ttft_ms} ms, where no worker is faster"
+        )
+    return why
 
 
 def _lower_goal(decided: ScaleDecided, settings: ScaleSettings) -> str:

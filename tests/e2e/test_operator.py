@@ -10,10 +10,10 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -119,7 +119,7 @@ async def _a_client_that_hangs_up_frees_its_blocks(running: Running) -> None:
     async with (
         httpx.AsyncClient(base_url=running.url, timeout=30, verify=False) as client,
         client.stream("POST", "/v1/chat/completions", json=body) as answer,
-        aclosing(answer.aiter_lines()) as lines,
+        aclosing(cast(AsyncGenerator[str], answer.aiter_lines())) as lines,
     ):
         assert await anext(lines)
         assert await asyncio.to_thread(_in_use, running)

@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from core.events.scale import SCALE_VERSION, DemandCell
 from projections.scaling.scale_settings import ScaleSettings
@@ -22,12 +23,14 @@ FOLDER = Path(__file__).parent
 SETTINGS = ScaleSettings(
     ttft_ms=400, itl_ms=12, attainment=90, min=0, max=12, down_window_s=40, startup_s=20, zero_after_s=60
 )
-RATES = (10, 40, 130, 60, 15, 0, 1)
+RATES = (10, 40, 130, 60, 15, 0, 1, 40, 60)
 """Arrivals of a period, one level after the other …"""
-LONGER = (1, 1.2, 0.9, 1.15, 0.9, 1, 2)
+LONGER = (1, 1.2, 0.9, 1.15, 0.9, 1, 2, 1, 1)
 """… whose prompts are so much longer than others …"""
-MISSED = (0, 0, 0.4, 0.3, 0, 0, 0)
+MISSED = (0, 0, 0.4, 0.3, 0, 0, 0, 1, 1)
 """… of which such a share misses the bounds of service …"""
+TTFT_MS = (400, 400, 400, 400, 400, 400, 400, 30, 60)
+"""… with that bound of the first token, which at last few or no prompts meet …"""
 LEVEL_PERIODS = 18
 """… each for so many periods."""
 
@@ -39,9 +42,10 @@ def path_of(version: int) -> Path:
 
 def lines() -> list[bytes]:
     """Events of one run: requests of several sizes, of whose prompts three quarters are cached. The fleet ends at zero,
-    and begins again."""
+    begins again, and at last meets prompts beyond its bounds."""
     random_, run = random.Random(1), PlannerRun(SETTINGS)
-    for rate, longer, missed in zip(RATES, LONGER, MISSED, strict=True):
+    for rate, longer, missed, ttft_ms in zip(RATES, LONGER, MISSED, TTFT_MS, strict=True):
+        run.settings = replace(SETTINGS, ttft_ms=ttft_ms)
         for _ in range(LEVEL_PERIODS):
             arrivals = poisson(random_, rate)
             run.period(arrivals, _sizes(arrivals, longer), missed=round(missed * arrivals))

@@ -3325,6 +3325,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "planner",
         "projections/scaling/recent_sizes.py",
         {
+            "sums-of-events-that-went": (
+                "            self._take(self._summed.popleft(), -1)",
+                "            self._summed.popleft()",
+                NO_SCALE,
+            ),
+            "sums-without-events-of-before": (
+                "for event in newest[len(self._summed) :]:",
+                "for event in []:",
+                NO_SCALE,
+            ),
             "sizes-of-any-workload": ("                break\n", "                pass\n", NO_SCALE),
             "longer-answers-are-alike": (
                 "and _is_alike(output * last[0], last[2] * count)",
@@ -3332,7 +3342,7 @@ MUTANTS: tuple[Mutant, ...] = (
                 NO_SCALE,
             ),
             "old-sizes-stay": (
-                "while self._kept[0].at_ms <= at_ms - self._window_ms and",
+                "while self._kept[0].at_ms <= first_ms and",
                 "while not self._window_ms and",
                 NO_SCALE,
             ),
@@ -3387,8 +3397,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "projections/scaling/prefill_queue_model.py",
         {
             "transfer-takes-no-time": (
-                "settings.ttft_ms * MILLI - transfer_us)",
-                "settings.ttft_ms * MILLI)",
+                "self._wait_us - transfer_us)",
+                "self._wait_us)",
+                NO_SCALE,
+            ),
+            "eased-prompts-wait-less": ("eased_us(each_us, self._bound_us, self._wait_us)", "self._bound_us", NO_SCALE),
+            "transfer-shortens-the-wait": (
+                "self._bound_us, self._wait_us)",
+                "self._bound_us, self._bound_us)",
                 NO_SCALE,
             ),
             "short-prompts-wait": ("if not each_us:", "if False:", NO_SCALE),
@@ -3516,6 +3532,19 @@ MUTANTS: tuple[Mutant, ...] = (
             "lack-raises-the-goal": ("max(0, self.surplus_bp)", "self.surplus_bp", NO_SCALE),
             "surplus-of-old-rules": (" if rules.spends_surplus else 0", "", NO_SCALE),
             "idle-fleet-as-forecast": (" and not ends", "", NO_SCALE),
+            "bounds-out-of-reach-ask-nothing": (
+                ", eased_bp=goal.most_bp)",
+                ")",
+                NO_SCALE,
+            ),
+            "goal-of-less-than-nothing": ("most_bp=max(0, below_bp)", "most_bp=below_bp", NO_SCALE),
+            "eased-bounds-alone": (
+                "return found.attainment_bp >= self.at_bp(found.rate_m) - slack_bp and eased_bp",
+                "return eased_bp",
+                NO_SCALE,
+            ),
+            "no-time-is-enough": ("not (found.eased_bp or found.attainment_bp)", "False", NO_SCALE),
+            "eased-bounds-of-old-rules": ("    if not rules.eases_bounds:\n", "    if False:\n", NO_SCALE),
             "zero-without-its-reason": ("target and not inputs.target and", "not target and", NO_SCALE),
         },
     ),
@@ -3530,6 +3559,9 @@ MUTANTS: tuple[Mutant, ...] = (
                 "        if True:\n",
                 NO_SCALE,
             ),
+            "eased-wait-without-own-prompt": ("else alone_us + wait_us", "else wait_us", NO_SCALE),
+            "steps-out-of-reach-count": (" and (in_time or not can_step)", " and in_time", NO_SCALE),
+            "steps-within-reach-are-eased": (" and (in_time or not can_step)", "", NO_SCALE),
             "caches-spread-nothing": ("if follows else number % workers", "if False else number % workers", NO_SCALE),
             "measured-step-of-one-request": ("max(1, -(-resident // self._each_tokens))", "1", NO_SCALE),
         },

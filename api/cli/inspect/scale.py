@@ -236,6 +236,11 @@ def scale_text(found: list[PlannedPeriod]) -> Text:
     newest = found[-1].decided
     if newest.candidates:
         yield ""
+        if newest.is_eased:
+            yield (
+                f"An idle worker keeps {percent_of(newest.ceiling_bp)} of requests within the bounds. "
+                "Wider ones can be met: contrail scale set ttft_ms MS, or itl_ms MS"
+            )
         yield f"The last one{fleet_text(newest)} sought {percent_of(newest.goal_bp)} of requests within the bounds:"
         yield candidates_table(newest)
 

@@ -155,13 +155,15 @@ export class Planner {
     const { decided, demand, window: before } = found;
     const per = (thousandths) => `${(thousandths / 1000).toFixed(DIGITS)}/s`;
     const share = (hundredths) => percent(hundredths / 10_000, DIGITS);
+    const eased = decided.candidates.some((each) => each.eased_bp !== undefined);
     const heads = [
       ["workers", "number"], ["at", "number", "arrivals a second for which the prediction is"], ["attained", "number"], ["first token", "number"],
       ["between tokens", "number"], ["computing prompts", "number", "share of time"], ["step", "number"],
+      ...(eased ? [["eased", "number", "with short waits, where no worker meets a bound"]] : []),
     ];
     const rows = decided.candidates.map((each) => [
       count(each.workers), per(each.rate_m), share(each.attainment_bp), share(each.first_token_bp), share(each.between_tokens_bp), share(each.prefill_bp),
-      `${(each.step_us / 1000).toFixed(1)} ms`,
+      `${(each.step_us / 1000).toFixed(1)} ms`, ...(eased ? [share(each.eased_bp)] : []),
     ]);
     renew(this.card,
       el("h3", {}, moment(decided.at_ms, this.store.dated), " ", el("span", { class: "count" }, `scale:${found.seq}`)),

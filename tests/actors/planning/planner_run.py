@@ -36,7 +36,8 @@ class PlannerRun:
         self.ready = ready
         self.foreseen: ForeseenRates | None = None
         """Answer of a library's forecaster, in each period from here on."""
-        self._settings = settings
+        self.settings = settings
+        """From the next period on."""
         self._starting: dict[int, int] = {}
         """By order, the time when the worker comes."""
         self._never = set(never)
@@ -62,7 +63,7 @@ class PlannerRun:
             self._feed(WorkerReady(start, self._starting.pop(start)))
             self.ready += 1
         demand = replace(rolled(self._periods, arrivals, cells, waiting), attained=arrivals - missed)
-        self._feed(PeriodEnded(demand, self.ready, 0, foreseen=self.foreseen))
+        self._feed(PeriodEnded(demand, self.ready, 0, settings=self.settings, foreseen=self.foreseen))
         self.fleet.append(self.ready)
 
     def quiet_period(self, quiet: QuietPeriods) -> None:
@@ -83,7 +84,7 @@ class PlannerRun:
             case RecordEvent(event):
                 self.events.append(event)
             case StartWorker(start) if start not in self._never:
-                self._starting[start] = now_ms + self._settings.startup_s * 1000
+                self._starting[start] = now_ms + self.settings.startup_s * 1000
             case CancelStart(start):
                 self.cancelled.append(start)
                 self._starting.pop(start, None)

@@ -57,6 +57,19 @@ def test_a_burst_of_short_prompts_keeps_no_prefill_worker() -> None:
     assert found.predict(1, 1_000_000, 0, 0).attainment_bp == found.ceiling_bp(0, 0) == ALL_BP
 
 
+def test_eased_bounds_leave_out_a_prompt_that_no_worker_computes_in_time() -> None:
+    """98.1 ms with a bound of 70, or behind a transfer that takes all of it: a prompt may wait for 70 ms."""
+    for transfer_us in (0, 70_000):
+        found = queue(cell(2, output=1), LOCAL, bounds=ScaleSettings(ttft_ms=70), transfer_us=transfer_us)
+        found._arrivals = found._arrivals._replace(offsets_us=[0] * 3)
+        one, two = (found.predict(workers, 4_000, 0, 0, is_eased=True) for workers in (1, 2))
+        assert (one.attainment_bp, one.eased_bp, two.attainment_bp, two.eased_bp) == (3_333, 6_666, 3_333, ALL_BP)
+        found._arrivals = found._arrivals._replace(offsets_us=[0, 0, 68], span_us=750)  # a wait of 30 ms
+        assert found.predict(1, 4_000, 0, 0, is_eased=True).eased_bp == ALL_BP
+    assert found.predict(1, 40_000, 0, 0, is_eased=True).eased_bp == 0  # no worker computes so much
+    assert found.predict(1, 4_000, 0, 0).eased_bp is None
+
+
 def test_cached_prompts_take_less() -> None:
     """A hit rate of a half instead of none: 2 000 tokens instead of 4 000, in 59.0 ms."""
     found = queue(cell(1, output=1, prompt=4_000))

@@ -15,6 +15,9 @@ from projections.scaling.queue_model import (
     SAMPLE,
     DecodeSteps,
     QueueModel,
+    Work,
+    eased_us,
+    first_tokens_us,
     interpolate,
     lanes_by_caches,
     lanes_in_turn,
@@ -51,13 +54,36 @@ def test_a_second_request_waits_for_the_first_on_one_worker_only() -> None:
     """Two requests of 98.1 ms arrive within 1 ms of each other: the later one has 200 ms on one worker."""
     demand = [rolled(1, 2)]
     hurried = 2 * 1_000_000 * 1000  # 2 requests within a microsecond
-    bounds = ScaleSettings(ttft_ms=150)
+    work = Work([98_100, 98_100], [1, 1], 196_200)
 
-    both = model(demand, bounds)._first_tokens(2, [0, 0], [98_100, 98_100], [1, 1], 6_000)
-    one = model(demand, bounds)._first_tokens(1, [0, 0], [98_100, 98_100], [1, 1], 6_000)
+    assert first_tokens_us(2, [0, 0], work, 6_000) == [104_100, 104_100]
+    assert first_tokens_us(1, [0, 0], work, 6_000) == [104_100, 208_200]
+    assert model(demand).predict(1, hurried, 0, 0).attainment_bp == 0  # no worker computes so much
 
-    assert (both, one) == ([True, True], [True, False])
-    assert model(demand, bounds).predict(1, hurried, 0, 0).attainment_bp == 0  # no worker computes so much
+
+def test_eased_bounds_leave_out_what_no_fleet_can_change() -> None:
+    """A prompt takes 98.1 ms, and a step 6 ms: by bounds below that, waits count alone. Two at once are one that waits,
+    for longer than 90 ms; with a worker each, none waits."""
+    demand = [rolled(1, 2, (cell(2, output=1),))]
+    for bounds in (ScaleSettings(ttft_ms=90), ScaleSettings(ttft_ms=90, itl_ms=5)):
+        found = model(demand, bounds)
+        found._arrivals = found._arrivals._replace(offsets_us=[0, 1])
+        one, two = (found.predict(workers, 9_000, 0, 0, is_eased=True) for workers in (1, 2))
+        assert (one.attainment_bp, one.eased_bp, two.attainment_bp, two.eased_bp) == (0, ALL_BP // 2, 0, ALL_BP)
+        assert found.predict(1, 11_000, 0, 0, is_eased=True).eased_bp == 0  # no worker computes so much
+        assert found.predict(1, 9_000, 0, 0).eased_bp is None
+    long = [rolled(1, 2)]  # whose answers other prompts interrupt
+    beyond, within = (
+        model(long, ScaleSettings(itl_ms=itl_ms)).predict(2, 9_000, 0, 0, is_eased=True) for itl_ms in (5, 6)
+    )
+    assert (beyond.between_tokens_bp, beyond.eased_bp) == (0, ALL_BP)  # no worker has such a step
+    assert (within.between_tokens_bp, within.eased_bp) == (0, 0)
+
+
+def test_a_bound_that_a_prompt_meets_alone_is_not_eased() -> None:
+    """Of two bounds, the one that no request meets is eased."""
+    assert eased_us(100, bound_us=100, wait_us=30) == 100
+    assert eased_us(101, bound_us=100, wait_us=30) == 131
 
 
 def test_other_prompts_lengthen_the_time_between_tokens() -> None:

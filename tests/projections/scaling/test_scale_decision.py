@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from core.events.scale import DemandRolled, HitRate, ScaleCandidate, ScaleDecided
+from projections.scaling.queue_model import BUSY_MAX_BP
 from projections.scaling.scale_decision import (
     BURST,
     CEILING,
@@ -82,6 +83,54 @@ def test_a_goal_beyond_reach_is_replaced_by_one_below_the_ceiling() -> None:
     assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 9_000, 9_000 - CEILING_GAIN_BP)
     assert found.target == min(each.workers for each in found.candidates if each.attainment_bp >= found.goal_bp)
     assert found.target < SETTINGS.max
+
+
+def at(found: ScaleDecided, workers: int) -> ScaleCandidate:
+    """The prediction for that number of workers, at the lowest rate."""
+    return min((each for each in found.candidates if each.workers == workers), key=lambda each: each.rate_m)
+
+
+@pytest.mark.parametrize(
+    "given", [ScaleSettings(ttft_ms=90), ScaleSettings(itl_ms=5), ScaleSettings(ttft_ms=1, itl_ms=1)]
+)
+def test_bounds_that_no_worker_meets_ask_for_what_a_fleet_can_change(given: ScaleSettings) -> None:
+    """A prompt takes 98 ms, and a step 6 ms. The fewest workers are wanted with which the other bound is met, or waits
+    are short. By earlier rules one worker reached a goal of -0.5 % at any load."""
+    base = inputs(steady(100), given, 20_000, ready=1)
+
+    found = decide_scale(base)
+    assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 0, 0)
+    assert at(found, found.required).eased_bp >= given.attainment_bp  # type: ignore[operator]
+    assert at(found, found.required - 1).eased_bp < given.attainment_bp  # type: ignore[operator]
+    assert all(each.attainment_bp == 0 for each in found.candidates)
+    assert 2 < found.required < given.max
+
+    falling = decide_scale(base._replace(target=16, is_window_full=True))
+    assert falling.required == decide_scale(inputs(steady(100), given, raised_m(20_000), ready=1)).required
+    earlier = decide_scale(base._replace(version=5))
+    assert (earlier.required, earlier.goal_bp, earlier.candidates[0].eased_bp) == (1, -CEILING_GAIN_BP, None)
+
+
+def test_a_bound_that_some_requests_meet_is_sought_for_them_too() -> None:
+    """One prompt in a hundred is short enough. Almost any fleet attains so little, and waits decide."""
+    both = (cell(1, uncached=100, prompt=100), cell(99))
+    demand = [rolled(number, 100, both) for number in range(60)]
+    found = decided(demand, ScaleSettings(ttft_ms=90), 20_000, ready=1)
+
+    assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 97, 47)  # of a sample of 1 024
+    assert at(found, found.required).eased_bp >= SETTINGS.attainment_bp  # type: ignore[operator]
+    assert at(found, found.required).attainment_bp >= found.goal_bp
+
+
+def test_workers_that_have_no_time_are_never_enough() -> None:
+    """Also for a goal of 1 %, of which a surplus and an error take more than all."""
+    base = inputs(steady(75), ScaleSettings(attainment=1, itl_ms=1_000), 15_000, ready=1)._replace(surplus_bp=10**9)
+
+    found = decide_scale(base)
+    assert found.candidates[0].prefill_bp > BUSY_MAX_BP
+    assert found.goal_bp < 0 < at(found, found.required).attainment_bp
+    assert found.required == 2
+    assert decide_scale(base._replace(version=5)).required == 1
 
 
 @pytest.mark.parametrize(
@@ -291,7 +340,9 @@ def test_hit_rates_never_fall_with_the_number_of_workers() -> None:
     output=st.integers(1, 1_000),
     rate_m=st.integers(10, 1_500),
     more=st.integers(0, 1_500),
-    attainment=st.integers(5_000, 10_000),
+    attainment=st.integers(100, 10_000),
+    ttft_ms=st.integers(1, 1_000),
+    itl_ms=st.integers(1, 50),
     ready=st.integers(0, 16),
     regretted=st.integers(0, 16),
     surplus=st.integers(-100, 500),
@@ -305,6 +356,8 @@ def test_more_demand_never_wants_fewer_workers(
     rate_m: int,
     more: int,
     attainment: int,
+    ttft_ms: int,
+    itl_ms: int,
     ready: int,
     regretted: int,
     surplus: int,
@@ -315,7 +368,7 @@ def test_more_demand_never_wants_fewer_workers(
     fleet must bear more, too."""
     both = (cell(5, uncached, output, 30_000), cell(2, uncached * 3, output * 2, 90_000))
     demand = [rolled(number, count, both) for number, count in enumerate(arrivals)]
-    sought = replace(SETTINGS, attainment=attainment / 100)
+    sought = replace(SETTINGS, ttft_ms=ttft_ms, itl_ms=itl_ms, attainment=attainment / 100)
 
     bases = (above(inputs(demand, sought, rate * 10, ready=ready), above_bp) for rate in (rate_m, rate_m + more))
     low, high = (

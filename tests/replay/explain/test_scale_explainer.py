@@ -14,7 +14,7 @@ from core.events import ScaleDecided
 from core.events.scale import SCALE_VERSION, CapacityLearned, ScaleEvent, ScaleFailed
 from core.ids import RequestId, StreamSeq
 from core.subjects import JOBS, ROUTING, SCALE
-from projections.scaling.scale_decision import BOUNDS, GOAL
+from projections.scaling.scale_decision import BOUNDS, CEILING, GOAL, MAX
 from projections.scaling.scale_settings import ScaleSettings
 from replay.explain.scale_explainer import ScaleExplainer, explain_scale
 from replay.explain.scale_explanation import DIFFERENT, EQUAL, NOT_JUDGED, ScaleExplanation
@@ -172,6 +172,20 @@ def test_every_reason_has_a_sentence(bound: str) -> None:
     it = replace(decided(demand, SETTINGS, 8_000), bound=bound)
 
     assert bound not in scale_reason(it, SETTINGS, None).split()
+
+
+@pytest.mark.parametrize(("most", "bound"), [(16, CEILING), (1, MAX)])
+def test_a_goal_out_of_reach_is_explained(most: int, bound: str) -> None:
+    """Also where the settings allow no more workers. A prompt takes 98 ms. By earlier rules nothing is eased."""
+    settings = replace(SETTINGS, ttft_ms=90, max=most)
+    it = decided([rolled(number, 100) for number in range(60)], settings, 20_000, ready=1)
+
+    assert it.bound == bound
+    told, earlier = scale_reason(it, settings, None), scale_reason(replace(it, candidates=()), settings, None)
+    within = "a fleet without any wait would serve 0.00 % of requests within the bounds, so 0.00 % was sought instead"
+    eased = "; the goal was sought by eased bounds: waits of at most 90 ms, where no worker is faster"
+    assert told.endswith(f"{within} of 95 %{eased}.")
+    assert eased not in earlier
 
 
 async def logged(found: Sequence[ScaleEvent]) -> PlannedLog:

@@ -51,6 +51,21 @@ def test_a_fleet_follows_its_demand(tmp_path: Path) -> None:
     assert 1 < figures.workers_mean < figures.workers_max
 
 
+def test_bounds_that_no_worker_meets_shrink_no_fleet(tmp_path: Path) -> None:
+    """A prompt takes 128 ms, and its bound is 60. Waits are short once the workers have started. By earlier rules one
+    worker was left, and requests waited to the end."""
+    settings = replace(SETTINGS, ttft_ms=60)
+    found, _ = planned(RISE_AND_FALL, settings, archive=tmp_path / "log")
+
+    made = [event for _, event in events(tmp_path / "log", SCALE) if isinstance(event, ScaleDecided)]
+    assert {event.ceiling_bp for event in made} == {0}
+    assert max(event.target for event in made) >= 4
+    assert made[-1].target < made[0].target + 2
+    assert not any(each.why for each in found.served)
+    late = [each.first_us - each.arrival_us for each in found.served if each.arrival_us > 45_000_000]
+    assert max(late) < 500_000
+
+
 def test_workers_join_when_they_have_started_and_leave_in_the_log(tmp_path: Path) -> None:
     """Each start-up takes the time of the settings, and every stop is an event of its own."""
     _, figures = planned(RISE_AND_FALL, archive=tmp_path / "log")

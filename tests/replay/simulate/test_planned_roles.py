@@ -78,15 +78,17 @@ def verified(log: Path) -> ScaleResult:
 
 
 def test_long_prompts_size_the_prefill_workers(tmp_path: Path) -> None:
-    """Steps of a decode worker bear them all, so decode workers stay."""
+    """Steps of a decode worker bear them all, so decode workers stay. Behind the burst one prefill worker more stays:
+    while prompts waited for slots of the decode worker, transfers took longer than the bound, and their mean still
+    does. So waits alone count, and with one worker too many are long."""
     found, figures = planned(LONG, tmp_path / "log")
 
     assert not any(each.why for each in found.served)
     prefill = [each.target for each in decisions(tmp_path / "log", PREFILL)]
-    assert (prefill[0], prefill[-1]) == (1, 1)
+    assert (prefill[0], prefill[-1]) == (1, 2)
     assert max(prefill) >= 3
     assert max(each.target for each in decisions(tmp_path / "log", DECODE)) == 1
-    assert figures.starts == figures.stops >= 2
+    assert figures.starts == figures.stops + 1 >= 3
     result = verified(tmp_path / "log")
     assert result.verified == result.decisions == 2 * result.periods > 0
     assert result.periods_verified == result.periods

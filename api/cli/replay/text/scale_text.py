@@ -39,8 +39,14 @@ def fleet_text(decided: ScaleDecided) -> str:
 
 
 def candidates_table(decided: ScaleDecided) -> Table:
-    """All predictions of a decision, in the order in which they were made."""
-    return Table(CANDIDATE_HEADS, list(map(_candidate_row, decided.candidates)), ">" * len(CANDIDATE_HEADS))
+    """All predictions of a decision, in the order in which they were made; those by eased bounds where they count."""
+    heads: tuple[str, ...] = CANDIDATE_HEADS
+    rows = list(map(_candidate_row, decided.candidates))
+    if decided.is_eased:
+        heads = (*heads, "eased")
+        eased = ["" if each.eased_bp is None else percent_of(each.eased_bp) for each in decided.candidates]
+        rows = [(*row, share) for row, share in zip(rows, eased, strict=True)]
+    return Table(heads, rows, ">" * len(heads))
 
 
 def rate_of(thousandths: int) -> str:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from api.cli.inspect.scale import PlannedPeriod, hold, scale_text
 from api.cli.options import pairs_of
 from api.cli.renderer import Table
+from api.cli.replay.text.scale_text import percent_of
 from core.errors import CallerError
 from projections.scaling.scale_settings import ScaleSettings
 from tests.api.config.test_deployment_ref import running
@@ -28,6 +29,21 @@ def test_the_newest_decision_has_its_candidates() -> None:
     assert rows.rows[0][1:5] == ("8.00", "8.00", "0", "4")
     assert (blank, sought) == ("", "The last one sought 95.00 % of requests within the bounds:")
     assert [row[0] for row in candidates.rows] == [str(each.workers) for each in found[0].decided.candidates]
+
+
+def test_bounds_out_of_reach_are_told() -> None:
+    """With the predictions by eased bounds, and what to set."""
+    demand = [rolled(number, 100) for number in range(60)]
+    found = [PlannedPeriod(decided(demand, ScaleSettings(ttft_ms=90), 20_000, ready=1), demand[-1])]
+
+    _, _, told, _, candidates = scale_text(found)
+
+    assert str(told).startswith("An idle worker keeps 0.00 % of requests within the bounds. Wider ones can be met: ")
+    assert isinstance(candidates, Table)
+    assert candidates.heads[-1] == "eased"
+    assert [row[-1] for row in candidates.rows] == [
+        percent_of(each.eased_bp or 0) for each in found[0].decided.candidates
+    ]
 
 
 def test_before_the_first_decision() -> None:
