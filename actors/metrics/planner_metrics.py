@@ -44,6 +44,12 @@ class PlannerMetrics:
             ["model", "role", "kind"],
             registry=it,
         )
+        self._attainment = Gauge(
+            "contrail_planner_attainment",
+            "Shares of requests at the last decision with predictions: the goal, and the ceiling of any fleet",
+            ["model", "role", "kind"],
+            registry=it,
+        )
         self._waiting = Gauge("contrail_planner_requests_waiting", "Requests without a worker", ["model"], registry=it)
         self._decisions = Counter(
             "contrail_planner_decisions", "Decisions by their reason", ["model", "role", "bound"], registry=it
@@ -101,6 +107,9 @@ class PlannerMetrics:
                 self._decisions.labels(model, role, event.bound).inc()
                 self._rate.labels(model, role, "arrived").set(event.rate_m / 1000)
                 self._rate.labels(model, role, "forecast").set(event.forecast.upper_m / 1000)
+                if event.candidates:
+                    self._attainment.labels(model, role, "goal").set(event.goal_bp / 10_000)
+                    self._attainment.labels(model, role, "ceiling").set(event.ceiling_bp / 10_000)
                 for state in ("target", "required", "ready", "starting", "overdue"):
                     self._workers.labels(model, role, state).set(getattr(event, state))
             case ScaleFailed():
