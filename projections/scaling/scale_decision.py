@@ -161,6 +161,8 @@ def decide_scale(inputs: ScaleInputs) -> ScaleDecided:
     candidates: Sequence[ScaleCandidate] = ()
     ceiling_bp, bound, judged = 0, GOAL, 0
     sought_bp = goal_above_bp(_attainment_bp(inputs), inputs.forecast, inputs.version)
+    if rules.eases_bounds:
+        sought_bp = max(1, sought_bp)  # less than nothing would be within reach of a ceiling of 0
     goal = Goal(sought_bp, inputs.surplus_bp if rules.spends_surplus else 0)
     if demand and not rate_m:
         required, bound = min(1, inputs.target) if rules.rests_at_zero else 1, IDLE

@@ -111,6 +111,16 @@ def test_bounds_that_no_worker_meets_ask_for_what_a_fleet_can_change(given: Scal
     assert (earlier.required, earlier.goal_bp, earlier.candidates[0].eased_bp) == (1, -CEILING_GAIN_BP, None)
 
 
+def test_a_low_goal_out_of_reach_needs_no_whole_fleet() -> None:
+    """Far above the expected demand all may miss, and a ceiling of 0 is below that, too. Some are served in time."""
+    base = above(inputs(steady(100), ScaleSettings(ttft_ms=90, attainment=30), 20_000, ready=1), 9_000)
+
+    found = decide_scale(base)
+    assert (found.bound, found.ceiling_bp, found.goal_bp) == (CEILING, 0, 0)
+    assert at(found, found.required).eased_bp > 0  # type: ignore[operator]
+    assert found.required < SETTINGS.max
+
+
 def test_a_bound_that_some_requests_meet_is_sought_for_them_too() -> None:
     """One prompt in a hundred is short enough. Almost any fleet attains so little, and waits decide."""
     both = (cell(1, uncached=100, prompt=100), cell(99))
