@@ -68,8 +68,8 @@ JUDGE_EVERY_MS = 60_000
 """Least time between two questions to a judge."""
 HIT_TOKENS_MAX = 20_000_000
 """Prompt tokens that a hit rate remembers at most: older ones fade."""
-TRANSFERS_MAX = 4096
-"""Transfers that their mean remembers at most: older ones fade."""
+TRANSFER_PERIODS = 720
+"""Periods with transfers of which the median is taken, an hour of the default ones."""
 
 
 class PeriodEnded(NamedTuple):
@@ -175,8 +175,8 @@ class Planner:
             for each in (() if known is None else known.hits)
         }
         """By ready workers: prompt tokens, and those of them that were cached."""
-        self._transfers = (0, 0)
-        """Of prefill workers: transfers that were observed, and the sum of their times in ms."""
+        self._transfers_us: deque[int] = deque(maxlen=TRANSFER_PERIODS)
+        """Of prefill workers: mean time of each period's transfers."""
         self._learned_ms = self._asked_ms = 0
         self._inputs: ScaleInputs | None = None
         """Of the decision to come, or of the last one."""
@@ -376,11 +376,8 @@ class Planner:
         demand = rolled.prefill_demand
         if demand is UNSET or self._role != PREFILL:
             return
-        count, sum_ms = self._transfers
-        count, sum_ms = count + demand.pulled, sum_ms + demand.transfer_ms
-        if count > TRANSFERS_MAX:
-            count, sum_ms = TRANSFERS_MAX, sum_ms * TRANSFERS_MAX // count
-        self._transfers = count, sum_ms
+        if demand.pulled:
+            self._transfers_us.append(demand.transfer_ms * 1000 // demand.pulled)
 
     def _learned(self, speed: CapacityLearned | None, now_ms: int) -> CapacityLearned | None:
         """The capacity with all that was observed; None if that changes nothing, or no speed is known."""
@@ -396,7 +393,9 @@ class Planner:
             HitRate(workers, cached * ALL_BP // prompt, prompt)
             for workers, (prompt, cached) in sorted(self._hits.items())
         )
-        count, transfers_ms = self._transfers
+        # In a burst prompts wait for slots of decode workers behind the transfer. No prefill worker shortens that, and
+        # in a mean it would stay long afterwards.
+        transfers_us = sorted(self._transfers_us)
         found = replace(
             known,
             startup_ms=startup_ms,
@@ -405,7 +404,7 @@ class Planner:
             starts=len(took_ms) or before.starts,
             model=before.model,
             role=before.role,
-            transfer_us=transfers_ms * 1000 // count if count else before.transfer_us,
+            transfer_us=transfers_us[(len(transfers_us) - 1) // 2] if transfers_us else before.transfer_us,
         )
         return None if self.fold.capacity == replace(found, at_ms=before.at_ms, starts=before.starts) else found
 

@@ -150,7 +150,8 @@ class CapacityLearned(EventBase, frozen=True):
     role: str | UnsetType = UNSET
     """PREFILL; left out of events on decode workers."""
     transfer_us: int | UnsetType = UNSET
-    """Of a prefill worker: mean time from its answer to the first token of a request; left out until one is known."""
+    """Of a prefill worker: time from its answer to the first token of a request, the median of its periods; left out
+    until one is known."""
 
 
 class WorkerStarting(EventBase, frozen=True):

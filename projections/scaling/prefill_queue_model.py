@@ -3,7 +3,7 @@
 Prompts wait in one queue, and the worker that is free first computes the oldest, alone. So this is a queue over recent
 demand like `QueueModel`, of the same arrivals, without decode steps.
 
-1. The bound is that of the first token, less the mean time from a prefill worker's answer to the first token.
+1. The bound is that of the first token, less the learned time from a prefill worker's answer to the first token.
 2. Requests whose prompt a decode worker computes take no time here, and count as in time. So a prediction is a
    share of all requests, as that of decode workers is, and the misses of both add up.
 3. Prompts are computed one after another: no request holds room in the cache for longer than that.

@@ -3412,6 +3412,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *_mutants(
         "roles",
+        "actors/planning/planner.py",
+        {
+            "longest-transfer-counts": ("(len(transfers_us) - 1) // 2", "-1", NO_SCALE),
+        },
+    ),
+    *_mutants(
+        "roles",
         "projections/scaling/request_demand.py",
         {"decode-workers-compute-all": ("uncached = 0 if remote else uncached", "pass", NO_SCALE)},
     ),

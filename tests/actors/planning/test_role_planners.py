@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from actors.planning.fleet_planner import FleetPeriodEnded, FleetPlanner
 from actors.planning.planner import (
     LEARN_EVERY_MS,
-    TRANSFERS_MAX,
+    TRANSFER_PERIODS,
     DrainWorker,
     PeriodEnded,
     Planner,
@@ -128,21 +128,28 @@ def test_a_successor_goes_on_with_both() -> None:
     assert not any(isinstance(event, ScaleSettingsChanged) for event in later)
 
 
-def test_transfers_are_learned_and_old_ones_fade() -> None:
-    """The mean of those that were observed, and one that is known stays where none come."""
-    planner, learned = planners(), list[int | UnsetType]()
-    per_look = LEARN_EVERY_MS // (PERIOD_S * 1000)
-    for number in range(1, 2 + per_look):
-        ended = period(number, 2 * TRANSFERS_MAX, transfer_ms=40 if number == 1 else 100)
-        learned += [
-            event.transfer_us
-            for event in events_of(planner, ended)
-            if isinstance(event, CapacityLearned) and role_of(event) == PREFILL
-        ]
+def test_the_median_transfer_is_learned_and_old_ones_fade() -> None:
+    """A burst in fewer than half of the periods changes nothing, however many prompts waited for slots of decode
+    workers, and however long. One that is known stays where none come."""
+    planner, number = planners(), 0
+    fold = planner.planners[PREFILL_KEY].fold
 
-    assert learned[:2] == [UNSET, 40_000]
-    assert isinstance(learned[-1], int)
-    assert 99_000 < learned[-1] <= 100_000
+    def learned(*periods: tuple[int, int]) -> int | UnsetType:
+        """The one known behind periods of so many requests, with the time in ms, and the look that follows them."""
+        nonlocal number
+        per_look = LEARN_EVERY_MS // (PERIOD_S * 1000)
+        for count, transfer_ms in (*periods, *((0, 0),) * per_look):
+            number += 1
+            planner.step(period(number, count, transfer_ms=transfer_ms), 0)
+        assert fold.capacity is not None
+        return fold.capacity.transfer_us
+
+    assert learned() is UNSET
+    assert learned((10, 40), (20, 1_000)) == 40_000
+    assert learned((1, 1_000)) == 1_000_000
+    assert learned(*((1, 100),) * (TRANSFER_PERIODS // 2)) == 100_000
+    assert learned(*((2, 200),) * (TRANSFER_PERIODS // 2)) == 100_000
+    assert learned((1, 200)) == 200_000
     quiet = planners().planners[PREFILL_KEY]
     quiet.fold.capacity = replace(CAPACITY, role=PREFILL, transfer_us=7, startup_ms=1)
     quiet._took_ms.append(2)

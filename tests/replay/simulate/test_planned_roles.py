@@ -79,8 +79,8 @@ def verified(log: Path) -> ScaleResult:
 
 def test_long_prompts_size_the_prefill_workers(tmp_path: Path) -> None:
     """Steps of a decode worker bear them all, so decode workers stay. Behind the burst one prefill worker more stays:
-    while prompts waited for slots of the decode worker, transfers took longer than the bound, and their mean still
-    does. So waits alone count, and with one worker too many are long."""
+    with one, which prompts keep busy for half of the time, too many of them would wait. Transfers that waited for slots
+    of the decode worker in the burst took seconds. In a quiet period they take 25 ms, and the known one stays there."""
     found, figures = planned(LONG, tmp_path / "log")
 
     assert not any(each.why for each in found.served)
@@ -89,6 +89,12 @@ def test_long_prompts_size_the_prefill_workers(tmp_path: Path) -> None:
     assert max(prefill) >= 3
     assert max(each.target for each in decisions(tmp_path / "log", DECODE)) == 1
     assert figures.starts == figures.stops + 1 >= 3
+    learned = [
+        event for message in messages(tmp_path / "log") for event in message if isinstance(event, CapacityLearned)
+    ]
+    transfers_us = [event.transfer_us for event in learned if isinstance(event.transfer_us, int)]
+    assert all(20_000 < each < 30_000 for each in transfers_us)
+    assert len(transfers_us) == 3
     result = verified(tmp_path / "log")
     assert result.verified == result.decisions == 2 * result.periods > 0
     assert result.periods_verified == result.periods
