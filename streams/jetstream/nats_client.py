@@ -98,6 +98,8 @@ CHECK_EVERY_S = 0.5
 PING_INTERVAL_S = 5
 PINGS_OUTSTANDING_MAX = 2
 """A connection that is silent for this many pings is lost."""
+CANCEL_AGAIN_S = 0.5
+"""A task that goes on behind a cancellation is cancelled again after so long."""
 REQUEST_TIMEOUT_S = 2.0
 SWEEP_EVERY_S = 0.25
 """Period of the check for requests past their time; one timer for all, while there are any."""
@@ -169,8 +171,7 @@ class NatsClient:
     async def close(self) -> None:
         """Disconnected; every later call raises Unavailable."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await _ended(self._keeper)
         await self._nc.close()
         await _finish_closing(self._nc)
         self._fail_waiting()
@@ -357,6 +358,18 @@ class NatsClient:
                     refused = str(error)
                     logger.error("cannot connect again: %s", error)  # noqa: TRY400 - the text says it all
                 await asyncio.sleep(RECONNECT_WAIT_S)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """The task is done, cancelled as often as it takes.
+
+    The library waits by `asyncio.wait_for`. In Python 3.11 that loses a cancellation which comes together with what it
+    waits for.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _finish_closing(client: Client) -> None:
