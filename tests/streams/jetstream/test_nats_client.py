@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from streams.embedded.embedded_nats import EmbeddedNats
 from streams.jetstream.nats_client import NatsClient
 
 
-async def test_a_close_together_with_a_connection_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedNats]:
+    """A private NATS, to be killed."""
+    it = EmbeddedNats(tmp_path / "nats")
+    await it.start()
+    yield it
+    await it.stop()
+
+
+async def test_a_close_together_with_a_connection_ends(server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library waits for answers by `asyncio.wait_for`. In Python 3.11 that loses a cancellation that comes with
     the answer. So a client that was closed in this moment kept its connection, and its close never ended."""
-    server = EmbeddedNats(tmp_path / "nats")
-    await server.start()
     client = NatsClient([server.url], server.credentials, "test")
     await client.open()
     connects, answered = asyncio.Event(), asyncio.get_running_loop().create_future()
@@ -36,4 +44,3 @@ async def test_a_close_together_with_a_connection_ends(tmp_path: Path, monkeypat
     async with asyncio.timeout(10):
         await client.close()
     assert not client.connected
-    await server.stop()
