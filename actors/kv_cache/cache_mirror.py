@@ -235,8 +235,8 @@ class NamedBlock(NamedTuple):
 class CacheMirror:
     """The blocks that requests can reach in one engine's cache, in step with its events.
 
-    Memory is that of the engine's blocks: some 500 bytes each. A plain chain costs 3 to 4 us per
-    block, stored or removed.
+    Memory is that of the engine's blocks: some 500 bytes each. A plain chain costs 3 to 4 us per block, stored or
+    removed.
     """
 
     def __init__(self, block_size: int, seed: int, *, notes_names: bool = False) -> None:

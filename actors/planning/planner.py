@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
+from statistics import median_low
 from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
@@ -374,9 +375,7 @@ class Planner:
 
     def _note_transfers(self, rolled: DemandRolled) -> None:
         demand = rolled.prefill_demand
-        if demand is UNSET or self._role != PREFILL:
-            return
-        if demand.pulled:
+        if demand is not UNSET and self._role == PREFILL and demand.pulled:
             self._transfers_us.append(demand.transfer_ms * 1000 // demand.pulled)
 
     def _learned(self, speed: CapacityLearned | None, now_ms: int) -> CapacityLearned | None:
@@ -395,7 +394,7 @@ class Planner:
         )
         # In a burst prompts wait for slots of decode workers behind the transfer. No prefill worker shortens that, and
         # in a mean it would stay long afterwards.
-        transfers_us = sorted(self._transfers_us)
+        transfer_us = median_low(self._transfers_us) if self._transfers_us else before.transfer_us
         found = replace(
             known,
             startup_ms=startup_ms,
@@ -404,7 +403,7 @@ class Planner:
             starts=len(took_ms) or before.starts,
             model=before.model,
             role=before.role,
-            transfer_us=transfers_us[(len(transfers_us) - 1) // 2] if transfers_us else before.transfer_us,
+            transfer_us=transfer_us,
         )
         return None if self.fold.capacity == replace(found, at_ms=before.at_ms, starts=before.starts) else found
 

@@ -3414,7 +3414,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "roles",
         "actors/planning/planner.py",
         {
-            "longest-transfer-counts": ("(len(transfers_us) - 1) // 2", "-1", NO_SCALE),
+            "longest-transfer-counts": ("median_low(self", "max(self", NO_SCALE),
         },
     ),
     *_mutants(
